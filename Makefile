@@ -109,8 +109,9 @@ sharded: $(STAMP) ## the suites' cases with state that the replicas divide, on J
 in-scope: $(STAMP) ## the suites' cases with everything inside `with strategy.scope():` (20 minutes)
 	KERASDIST_IN_SCOPE=all $(PYTEST) -q tests/in_scope
 
-gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU
-	$(BIN)/python -m tests.accelerators.on_gpu
+PARTS ?= *
+gpu: ## what this machine's accelerators can show, with the frameworks of $(PYTHON); PARTS='torch.1.* jax.1.speed'
+	$(PYTHON) -m tests.accelerators.on_gpu --only $(PARTS:%='%')
 
 ahead-of-time: $(STAMP) ## `fit` compiled for 8 to 4,096 H100 and for TPUs, with neither (three minutes)
 	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q tests/ahead_of_time

@@ -4,13 +4,14 @@
 
 Each part runs in a process of its own, under a limit, and gives one line of JSON; none stops the
 others. `--device cpu` runs all of it anywhere. The exit status is 1 if a part failed. A backend
-that sees no GPU is left out, and a line says so. `smoke/` has the parts.
+that is missing or sees no GPU is left out, and a line says so. `smoke/` has the parts.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib.util
 import json
 import os
 import subprocess
@@ -47,7 +48,7 @@ def attempt(part: Callable[[str], Figures], device: str) -> dict[str, Any]:
     return {**found, "seconds": round(time.perf_counter() - begin, 1)}
 
 
-def _names(backend: str, patterns: Sequence[str]) -> list[str]:
+def names(backend: str, patterns: Sequence[str]) -> list[str]:
     known = parts(backend)
     return [one for one in known if any(fnmatch.fnmatch(one, pattern) for pattern in patterns)]
 
@@ -86,18 +87,27 @@ def _child(backend: str, part: str, device: str) -> None:
     os._exit(0)  # whatever a part has left behind shall not keep us from ending
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
+    made.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    made.add_argument("--parts", nargs="+", default=["*"], help="names, or patterns with *")
+    return made
+
+
 def main() -> int:
     """Prints one line of JSON a part."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    parser.add_argument("--parts", nargs="+", default=["*"], help="names, or patterns with *")
-    options = parser.parse_args()
+    options = parser().parse_args()
     failed = False
     for backend in options.backends:
-        if not (names := _names(backend, options.parts)):
-            parser.error(f"Expected parts of {list(parts(backend))}. Received: {options.parts}.")
-        for name in ["device", *(name for name in names if name != "device")]:
+        if importlib.util.find_spec(backend) is None:
+            skipped = {"ok": True, "skipped": f"{backend} is not installed: nothing ran"}
+            print(json.dumps({"backend": backend, "part": "device", **skipped}), flush=True)
+            continue
+        if not (chosen := names(backend, options.parts)):
+            parser().error(f"Expected parts of {list(parts(backend))}. Received: {options.parts}.")
+        for name in ["device", *(name for name in chosen if name != "device")]:
             line = _in_a_process(backend, name, options.device)
             print(json.dumps({"backend": backend, "part": name, **line}), flush=True)
             if "skipped" in line:

@@ -40,7 +40,11 @@ def is_wanted(model: Any) -> bool:
         _log.debug("%s: not checked: batch_norm='per_replica' is not one device's.", model.name)
         return False
     if replicas.divides_state and sum(math.prod(one.shape) for one in model.weights) > MOST_WHOLE:
-        _log.debug("%s: not checked: too large to be whole on each worker.", model.name)
+        _log.info(
+            "%s: the first step is not compared with one device: workers that divide so large a "
+            "model may have no room for all of it.",
+            model.name,
+        )
         return False
     return True
 

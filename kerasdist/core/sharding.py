@@ -13,6 +13,9 @@ Divided = Literal["optimizer", "full"]
 
 DEFAULT_MIN_SIZE = 2**16
 
+GROUP_BYTES = 25 * 2**20
+"""How large a group of small layers' weights becomes on PyTorch: as a bucket of gradients."""
+
 
 @final
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import final
 from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.core.sharding import Divided, Sharding
 from kerasdist.errors import BackendError, InputError
+from kerasdist.plan.groups import planned_groups
 from kerasdist.plan.hardware import Chip, parse_target
 
 # What libraries say about GPUs, TPUs and hosts that they do not find here.
@@ -83,12 +84,14 @@ def run(options: PlanOptions) -> bool:
     examples = planning.examples_of(
         ahead_of_time.examples_in(step.batch), target, options.batch_per_device
     )
+    sharding = script.sharding_of(step.model)
     subject = planning.Subject(
         script=options.script,
         strategy=step.strategy,
         parameters=step.model.count_params(),
         examples=step.examples,
-        sharding=_name_of(script.sharding_of(step.model)),
+        sharding=_name_of(sharding),
+        groups=planned_groups(step.model, sharding, target),
     )
     plan = planning.make_plan(
         subject,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from kerasdist.errors import InputError
+from kerasdist.plan.groups import WeightGroups
 from kerasdist.plan.hardware import Chip, Target, group_of
 from kerasdist.plan.hlo import Collective
 
@@ -236,6 +237,7 @@ class Subject:
         examples: How many examples the script's data have, None if not known.
         sharding: What the replicas divide among them: ``"optimizer"``, ``"full"`` or
             ``"LayoutMap"``; None: nothing.
+        groups: The groups in which PyTorch's workers gather the weights; None: they do not.
     """
 
     script: str
@@ -243,6 +245,7 @@ class Subject:
     parameters: int
     examples: int | None = None
     sharding: str | None = None
+    groups: WeightGroups | None = None
 
 
 @final
@@ -290,6 +293,14 @@ class Plan:
     def fits(self) -> bool:
         """Whether the step fits the memory of a device."""
         return fits(self.compiled, self.target)
+
+    @property
+    def torch_step(self) -> StepTime | None:
+        """The time of the step on PyTorch's workers, None if these gather nothing."""
+        groups = self.subject.groups
+        if groups is None:
+            return None
+        return step_time(self.compiled.work, groups.collectives(), self.target, self.measured)
 
 
 def fits(compiled: Compilation, target: Target) -> bool:

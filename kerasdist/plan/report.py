@@ -41,6 +41,7 @@ def show(plan: Plan, console: Console | None = None) -> None:
     _show_memory(plan, console)
     if plan.compiled.refused is None:
         _show_work(plan, console)
+        _show_torch(plan, console)
         _show_scaling(plan, console)
     for source in target.chip.sources:
         console.print(source, style="dim", markup=False, highlight=False)
@@ -105,6 +106,21 @@ def _show_work(plan: Plan, console: Console) -> None:
     )
 
 
+def _show_torch(plan: Plan, console: Console) -> None:
+    groups, step = plan.subject.groups, plan.torch_step
+    if groups is None or step is None:
+        return
+    console.print(
+        f"On PyTorch workers gather the weights in {len(groups.sizes)} groups: "
+        f"{len(groups.collectives())} collectives, {size(_bytes(groups.collectives()))}. Each "
+        f"keeps {size(groups.held)} of variables and gradients, and at most "
+        f"{size(groups.gathered)} of gathered weights. A step takes at least "
+        f"{milliseconds(step.total)}, {milliseconds(step.own + step.network)} if nothing overlaps, "
+        f"where a device computes as here.",
+        markup=False,
+    )
+
+
 def _show_scaling(plan: Plan, console: Console) -> None:
     title = f"Weak scaling: {plan.compiled.batch:,} examples on each device"
     headings = ("devices", "step", "examples/s", "efficiency", "if nothing overlaps", "limit")
@@ -145,6 +161,7 @@ def as_json(plan: Plan) -> str:
         "collectives": [asdict(each) for each in compiled.collectives],
         "step": _step(plan.step, plan) if compiled.refused is None else None,
         "scaling": [_step(each, plan) for each in plan.scaling] if not compiled.refused else [],
+        "torch_step": None if plan.torch_step is None else _step(plan.torch_step, plan),
         "sources": list(target.chip.sources),
     }
     return json.dumps(facts, indent=2)

@@ -1,5 +1,6 @@
 """A machine with the GPUs that a test says. In this process Keras runs on NumPy."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 os.environ["KERAS_BACKEND"] = "numpy"
 
+GPU_SMOKE = Path(__file__).parents[2] / "benchmarks" / "gpu_smoke.py"
 FAKE_NVML = Path(__file__).parent / "fake_nvml"
 
 
@@ -29,3 +31,16 @@ def machine_with(monkeypatch):
 
     yield give
     sys.modules.pop("pynvml", None)
+
+
+@pytest.fixture(scope="module")
+def gpu_smoke():
+    path, modules = sys.path[:], set(sys.modules)
+    spec = importlib.util.spec_from_file_location("gpu_smoke", GPU_SMOKE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.partition(".")[0] in ("smoke", "alternating", "networks"):
+            del sys.modules[name]

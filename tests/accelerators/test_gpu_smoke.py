@@ -1,31 +1,15 @@
 """`benchmarks/gpu_smoke.py` on a CPU: one line of JSON a part, and none stops the others."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 
 import pytest
 
-from tests.accelerators import on_gpu
 from tests.conformance import registry
-from tests.environment import CPU_DEVICES, values
 from tests.fresh import ROOT, run_python
 
 SCRIPT = ROOT / "benchmarks" / "gpu_smoke.py"
-
-
-@pytest.fixture(scope="module")
-def gpu_smoke():
-    path, modules = sys.path[:], set(sys.modules)
-    spec = importlib.util.spec_from_file_location("gpu_smoke", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.partition(".")[0] in ("smoke", "alternating", "networks"):
-            del sys.modules[name]
 
 
 def test_a_part_gives_one_line_of_json():
@@ -73,17 +57,6 @@ def test_numbers_that_differ_fail(gpu_smoke):
     for other in (2.1, float("nan")):
         with pytest.raises(AssertionError, match="differences up to"):
             difference({"loss": 2.0}, {"loss": other}, 1e-5)
-
-
-def test_without_a_gpu_a_line_says_that_nothing_ran(monkeypatch, capsys):
-    for name, value in values(CPU_DEVICES).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(on_gpu, "BACKENDS", ("torch",))
-    assert on_gpu.main() == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "torch: torch sees no GPU: nothing ran",
-        "No backend sees a GPU on this machine: nothing was run.",
-    ]
 
 
 def test_on_one_device_cases_run_on_one_replica():

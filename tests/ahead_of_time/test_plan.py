@@ -78,3 +78,20 @@ def test_the_scaling_begins_with_one_device(plan):
     assert plan["scaling"][0]["efficiency"] == 1
     assert all(0 < each["efficiency"] <= 1 for each in plan["scaling"])
     assert plan["step"] == plan["scaling"][1]
+
+
+@pytest.mark.timeout(300)
+def test_full_sharding_on_gpus_is_planned_for_pytorch_too(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("== 4", "== 8").replace("256", "2048"))
+    command = ["kerasdist", "plan", "train.py", "--devices", "8xh100", "--sharding", "full"]
+    command += ["--json", "--no-largest-batch", "--", "--epochs", "3"]
+    plan = json.loads(run_with_compilers(command, tmp_path))
+    first = 64 * 2048  # of at least 65,536 elements; the others stay whole
+    whole = 2048 + 2048 * 8 + 8
+    groups = plan["groups"]
+    assert (groups["sizes"], groups["whole"]) == ([4 * first], 4 * whole)
+    # Weights, gradients and Adam's moments, and some numbers.
+    assert 0 <= groups["held"] - 4 * 4 * (first // 8 + whole) <= 64
+    assert plan["step"]["own"] == plan["torch_step"]["own"]
+    # It is gathered once, as the backward pass still has it, and nothing hides that.
+    assert plan["torch_step"]["exposed"] == plan["torch_step"]["network"] > 0

@@ -28,22 +28,22 @@ def warned(model, batch, **options):
 
 
 @contextlib.contextmanager
-def checked():
-    """What the check did, by its debug lines: a check that is left out is silent, too."""
+def checked(level=logging.DEBUG):
+    """What the check did, by its lines of a level and above: one that finds nothing is at DEBUG."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(
         "compared" if " equals " in record.getMessage() else record.getMessage()
     )
     logger = logging.getLogger("kerasdist")
-    level = logger.level
-    logger.setLevel(logging.DEBUG)
+    before = logger.level
+    logger.setLevel(level)
     logger.addHandler(handler)
     try:
         yield lines
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 def example_case(build, repaired: bool):
@@ -311,15 +311,15 @@ def little_memory(lab):
 
     DEFECTS 18.
     """
-    for free, expected in (
-        (10_000_000, "compared"),
-        (1_000, "not compared with one device: copies"),
+    for free, level, expected in (
+        (10_000_000, logging.DEBUG, "compared"),
+        (1_000, logging.INFO, "not compared with one device: copies"),
     ):
         fresh()
         with lab.strategy().scope():
             model = residual()
         with (
-            checked() as checks,
+            checked(level) as checks,
             mock.patch.object(type(model.replica_set), "free_bytes", return_value=free),
         ):
             said = warned(model, regression(11))
@@ -338,6 +338,6 @@ def little_memory(lab):
     with lab.strategy().scope():
         model = network(loss=loss)
     model.run_eagerly = True
-    with checked() as checks:
+    with checked(logging.INFO) as checks:
         warned(model, regression(11))
     lab.check(len(checks) == 1 and "for lack of memory: no room" in checks[0], checks)

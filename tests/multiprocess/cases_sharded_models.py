@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 
+from kerasdist.plan.groups import weight_groups
 from tests.conformance.actions import fit, predict
 from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
@@ -111,6 +112,12 @@ def gathered_by_groups(lab):
     lab.equal(layers + layers - 1 - 1, order.count("gather"))
     lab.equal(layers, order.count("scatter"))
     lab.equal(1, order.count("sum"))  # of the flags that say which gradients there are
+    # `kerasdist plan` says the same, but for the first layer's input, of which it does not know.
+    planned = weight_groups(model, kd.Sharding("full", 1), lab.replicas, limit=8)
+    lab.equal((4 * (width * width + width),) * layers, tuple(planned.sizes))
+    kinds = [one.kind for one in planned.collectives()]
+    lab.equal(order.count("gather") + 1, kinds.count("all-gather"))
+    lab.equal(order.count("scatter"), kinds.count("reduce-scatter"))
     # As a layer computes, the next one's gather has started; as the last one does, that of the
     # backward pass.
     lab.equal([3, 4, 5, 6], seen)

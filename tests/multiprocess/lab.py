@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.conformance.lab import Lab, Outcome, PlainOutcomes, plain_values
 from tests.conformance.lazy import kd
-from tests.conformance.registry import Case, Item
+from tests.conformance.registry import KIND, Case, Item
 from tests.multiprocess.layouts import Layout
 
 
@@ -61,12 +61,11 @@ class WorkersLab(Lab):
     def strategy(self, **options):
         if not options:
             return self._main
-        # A case before may have asked for more devices.
-        devices = [f"cpu:{index}" for index in range(self._layout.devices)]
         sharding = self._main.replica_set.options.sharding
-        return kd.MultiWorkerMirroredStrategy(
-            **{"devices": devices, "sharding": sharding, **options}
-        )
+        given: dict[str, Any] = {"sharding": sharding}
+        if KIND == "cpu":  # a case before may have asked for more devices
+            given["devices"] = [f"cpu:{index}" for index in range(self._layout.devices)]
+        return kd.MultiWorkerMirroredStrategy(**given | options)
 
     def with_replicas(self, replicas: int) -> "WorkersLab":
         """The same lab: the number of workers is what it is."""

@@ -23,7 +23,8 @@ def main(backend: str, layout: Layout, keys: list[str]):
         lines.write(json.dumps(line) + "\n")
         lines.flush()
 
-    os.environ["KERASDIST_CPU_DEVICES"] = str(layout.devices)
+    if registry.KIND == "cpu":  # else each has its own accelerator
+        os.environ["KERASDIST_CPU_DEVICES"] = str(layout.devices)
     faulthandler.dump_traceback_later(900, exit=True)
     import kerasdist as kd
 

@@ -1,6 +1,4 @@
-"""The formulas, where the answer is known, and against published scaling."""
-
-import dataclasses
+"""The formulas, where the answer is known."""
 
 import pytest
 
@@ -13,11 +11,6 @@ NOTHING = Work({}, 0.0)
 
 def total(size, overlap=0.0):
     return Collective("all-reduce", int(size), 0, overlap)
-
-
-def without_latency(chip, **changes):
-    none = {"base_latency": 0.0, "link_latency": 0.0, "network_latency": 0.0}
-    return dataclasses.replace(chip, **none, **changes)
 
 
 class TestCollectives:
@@ -107,69 +100,3 @@ class TestSteps:
     def test_a_measured_step_replaces_the_roofline(self):
         step = step_time(Work({"bfloat16": 1e12}, 1e9), [], parse_target("h100"), measured=0.5)
         assert step.total == 0.5
-
-
-class TestPublishedScaling:
-    """What others measured; our figures leave out the input pipeline and all that is not a sum."""
-
-    @pytest.mark.parametrize(
-        ("alone", "eight"),
-        [
-            pytest.param(938, 7248, id="PyTorch, TF32"),
-            pytest.param(1022, 8001, id="MXNet, TF32"),
-            pytest.param(2180, 16925, id="MXNet, mixed precision"),
-        ],
-    )
-    def test_resnet50_on_8_a100(self, alone, eight):
-        """NVIDIA, DeepLearningExamples, ResNet50 v1.5: images/s of one and of eight A100 80 GB.
-
-        Gradients are float32 in mixed precision too.
-        """
-        sums = [total(4 * 25.6e6)]
-        step = step_time(NOTHING, sums, parse_target("8xa100"), measured=256 / alone)
-        assert step.efficiency_without_overlap == pytest.approx(eight / (8 * alone), abs=0.035)
-
-    def test_resnet50_on_256_p100(self):
-        """Goyal et al. 2017 (arXiv:1706.02677): about 90 % from 8 to 256 GPUs, 50 Gbit/s each 8.
-
-        90 epochs in batches of 256 took 8 GPUs 29 hours, which is 0.232 s a step.
-        """
-        gpu = without_latency(CHIPS["a100"], link_rate=20e9, network_rate=50e9 / 8 / 8)
-        alone, many = (
-            step_time(NOTHING, [total(4 * 25.6e6)], group_of(gpu, n), measured=0.232)
-            for n in (8, 256)
-        )
-        without_overlap = (alone.own + alone.network) / (many.own + many.network)
-        assert without_overlap == pytest.approx(0.9, abs=0.03)
-
-    @pytest.mark.parametrize(
-        ("examples", "measured"), [(32, (0.814, 0.800)), (64, (0.913, 0.899)), (96, (0.942, 0.929))]
-    )
-    def test_bert_on_32_v100(self, examples, measured):
-        """Issue 31.6: OneFlow, DLPerf: BERT-base in float32 on machines of 8 with 100 Gbit/s each.
-
-        That is a quarter of the network of the table. One GPU does 145.2 to 149.8 sequences/s.
-        """
-        alone = examples / (145.2 if examples == 32 else 149.8)
-        sums = [total(4 * 110e6)]
-        for machines, reached in zip((2, 4), measured, strict=True):
-            target = parse_target(f"{machines}x8xv100").with_network(0.25)
-            step = step_time(NOTHING, sums, target, measured=alone)
-            assert step.efficiency_without_overlap == pytest.approx(reached, abs=0.05)
-            assert "network: 25% of its rate" in target.chip.sources[-1]
-
-    def test_llama_8b_with_sharded_weights_on_128_h100(self):
-        """Issue 31.6: torchtitan, FSDP2: 5,762 tokens/s a GPU on 8, 5,605 on 128; 16,384 a step.
-
-        Weights are gathered in bfloat16, forward and backward, gradients scattered in float32.
-        """
-        gathered, scattered = (
-            Collective(kind, int(size * 8.03e9), 0, 0.0)
-            for kind, size in (("all-gather", 2), ("reduce-scatter", 4))
-        )
-        few, many = (
-            step_time(NOTHING, [gathered, gathered, scattered], parse_target(n), 16384 / 5762)
-            for n in ("8xh100", "16x8xh100")
-        )
-        ratio = (few.own + few.network) / (many.own + many.network)
-        assert ratio == pytest.approx(5605 / 5762, abs=0.03)

@@ -23,7 +23,7 @@ from kerasdist.agreement.results import checksum_of, unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.core.ownership import VariableTable
-from kerasdist.core.sharding import HeldShard, Region
+from kerasdist.core.sharding import GROUP_BYTES, HeldShard, Region
 from kerasdist.job.job import current_job
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ _shards: VariableTable[Shard] = VariableTable()
 
 NONE_SHARDED: Mapping[int, Shard] = {}
 """No variable is sharded."""
-
-# How large a group of small layers' weights becomes: as a bucket of gradients.
-_GROUP_BYTES = 25 * 2**20
 
 
 @final
@@ -116,7 +113,7 @@ class WeightGroup:
 
     def accepts(self, variable: keras.Variable) -> bool:
         """Returns whether a new weight shall join: one of the same layer, or a small one."""
-        part, limit = self._part, self._group.bytes_per_pack or _GROUP_BYTES
+        part, limit = self._part, self._group.bytes_per_pack or GROUP_BYTES
         stored = keras_compat.stored_value(variable)
         if not self.is_open or (stored.dtype, stored.device) != (part.dtype, part.device):
             return False
