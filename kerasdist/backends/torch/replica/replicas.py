@@ -283,7 +283,7 @@ class LocalReplicas:
         rules = replica_set.shard_rules
         in_trial = keras_compat.trial() is not None  # which sees whole weights
         self._weights = None if rules is None or in_trial else rules.weights
-        self._draws = StepDraws(replica_set.num_replicas)
+        self._draws = StepDraws(replica_set.local_replicas)
         self._pool: ThreadPool | None = None
         if len(devices) > 1:
             self._pool = ThreadPool(len(devices), timeout=replica_set.timeout)
@@ -347,6 +347,7 @@ class LocalReplicas:
         finally:
             if generator is None:
                 keras_compat.set_global_seed_generator(first_draw.generator)
+        self._draws.end()
         rules.end(scopes)
         for scope in scopes:
             scope.end()
