@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import operator
 import os
+from typing import Literal
 
 from kerasdist.errors import DeviceError
 
 CPU_DEVICES_VARIABLE = "KERASDIST_CPU_DEVICES"
+
+Draws = Literal["replica", "global"]
+
+_draws: Draws = "replica"
 
 
 def set_logical_cpu_devices(count: int) -> None:
@@ -49,3 +54,39 @@ def apply_cpu_devices_variable() -> None:
             f"Received: {CPU_DEVICES_VARIABLE}={text!r}"
         )
     set_logical_cpu_devices(int(text))
+
+
+def set_draws(draws: Draws) -> None:
+    """Says whether dropout and noise in `fit` depend on the number of replicas.
+
+    On JAX they do not. On TensorFlow and PyTorch each replica draws numbers of its own by default,
+    ``"replica"``, as with `tf.distribute`: a run is reproducible, but drops other units than one
+    device, or than another number of replicas. With ``"global"`` each replica draws for the whole
+    global batch and keeps its own rows, so that the run has the numbers of one device. It costs
+    drawing for the whole batch on each replica.
+
+    It concerns `keras.random.normal`, `uniform`, `truncated_normal`, `randint`, `categorical` and
+    `dropout`, and the layers that use them, in `fit`, `evaluate` and `predict`. Other draws,
+    and those in `Strategy.run`, stay the replica's own.
+
+    All workers must call it with the same value, before the first step.
+
+    Example::
+
+        kd.config.set_draws("global")
+
+    Args:
+        draws: ``"replica"`` or ``"global"``.
+
+    Raises:
+        ValueError: If `draws` is neither.
+    """
+    global _draws
+    if draws not in ("replica", "global"):
+        raise ValueError(f"Expected draws to be 'replica' or 'global'. Received: draws={draws!r}")
+    _draws = draws
+
+
+def draws() -> Draws:
+    """Returns what `set_draws` has set."""
+    return _draws

@@ -20,6 +20,7 @@ from typing import Any, final
 import keras
 from keras import metrics
 from keras.src import backend
+from keras.src import ops as all_ops
 from keras.src.layers.layer import Layer
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
@@ -119,7 +120,12 @@ PATCHES: tuple[Patch, ...] = (
     _row("check_finite", LossScaleOptimizer, "check_finite", "torch: on all workers"),
     # Random numbers.
     _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
-    _row("draw", (backend, _FRAMEWORK), "random", "TensorFlow: a trial repeats draws"),
+    _row(
+        "draw draw_rows",
+        (backend, _FRAMEWORK, all_ops),
+        "random",
+        "TensorFlow: a trial repeats draws; a replica has its rows of one device's draws",
+    ),
     _row("dropout", backend, "random.dropout", "torch: a replica's own draws"),
     # On torch: code that goes backward, and torch's own modules.
     _row("remat", backend, "core.remat", "it is in its replica again"),
@@ -179,6 +185,8 @@ def install(**functions: Function) -> None:
 def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Function]) -> None:
     *outer, name = path.split(".")
     owner = attrgetter(".".join(outer))(owner) if outer else owner
+    while isinstance(owner, _Functions):
+        owner = owner.module
     now = inspect.getattr_static(owner, name)
     is_property = isinstance(now, property)
     if isinstance(now, ModuleType):
@@ -210,10 +218,10 @@ class _Functions(ModuleType):
 
     def __init__(self, module: ModuleType, function: Function) -> None:
         super().__init__(module.__name__, module.__doc__)
-        self._module, self._function = module, function
+        self.module, self._function = module, function
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._module, name)
+        found = getattr(self.module, name)
         if getattr(found, "__module__", None) != self.__name__:  # it has come from elsewhere
             return found
 

@@ -68,6 +68,7 @@ def install() -> None:
         batch_norm_called=batch_norm.called,
         batch_moments=batch_norm.moments,
         draw_seed=randomness.draw_seed,
+        draw_rows=randomness.draw_rows,
         add_loss=layer_losses.add_loss,
         losses=layer_losses.losses,
         clear_losses=layer_losses.clear_losses,

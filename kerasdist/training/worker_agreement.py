@@ -14,6 +14,7 @@ from kerasdist.agreement import description, models
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
+from kerasdist.config import draws
 from kerasdist.job.job import Job
 from kerasdist.training import randomness
 from kerasdist.training.binding import Binding
@@ -117,7 +118,7 @@ def _agree(
 
 def _settings() -> dict[str, Any]:
     config = keras.config
-    own = {"epsilon": config.epsilon(), "floatx": config.floatx()}
+    own = {"epsilon": config.epsilon(), "floatx": config.floatx(), "draws": draws()}
     return {**own, **registry.current().settings()}
 
 

@@ -1,14 +1,19 @@
 """Random draws: by the seed, different by replica, equal to one device on JAX (trap 5)."""
 
+import contextlib
+
 import numpy as np
 
 from tests.conformance.actions import fit
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
-OWN_DRAWS = "each replica draws its own: repeatable by the seed, not one device's draws"
+OWN_DRAWS = (
+    "each replica draws its own, repeatable by the seed; one device's draws after "
+    '`kd.config.set_draws("global")`'
+)
 BY_REPLICA = dict.fromkeys(("tensorflow", "torch"), OWN_DRAWS)
 
 
@@ -40,8 +45,19 @@ def always_dropping(width=32):
     return keras.Sequential([keras.Input((width,)), Drop()])
 
 
+@contextlib.contextmanager
+def draws_for_the_global_batch():
+    kd.config.set_draws("global")
+    try:
+        yield
+    finally:
+        kd.config.set_draws("replica")
+
+
 def as_one_device_or_by_the_seed(lab, build, *actions):
-    """On JAX one device's draws; on the others the same again, bit by bit but for sums' order."""
+    """One device's draws; by default so on JAX alone, and the same again on the others."""
+    with draws_for_the_global_batch():
+        lab.same(build, *actions)
     if lab.backend == "jax":
         lab.same(build, *actions)
         return
@@ -76,6 +92,8 @@ def rematerialized_dropout(lab):
         for mode in (None, "full")
     )
     lab.equal(kept.parts(True), again.parts(True))
+    with draws_for_the_global_batch():
+        lab.same(lambda: build("full"), *actions)
 
 
 @case("random draws", limitation=BY_REPLICA)

@@ -17,7 +17,7 @@ from typing import Any, final
 import keras
 import torch
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.torch.fit import graph_ops
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.backends.torch.workers.process_group import Group
@@ -48,41 +48,48 @@ class StepDraws:
     """The generators from which this process's replicas draw in a step on the CPU.
 
     The first of them to draw in a step seeds all of them, by one draw from torch's own generator.
-    So ``keras.utils.set_random_seed`` determines the draws of all replicas.
+    So ``keras.utils.set_random_seed`` determines the draws of all replicas. If each draws for the
+    global batch (`kerasdist.config.set_draws`), they go on from torch's own, and it from them.
     """
 
     def __init__(self, ranks: range) -> None:
-        self._seed: int | None = None
+        self._first: dict[int, torch.Tensor] | None = None
         self._generators = {rank: torch.Generator() for rank in ranks}
 
     def begin(self) -> None:
         """Starts a step, in which no replica has drawn yet."""
-        self._seed = None
+        self._first = None
+
+    def end(self) -> None:
+        """Ends a step."""
+        if self._first is not None and config.draws() == "global":
+            torch.default_generator.set_state(next(iter(self._generators.values())).get_state())
 
     def generator(self, rank: int) -> torch.Generator:
         """Returns the generator of one replica."""
-        if self._seed is None:
-            self._seed = int(torch.randint(2**62, ()))
+        if self._first is None:
+            seed = None if config.draws() == "global" else int(torch.randint(2**62, ()))
             for one, generator in self._generators.items():
-                generator.manual_seed(self._seed + one)
+                if seed is None:
+                    generator.set_state(torch.default_generator.get_state())
+                else:
+                    generator.manual_seed(seed + one)
+            self._first = {one: each.get_state() for one, each in self._generators.items()}
         return self._generators[rank]
 
     def state(self, rank: int) -> torch.Tensor | None:
         """Returns the state of a replica's generator; None before the first draw of the step."""
-        return None if self._seed is None else self._generators[rank].get_state()
+        return None if self._first is None else self._generators[rank].get_state()
 
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
         """Returns a context in which a replica draws as after a `state` of this step."""
-        if self._seed is None:  # nothing was drawn
+        if self._first is None:  # nothing was drawn
             yield
             return
         generator = self._generators[rank]
         now = generator.get_state()
-        if state is None:
-            generator.manual_seed(self._seed + rank)
-        else:
-            generator.set_state(state)
+        generator.set_state(self._first[rank] if state is None else state)
         try:
             yield
         finally:
@@ -144,7 +151,7 @@ def part_from_other_gpus(rank: int, device: torch.device) -> None:
 
     ``torch.manual_seed`` gives every GPU the same seed, so all replicas would drop the same units.
     """
-    if device.type != "cuda" or rank == 0:
+    if device.type != "cuda" or rank == 0 or config.draws() == "global":
         return
     generator, first = (torch.cuda.default_generators[index] for index in (device.index, 0))
     seed = generator.initial_seed()

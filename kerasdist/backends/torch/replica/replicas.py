@@ -347,6 +347,7 @@ class LocalReplicas:
         finally:
             if generator is None:
                 keras_compat.set_global_seed_generator(first_draw.generator)
+        self._draws.end()
         rules.end(scopes)
         for scope in scopes:
             scope.end()
