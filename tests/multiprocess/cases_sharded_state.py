@@ -31,7 +31,7 @@ def _held(variables):
 
 
 def _own_parts(lab, variables):
-    return parts_of(variables, lab.replicas, lab.job.rank)
+    return parts_of(variables, lab.shards, lab.number_of_shard)
 
 
 def own_size(lab, variables):

@@ -41,6 +41,7 @@ NOT_HERE = (
 
 
 _LIKE_GPUS = "like-gpus"
+_WITHIN_HOST = "-within-host"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Layout:
     workers: int
     devices: int
     # What is special: that devices behave as accelerators do (`tests.gpu_like.emulation`), or what
-    # the workers divide (`kerasdist.Sharding.state`).
+    # the workers divide (`kerasdist.Sharding.state`), all of them or those of each of two hosts.
     special: str = ""
 
     @property
@@ -61,7 +62,20 @@ class Layout:
 
     @property
     def sharding(self) -> str | None:
-        return None if self.like_gpus else self.special or None
+        return None if self.like_gpus else self.special.removesuffix(_WITHIN_HOST) or None
+
+    @property
+    def within(self) -> str | None:
+        return "host" if self.special.endswith(_WITHIN_HOST) else None
+
+    @property
+    def workers_a_host(self) -> int:
+        return self.workers // 2 if self.within else self.workers
+
+    @property
+    def shards(self) -> int:
+        """How many devices divide a variable."""
+        return self.workers_a_host * self.devices
 
     def __str__(self) -> str:
         return "-".join(filter(None, [f"{self.workers}x{self.devices}", self.special]))
@@ -114,8 +128,19 @@ _ON_LARGER = (
 # TensorFlow refuses `sharding=`.
 SHARDED = {
     "tensorflow": (),
-    "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(2, 2, "full")),
-    "torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(3, 1, "full")),
+    "jax": (
+        Layout(2, 1, "full"),
+        Layout(2, 1, "optimizer"),
+        Layout(2, 2, "full"),
+        Layout(2, 2, f"full{_WITHIN_HOST}"),
+    ),
+    "torch": (
+        Layout(2, 1, "full"),
+        Layout(2, 1, "optimizer"),
+        Layout(3, 1, "full"),
+        Layout(4, 1, f"full{_WITHIN_HOST}"),
+        Layout(4, 1, f"optimizer{_WITHIN_HOST}"),
+    ),
 }
 _ON_SHARDED = ("sharded_state.", "sharded_backups.", "sharded_models.")
 # In a run of the tests: what reads or writes state by itself, and what goes over all weights.

@@ -24,7 +24,7 @@ for size in range(1, 12):
         assert workers * shards[0].length < size + workers
         # Gradients of several weights travel in one message, a row for each worker.
         others = [Shard((3,), group) for group in groups]
-        bucket = ShardedBucket([whole, whole[:3]], [shards[0], others[0]])
+        bucket = ShardedBucket([whole, whole[:3]], [shards[0], others[0]], groups[0])
         bucket.put(0, whole, 2.0)
         if size >= 3:
             bucket.put(1, whole[:3], 0.5)
