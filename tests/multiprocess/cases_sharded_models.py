@@ -120,6 +120,12 @@ def gathered_by_groups(lab):
         watch.most_alive <= 2 * group_bytes,
         f"{watch.most_alive / group_bytes} groups were gathered at one time",
     )
+    held = sum(one._value.nbytes for one in model.weights)
+    formula = 4 * model.count_params() / lab.shards
+    lab.check(
+        held + watch.most_alive <= 1.1 * formula + 2 * group_bytes,
+        f"{held} and {watch.most_alive} bytes of weights at most, of {formula} by formula",
+    )
     weights = strategy.replica_set.shard_rules.weights
     lab.equal([0] * 2 * layers, [weights.leaf(*_with_shard(one)).address for one in model.weights])
 
