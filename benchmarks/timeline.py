@@ -37,11 +37,14 @@ class Event:
         return self.what
 
 
-class Timeline(list):
-    """The events of a step."""
+class Timeline:
+    """The events of a step. No list: of one that a layer holds, Keras makes another."""
+
+    def __init__(self):
+        self.events = []
 
     def note(self, what):
-        self.append(Event(what, time.perf_counter()))
+        self.events.append(Event(what, time.perf_counter()))
 
 
 class LateGather:
@@ -90,7 +93,7 @@ class Layer(keras.layers.Dense):
 
 
 def recorded(strategy, layers, width, seconds):
-    """The timeline of the third step of a model of equal layers, each a group of its own."""
+    """The events of the third step of a model of equal layers, each a group of its own."""
     timeline = Timeline()
     x = np.ones((8, width), "float32")
     with strategy.scope():
@@ -106,17 +109,17 @@ def recorded(strategy, layers, width, seconds):
         started.append(LateGather(work, len(started), timeline, seconds))
         return started[-1], whole
 
-    timeline.clear()
+    timeline.events.clear()
     with mock.patch.object(ProcessGroup, "start_gather_of_parts", start_late):
         model.fit(x, x, batch_size=8, verbose=0)
-    return timeline
+    return timeline.events
 
 
-def shown(timeline):
+def shown(events):
     """Lines of a timeline, with the gathers that are on their way, and the seconds waited."""
     under_way, begun, lines = set(), {}, []
     on_their_way = waited = 0.0
-    for event in timeline:
+    for event in events:
         kind, number, what = event.what.split(" ", 2)
         if what == "starts":
             under_way.add(number)
@@ -126,7 +129,7 @@ def shown(timeline):
             under_way.discard(number)
             on_their_way += event.seconds - begun[number, "starts"]
             waited += event.seconds - begun[number, "is needed"]
-        at = 1e3 * (event.seconds - timeline[0].seconds)
+        at = 1e3 * (event.seconds - events[0].seconds)
         lines.append(f"{at:8.1f} ms  {'*' * len(under_way):3} {event}")
     share = waited / on_their_way
     lines.append(

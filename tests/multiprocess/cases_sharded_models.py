@@ -158,7 +158,8 @@ def as_many_collectives_as_fsdp2(lab):
         model.compile("sgd", "mse")
 
     hosts = lab.replicas // lab.shards
-    mesh = init_device_mesh("cpu", (hosts, lab.shards) if hosts > 1 else (lab.shards,))
+    sizes = {"host": hosts, "device": lab.shards} if hosts > 1 else {"device": lab.shards}
+    mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
     blocks = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(5)]
     module = torch.nn.Sequential(*blocks)
     for block in blocks:

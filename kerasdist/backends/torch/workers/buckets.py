@@ -116,8 +116,8 @@ class ShardedBucket:
 
     def free(self) -> None:
         """Frees whole gradients that have been summed."""
-        if self._sum is not None and not self._sum.blocks:
-            self._sum.wait()
+        if self._sum is not None:
+            self._sum.free()
 
     def wait(self) -> None:
         """Waits for the sum; where it goes on between machines, for its first part."""

@@ -219,20 +219,27 @@ class ReduceScatter:
         self._sent: torch.Tensor | None = sent
         self._own = own
         self._dtype = dtype
-        self._between = between
+        self._between = between  # None once that sum has started
 
-    @property
-    def blocks(self) -> bool:
-        """Whether `wait` would block this thread; on a GPU it never does."""
-        return not (self._own.is_cuda or self._work.is_completed())
+    def free(self) -> None:
+        """Frees what was sent if it is done; never blocks this thread.
+
+        On a GPU the sum between machines starts. On a CPU `wait` starts it: here the time at which
+        this worker's part is done would decide in which order workers sum.
+        """
+        if self._own.is_cuda:
+            self.wait()
+        elif self._work.is_completed():
+            self._sent = None
 
     def wait(self) -> None:
         """Waits until it is done, frees what was sent, and starts the sum between machines."""
-        if self._sent is not None:
-            self._work.wait()
-            self._sent = None
-            if self._between is not None:
-                self._work = _all_reduce(self._own, self._between)
+        if self._sent is None and self._between is None:
+            return
+        self._work.wait()
+        self._sent = None
+        if self._between is not None:
+            self._work, self._between = _all_reduce(self._own, self._between), None
 
     def part(self) -> torch.Tensor:
         """Returns this worker's part of the sum, once it is done."""
