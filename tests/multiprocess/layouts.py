@@ -124,8 +124,8 @@ _ON_LARGER = (
     "layout_maps.",
 )
 
-# Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`.
-# TensorFlow refuses `sharding=`.
+# Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`, and a
+# few cases of the first one of two hosts. TensorFlow refuses `sharding=`.
 SHARDED = {
     "tensorflow": (),
     "jax": (
@@ -169,6 +169,17 @@ _SELECTED_ON_SHARDED = (
     "workers.custom_loop",
     "workers.initial_broadcast",
 )
+_WITHIN_HOST_ALWAYS = {
+    "jax": ("sharded_state.each_holds_its_part", "sharded_models.shared_and_tied_weights"),
+    "torch": (
+        "sharded_state.each_holds_its_part",
+        "sharded_state.saved_and_loaded",
+        "sharded_models.as_many_collectives_as_fsdp2",
+        "sharded_models.gathered_by_groups",
+        "sharded_models.restarts_with_another_sharding",
+        "sharded_models.shared_and_tied_weights",
+    ),
+}
 # There no worker alone reads or changes a variable.
 _NOT_ON_SHARDED = (
     "in_scope.",
@@ -224,10 +235,13 @@ def whole() -> bool:
 
 
 def layouts(backend: str) -> tuple[Layout, ...]:
-    """The layouts of a run of the tests: two replicas in `make test`, else the others."""
+    """The layouts of a run of the tests: in `make test` pairs and two hosts, else the others."""
     pairs = (PAIR, *SHARDED[backend][:1])
     others = (*LARGER[backend], *GPUS[backend], *SHARDED[backend][1:])
-    return (*pairs, *others) if whole() else others if everything() else pairs
+    if whole():
+        return (*pairs, *others)
+    within_host = [one for one in SHARDED[backend] if one.within][:1]
+    return others if everything() else (*pairs, *within_host)
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:
@@ -241,7 +255,9 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     turn = registry.BACKENDS.index(backend)
     for key in keys(backend, layout):
         if layout.sharding:
-            if whole() or key.startswith(_SELECTED_ON_SHARDED):
+            few = layout.within and not everything()
+            chosen = _WITHIN_HOST_ALWAYS[backend] if few else _SELECTED_ON_SHARDED
+            if whole() or key.startswith(chosen):
                 yield key
             continue
         drawn = zlib.crc32(key.encode()) % ONE_OF[backend] == turn
