@@ -2,12 +2,14 @@
 
 import collections
 import contextlib
+import platform
 import threading
 from unittest import mock
 
 import numpy as np
 
 from tests.conformance.actions import fit, predict
+from tests.conformance.cases_sharding import even, parts, parts_of
 from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import fresh, values
@@ -466,3 +468,26 @@ def refusals(lab):
     with lab.raises(kd.errors.UnsupportedError, "Expected only the optimizer.*min_size"):
         assigning.fit(x, y, verbose=0)
     lab.still_usable(strategy)
+
+
+@case(TOPIC, backends=BACKENDS)
+def machines_that_cannot_divide(lab):
+    """Of `within="host"`: one device a machine, machines of several sizes, and one machine."""
+    sharding, workers, rank = kd.Sharding("full", 1, "host"), lab.job.num_workers, lab.job.rank
+
+    def on_machine(name):
+        return mock.patch.object(platform, "node", return_value=name)
+
+    if workers == lab.replicas:
+        alone = "Expected several .* on each machine.*Received: within='host'.*Leave out `within`"
+        with on_machine(f"machine {rank}"), lab.raises(kd.errors.UnsupportedError, alone):
+            lab.strategy(sharding=sharding)
+    if workers > 2:
+        unequal = r"as many workers on each machine.*Received: \[1, "
+        with on_machine(f"machine {rank > 0}"), lab.raises(kd.errors.ClusterError, unequal):
+            lab.strategy(sharding=sharding)
+    if lab.strategy().replica_set.options.sharding.within is None:
+        with lab.strategy(sharding=sharding).scope():
+            model = even()
+        own = parts_of(model.weights, lab.replicas, lab.number_of_shard)
+        lab.equal(own, parts(model.weights))

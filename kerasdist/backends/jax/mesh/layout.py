@@ -184,7 +184,8 @@ class Layout:
 
     Attributes:
         mesh: The JAX mesh of all devices.
-        shard_mesh: The same devices, by machine if each machine has all state; else `mesh`.
+        shard_mesh: That of global arrays: `mesh`, or by machine if each machine has all state.
+        by_replica: Its axis, or axes, along which the replicas are.
         replicas: How many replicas there are.
         local: The devices of this process.
         local_replicas: The numbers of this process's replicas.
@@ -221,12 +222,15 @@ class Layout:
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
         self.shard_mesh = self.mesh
+        self.by_replica: str | tuple[str, ...] = AXIS
         if hosts > 1:
-            self.shard_mesh = Mesh(grid.reshape(hosts, -1), ("host", _IN_HOST))
-        self.whole = NamedSharding(self.mesh, PartitionSpec())
+            self.by_replica = ("host", _IN_HOST)
+            self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
+        self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self._shardings = {self.whole.spec: self.whole}
         self.rows = tuple(
-            NamedSharding(self.mesh, PartitionSpec(*before, AXIS)) for before in ((), (None,))
+            NamedSharding(self.shard_mesh, PartitionSpec(*before, self.by_replica))
+            for before in ((), (None,))
         )
 
     def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
