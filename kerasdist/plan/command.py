@@ -112,9 +112,7 @@ def _name_of(sharding: object) -> str | None:
     """Returns a text for a strategy's argument `sharding`."""
     if sharding is None:
         return None
-    if not isinstance(sharding, Sharding):
-        return type(sharding).__name__
-    return sharding.state if sharding.within is None else f"{sharding.state} within a host"
+    return sharding.state if isinstance(sharding, Sharding) else type(sharding).__name__
 
 
 def _say(text: str) -> None:

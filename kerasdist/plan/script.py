@@ -21,7 +21,6 @@ from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
 from kerasdist.backends.jax.mesh.layout import Layout
-from kerasdist.core.sharding import Sharding
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.plan.hardware import Target, target_config
 from kerasdist.plan.hlo import Collective, collectives, device_work
@@ -213,9 +212,7 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
                 f"devices={target.devices} ({target}). Choose another target."
             )
         report(f"compiling for {target}, {examples} examples a device ...")
-        within_host = isinstance(sharding, Sharding) and sharding.within is not None
-        hosts = target.devices // target.domain if within_host else 1
-        layout = Layout(devices_of(target), logical, sharding, hosts)
+        layout = Layout(devices_of(target), logical, sharding)
         layout.split_variables({} if of_script is None else of_script.splits.rules)
         if binding is not None:
             binding.replicas.logical_devices = layout
