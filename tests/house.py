@@ -46,7 +46,7 @@ class Figure:
 
 
 FIGURES = (
-    Figure("lines of code", 29_878, 23_500),
+    Figure("lines of code", 29_879, 23_500),
     Figure("files", 242, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
