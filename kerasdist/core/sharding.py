@@ -10,6 +10,7 @@ from typing import Any, Literal, final, get_args
 import numpy as np
 
 Divided = Literal["optimizer", "full"]
+Within = Literal["host"]
 
 DEFAULT_MIN_SIZE = 2**16
 
@@ -35,16 +36,22 @@ class Sharding:
         min_size: A variable with fewer elements stays whole on each replica. On JAX so does one
             of which no dimension can be split by the number of replicas; of the others the
             largest such dimension is sharded. PyTorch shards the flattened values.
+        within: ``"host"``: the devices of one machine divide the variables, and each machine holds
+            them all (hybrid sharding, HSDP). Weights then travel inside machines, and between
+            machines only the sums of shards of gradients. None: the devices of all machines
+            divide them.
     """
 
     state: Divided
     min_size: int = DEFAULT_MIN_SIZE
+    within: Within | None = None
 
     def __post_init__(self) -> None:
         """Checks the values.
 
         Raises:
-            ValueError: If `state` is none of its values, or `min_size` is no positive number.
+            ValueError: If `state` or `within` is none of its values, or `min_size` is no positive
+                number.
         """
         if self.state not in get_args(Divided):
             raise ValueError(
@@ -55,6 +62,11 @@ class Sharding:
             raise ValueError(
                 "Expected min_size to be a number of elements, at least 1. "
                 f"Received: min_size={self.min_size!r}."
+            )
+        if self.within not in (None, *get_args(Within)):
+            raise ValueError(
+                f"Expected within to be None or one of {list(get_args(Within))}. "
+                f"Received: within={self.within!r}."
             )
 
     def axis(self, shape: Sequence[int], replicas: int) -> int | None:
@@ -115,9 +127,11 @@ class HeldShard:
         dtype: The name of its type.
         read: Returns its elements, as a NumPy array of any shape.
         write: Replaces its elements by those of a NumPy array of any shape.
+        is_first: Whether it is the first of equal shards, of which each machine has one.
     """
 
     region: Region
     dtype: str
     read: Callable[[], np.ndarray[Any, Any]]
     write: Callable[[np.ndarray[Any, Any]], None]
+    is_first: bool = True

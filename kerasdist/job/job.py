@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -16,7 +16,13 @@ from kerasdist._version import __version__
 from kerasdist.cluster.addresses import split
 from kerasdist.cluster.source import Membership
 from kerasdist.core import whole_files
-from kerasdist.errors import DisagreementError, JobError, KerasdistError, WorkerLostError
+from kerasdist.errors import (
+    ClusterError,
+    DisagreementError,
+    JobError,
+    KerasdistError,
+    WorkerLostError,
+)
 from kerasdist.job import comparison, launcher, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
@@ -92,6 +98,25 @@ class Job:
             compressed = self.choose("addresses of workers", self.address, protocol.compressed)
             self._addresses = tuple(protocol.decompressed(compressed))
         return self._addresses
+
+    def workers_a_host(self) -> int:
+        """Returns how many workers each machine has. All workers must call it.
+
+        Two neighbours are on two machines if the names of these differ, or if the second one's
+        number on its machine is no larger, as where copied machines have one name.
+
+        Raises:
+            ClusterError: If a machine has more workers than another.
+        """
+        own = [platform.node(), self.membership.local_rank]
+        sizes = self.choose("machines of workers", own, sizes_of_hosts)
+        if len(set(sizes)) > 1:
+            raise ClusterError(
+                "Expected as many workers on each machine, with neighbouring ranks, to shard state "
+                f"within a machine. Received: {sizes} workers on the machines, in the order of "
+                "ranks. Start as many on each, or leave out `within` of kerasdist.Sharding."
+            )
+        return sizes[0]
 
     def own_port(self) -> HeldPort:
         """Returns the port of this worker's own address, held for the framework's server."""
@@ -375,6 +400,19 @@ def _warn_of_open_network(membership: Membership, host: str, port: int) -> None:
         f"so any process that reaches {host}:{port} can take part in it. Set {SECRET} to the same "
         "random text on all workers.\n"
     )
+
+
+def sizes_of_hosts(workers: Sequence[tuple[str, int | None]]) -> list[int]:
+    """Returns how many workers each machine has, from each one's machine and number there."""
+    sizes: list[int] = []
+    last: tuple[str, int | None] = "", None
+    for host, number in workers:
+        is_again = None not in (number, last[1]) and (number or 0) <= (last[1] or 0)
+        if not sizes or host != last[0] or is_again:
+            sizes.append(0)
+        sizes[-1] += 1
+        last = host, number
+    return sizes
 
 
 def _own_facts(

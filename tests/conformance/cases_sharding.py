@@ -148,6 +148,8 @@ def wrong_values(lab):
         kd.Sharding("weights")
     with lab.raises(ValueError, "Expected min_size.*Received: min_size=0"):
         kd.Sharding("full", min_size=0)
+    with lab.raises(ValueError, "Expected within.*Received: within=.rack"):
+        kd.Sharding("full", within="rack")
 
 
 @case(TOPIC, backends=("jax",), replicas=(4,))

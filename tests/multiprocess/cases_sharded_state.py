@@ -1,5 +1,6 @@
 """State that the replicas of several workers divide (`sharding=`). On layouts such as 2x1-full."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -31,7 +32,7 @@ def _held(variables):
 
 
 def _own_parts(lab, variables):
-    return parts_of(variables, lab.replicas, lab.job.rank)
+    return parts_of(variables, lab.shards, lab.number_of_shard)
 
 
 def own_size(lab, variables):
@@ -132,7 +133,9 @@ def saved_and_loaded(lab):
 @case("workers", backends=BACKENDS)
 def small_variables_stay_whole(lab):
     """`min_size` of `Sharding`: a smaller variable is whole on each device."""
-    with lab.strategy(sharding=kd.Sharding("full", min_size=9)).scope():
+    own = lab.strategy().replica_set.options.sharding
+    sharding = dataclasses.replace(own, state="full", min_size=9)
+    with lab.strategy(sharding=sharding).scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(4)])
     up, up_bias, down, down_bias = model.weights
     lab.equal(_own_parts(lab, [up, down]), parts([up, down]))

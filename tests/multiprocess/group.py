@@ -80,8 +80,8 @@ def _place(layout: Layout, rank: int, port: int) -> dict[str, str]:
         "KERASDIST_RANK": str(rank),
         "KERASDIST_WORKERS": str(layout.workers),
         "KERASDIST_COORDINATOR": f"localhost:{port}",
-        "KERASDIST_LOCAL_RANK": str(rank),
-        "KERASDIST_LOCAL_WORKERS": str(layout.workers),
+        "KERASDIST_LOCAL_RANK": str(rank % layout.workers_a_host),
+        "KERASDIST_LOCAL_WORKERS": str(layout.workers_a_host),
         # Longer than the chief computes plain Keras's numbers, for which the others wait.
         "KERASDIST_MEETING_TIMEOUT": "200",
         "KERASDIST_HEARTBEAT_TIMEOUT": "30",

@@ -26,6 +26,16 @@ class WorkersLab(Lab):
     def job(self) -> Any:
         return self._main.replica_set.job
 
+    @property
+    def shards(self) -> int:
+        """How many devices divide a variable."""
+        return self._layout.shards
+
+    @property
+    def number_of_shard(self) -> int:
+        """That of this worker's first device."""
+        return self.job.rank * self._layout.devices % self.shards
+
     def everyone(self, value: Any) -> list[Any]:
         """What every worker has here, by rank."""
         return self.job.all_gather_object("what everyone has", value)
@@ -75,7 +85,9 @@ class WorkersLab(Lab):
 
 def sharding_of(layout: Layout) -> Any:
     """The strategy's argument `sharding`; no variable is too small to be sharded."""
-    return None if layout.sharding is None else kd.Sharding(layout.sharding, min_size=1)
+    if layout.sharding is None:
+        return None
+    return kd.Sharding(layout.sharding, min_size=1, within=layout.within)
 
 
 def labs(strategy: Any, layout: Layout) -> Callable[[Item], WorkersLab]:

@@ -41,6 +41,7 @@ NOT_HERE = (
 
 
 _LIKE_GPUS = "like-gpus"
+_WITHIN_HOST = "-within-host"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Layout:
     workers: int
     devices: int
     # What is special: that devices behave as accelerators do (`tests.gpu_like.emulation`), or what
-    # the workers divide (`kerasdist.Sharding.state`).
+    # the workers divide (`kerasdist.Sharding.state`), all of them or those of each of two hosts.
     special: str = ""
 
     @property
@@ -61,7 +62,20 @@ class Layout:
 
     @property
     def sharding(self) -> str | None:
-        return None if self.like_gpus else self.special or None
+        return None if self.like_gpus else self.special.removesuffix(_WITHIN_HOST) or None
+
+    @property
+    def within(self) -> str | None:
+        return "host" if self.special.endswith(_WITHIN_HOST) else None
+
+    @property
+    def workers_a_host(self) -> int:
+        return self.workers // 2 if self.within else self.workers
+
+    @property
+    def shards(self) -> int:
+        """How many devices divide a variable."""
+        return self.workers_a_host * self.devices
 
     def __str__(self) -> str:
         return "-".join(filter(None, [f"{self.workers}x{self.devices}", self.special]))
@@ -110,12 +124,23 @@ _ON_LARGER = (
     "layout_maps.",
 )
 
-# Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`.
-# TensorFlow refuses `sharding=`.
+# Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`, and a
+# few cases of the first one of two hosts. TensorFlow refuses `sharding=`.
 SHARDED = {
     "tensorflow": (),
-    "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(2, 2, "full")),
-    "torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(3, 1, "full")),
+    "jax": (
+        Layout(2, 1, "full"),
+        Layout(2, 1, "optimizer"),
+        Layout(2, 2, "full"),
+        Layout(2, 2, f"full{_WITHIN_HOST}"),
+    ),
+    "torch": (
+        Layout(2, 1, "full"),
+        Layout(2, 1, "optimizer"),
+        Layout(3, 1, "full"),
+        Layout(4, 1, f"full{_WITHIN_HOST}"),
+        Layout(4, 1, f"optimizer{_WITHIN_HOST}"),
+    ),
 }
 _ON_SHARDED = ("sharded_state.", "sharded_backups.", "sharded_models.")
 # In a run of the tests: what reads or writes state by itself, and what goes over all weights.
@@ -144,6 +169,17 @@ _SELECTED_ON_SHARDED = (
     "workers.custom_loop",
     "workers.initial_broadcast",
 )
+_WITHIN_HOST_ALWAYS = {
+    "jax": ("sharded_state.each_holds_its_part", "sharded_models.shared_and_tied_weights"),
+    "torch": (
+        "sharded_state.each_holds_its_part",
+        "sharded_state.saved_and_loaded",
+        "sharded_models.as_many_collectives_as_fsdp2",
+        "sharded_models.gathered_by_groups",
+        "sharded_models.restarts_with_another_sharding",
+        "sharded_models.shared_and_tied_weights",
+    ),
+}
 # There no worker alone reads or changes a variable.
 _NOT_ON_SHARDED = (
     "in_scope.",
@@ -199,10 +235,13 @@ def whole() -> bool:
 
 
 def layouts(backend: str) -> tuple[Layout, ...]:
-    """The layouts of a run of the tests: two replicas in `make test`, else the others."""
+    """The layouts of a run of the tests: in `make test` pairs and two hosts, else the others."""
     pairs = (PAIR, *SHARDED[backend][:1])
     others = (*LARGER[backend], *GPUS[backend], *SHARDED[backend][1:])
-    return (*pairs, *others) if whole() else others if everything() else pairs
+    if whole():
+        return (*pairs, *others)
+    within_host = [one for one in SHARDED[backend] if one.within][:1]
+    return others if everything() else (*pairs, *within_host)
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:
@@ -216,7 +255,9 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     turn = registry.BACKENDS.index(backend)
     for key in keys(backend, layout):
         if layout.sharding:
-            if whole() or key.startswith(_SELECTED_ON_SHARDED):
+            few = layout.within and not everything()
+            chosen = _WITHIN_HOST_ALWAYS[backend] if few else _SELECTED_ON_SHARDED
+            if whole() or key.startswith(chosen):
                 yield key
             continue
         drawn = zlib.crc32(key.encode()) % ONE_OF[backend] == turn

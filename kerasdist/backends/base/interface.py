@@ -304,7 +304,8 @@ class ReplicaSet(abc.ABC):
     def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns what this worker holds of a variable that the workers divide; else nothing.
 
-        The shards of all workers cover the variable once. The call needs no other worker.
+        Of all workers' shards the first ones cover the variable once. The call needs no other
+        worker.
 
         Args:
             variable: A Keras variable that has a value.

@@ -20,13 +20,14 @@ from kerasdist.backends.jax.mesh import sharded_state
 from kerasdist.backends.jax.mesh.layout import Layout, note_all
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.devices import Device
+from kerasdist.core.sharding import Sharding
+from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import keras
 
     from kerasdist.api.options import CommunicationOptions
     from kerasdist.backends.base.interface import ReplicaOptions
-    from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job
 
 _NAMED_DEVICES = 1024  # how many names, such as gpu:3, a script may use
@@ -224,13 +225,18 @@ class PlanningBackend(Backend):
     ) -> JaxReplicaSet:
         """Returns replicas on all described devices; their variables are on this machine's CPU."""
         del devices, job, communication
+        sharding = self._sharding or options.sharding
+        if isinstance(sharding, Sharding) and sharding.within is not None:
+            raise UnsupportedError(
+                "Expected a sharding without `within` in a plan, which does not know what sums of "
+                f"shards between machines take. Received: sharding={sharding}. Leave out `within`, "
+                "and plan for the devices of one machine: on several each holds as much."
+            )
         options = dataclasses.replace(options, check="off", parameter_device=None)
         here = jax.local_devices(backend="cpu")[:1]
         names = [Device("cpu", index) for index in range(len(self._described))]
         replicas = JaxReplicaSet(here, names, options)
-        replicas.logical_devices = Layout(
-            self._described, options.devices_per_replica, self._sharding or options.sharding
-        )
+        replicas.logical_devices = Layout(self._described, options.devices_per_replica, sharding)
         return replicas
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:

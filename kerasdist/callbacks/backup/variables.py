@@ -57,7 +57,7 @@ def write_part(
         shards: What this worker holds, by the number of the variable.
         mode: The file's permissions.
     """
-    listed = [(variable, one) for variable, held in shards.items() for one in held]
+    listed = [(variable, one) for variable, held in shards.items() for one in held if one.is_first]
     places = [[variable, *_place(one.region)] for variable, one in listed]
     arrays = [
         Unread(dtype_of(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)

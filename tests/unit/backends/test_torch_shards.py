@@ -9,6 +9,7 @@ import torch
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from kerasdist import keras_compat
 from kerasdist.backends.torch.state.shards import Shard, padded
+from kerasdist.backends.torch.workers import process_group
 from kerasdist.backends.torch.workers.buckets import ShardedBucket
 
 for size in range(1, 12):
@@ -24,7 +25,7 @@ for size in range(1, 12):
         assert workers * shards[0].length < size + workers
         # Gradients of several weights travel in one message, a row for each worker.
         others = [Shard((3,), group) for group in groups]
-        bucket = ShardedBucket([whole, whole[:3]], [shards[0], others[0]])
+        bucket = ShardedBucket([whole, whole[:3]], [shards[0], others[0]], groups[0])
         bucket.put(0, whole, 2.0)
         if size >= 3:
             bucket.put(1, whole[:3], 0.5)
@@ -64,6 +65,31 @@ class Own(keras.optimizers.SGD):
     pass
 
 assert not keras_compat.is_elementwise(Own())
+
+# Sums between machines start in the order of the buckets, whichever part is done first.
+class Work:
+    def __init__(self, is_done):
+        self.is_completed, self.wait = lambda: is_done, lambda: None
+
+summed = []
+
+def sum_between(own, group):
+    summed.append(own.item())
+    own.mul_(10)
+    return Work(True)
+
+process_group._all_reduce = sum_between
+sums = []
+for number, is_done in enumerate([False, True]):
+    own, dtype = torch.tensor([float(number)]), torch.float64
+    sums.append(process_group.ReduceScatter(Work(is_done), own, own, dtype, "between"))
+    for one in sums:
+        one.free()
+assert summed == [], summed
+for one in sums + sums:
+    one.wait()
+assert summed == [0, 1], summed
+assert [one.part().tolist() for one in sums] == [[0], [10]]
 """
 
 

@@ -45,6 +45,9 @@ SCRIPTS = {
         "with kd.MirroredStrategy(['gpu:0', 'gpu:1']).scope(): m = M()\n"
         "m.compile('adam', 'mse'); m.fit(x, y, batch_size=7, callbacks=[1 / 2])"
     ),
+    "within a machine": (
+        "with kd.MirroredStrategy(sharding=kd.Sharding('full', within='host')).scope(): make()"
+    ),
     "without a step": "make()",
     "exit": "raise SystemExit(3)",
 }

@@ -39,6 +39,7 @@ def test_model_and_batch_of_the_first_step(found, name, examples, in_all, strate
     ("name", "words"),
     [
         ("without a step", "the script ended before either was called"),
+        ("within a machine", "Received: sharding=Sharding(state='full', min_size=65536, within="),
         ("exit", "ended with exit code 3"),
         ("wrong", "of_user:wrong returned Sequential. Return (model, (x, y))"),
         ("missing", "Received: script='nowhere.py', which is neither"),

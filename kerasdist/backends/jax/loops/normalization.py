@@ -19,7 +19,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
-from kerasdist.backends.jax.mesh.layout import AXIS, Layout, layout_of_step
+from kerasdist.backends.jax.mesh.layout import Layout, layout_of_step
 from kerasdist.training import batch_norm
 from kerasdist.training.batch_norm import added_to_count, combined
 
@@ -129,19 +129,20 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
     missing = each * layout.replicas - array.shape[0]
     if missing:
         array = jnp.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)])
-    return _sharded(layout, array.reshape(layout.replicas, each, *array.shape[1:]), AXIS)
+    local_batches = array.reshape(layout.replicas, each, *array.shape[1:])
+    return _sharded(layout, local_batches, layout.by_replica)
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
     """Sends every replica's row of some arrays to all replicas, in one all-gather, if few rows."""
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)
-    together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), AXIS), None)
+    together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), layout.by_replica), None)
     return list(jnp.unstack(together, axis=1))
 
 
-def _sharded(layout: Layout, array: jax.Array, first: str | None) -> jax.Array:
+def _sharded(layout: Layout, array: jax.Array, first: str | tuple[str, ...] | None) -> jax.Array:
     # A replica's logical devices may divide the other axes as XLA likes.
     free = None if layout.splits.logical_devices == 1 else PartitionSpec.UNCONSTRAINED
     spec = PartitionSpec(first, *[free] * (array.ndim - 1))
-    return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))
+    return jax.lax.with_sharding_constraint(array, NamedSharding(layout.shard_mesh, spec))

@@ -28,7 +28,7 @@ from kerasdist.backends.jax.mesh.placement import (
 )
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core.devices import Device
-from kerasdist.core.sharding import HeldShard
+from kerasdist.core.sharding import HeldShard, Sharding
 
 if TYPE_CHECKING:
     import keras
@@ -67,7 +67,10 @@ class JaxReplicaSet(ReplicaSet):
     def _place(self, devices: Sequence[Any], options: ReplicaOptions, job: Job | None) -> Placement:
         if len(devices) == 1:
             return OneDevicePlacement(devices, self.begin_step)
-        layout = Layout(devices, options.devices_per_replica, options.sharding)
+        hosts = 1
+        if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
+            hosts = job.num_workers // job.workers_a_host()
+        layout = Layout(devices, options.devices_per_replica, options.sharding, hosts)
         if layout.spans_workers:
             assert job is not None
             return WorkerPlacement(layout, job, self.begin_step, self._note_batch)

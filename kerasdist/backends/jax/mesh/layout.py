@@ -23,12 +23,13 @@ from kerasdist.core import context
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding
-from kerasdist.errors import DeviceError
+from kerasdist.errors import DeviceError, UnsupportedError
 
 if TYPE_CHECKING:
     import keras
 
 AXIS = "replica"
+_IN_HOST = "replica_in_host"
 WHOLE = PartitionSpec()
 
 # An optimizer's variable, and the weight that it belongs to; itself, if it belongs to none.
@@ -116,6 +117,7 @@ class OverReplicas(StateRule):
     """The replicas divide the optimizer's variables, or these and the weights."""
 
     def __init__(self, sharding: Sharding, replicas: int, axis: str) -> None:
+        """Takes how many replicas divide a variable, along which axis of the mesh of shards."""
         self.gathers_weights = sharding.state == "full"
         self._sharding = sharding
         self._replicas = replicas
@@ -182,6 +184,8 @@ class Layout:
 
     Attributes:
         mesh: The JAX mesh of all devices.
+        shard_mesh: That of global arrays: `mesh`, or by machine if each machine has all state.
+        by_replica: Its axis, or axes, along which the replicas are.
         replicas: How many replicas there are.
         local: The devices of this process.
         local_replicas: The numbers of this process's replicas.
@@ -194,8 +198,9 @@ class Layout:
     """
 
     def __init__(
-        self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None
+        self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None, hosts: int = 1
     ) -> None:
+        """Arranges the devices; `hosts`: how many machines hold all state (`Sharding.within`)."""
         of_workers = _are_of_workers(devices)
         self.replicas = len(devices) // logical_devices
         self.sharding = sharding
@@ -203,7 +208,8 @@ class Layout:
         names = [f"logical_{axis}" for axis in range(len(self._factors))]
         self.rule: StateRule | None = None
         if isinstance(sharding, Sharding):
-            self.rule = OverReplicas(sharding, self.replicas, AXIS)
+            divide = _check_hosts(self.replicas, hosts)
+            self.rule = OverReplicas(sharding, divide, AXIS if hosts == 1 else _IN_HOST)
         elif sharding is not None:
             devices, self._factors, names, self.rule = _mapped(devices, sharding, of_workers)
         grid = _grid(devices, (self.replicas, *self._factors), keep_order=of_workers)
@@ -215,10 +221,16 @@ class Layout:
         self.splits = Splits(logical_devices)
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
-        self.whole = NamedSharding(self.mesh, PartitionSpec())
+        self.shard_mesh = self.mesh
+        self.by_replica: str | tuple[str, ...] = AXIS
+        if hosts > 1:
+            self.by_replica = ("host", _IN_HOST)
+            self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
+        self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self._shardings = {self.whole.spec: self.whole}
         self.rows = tuple(
-            NamedSharding(self.mesh, PartitionSpec(*before, AXIS)) for before in ((), (None,))
+            NamedSharding(self.shard_mesh, PartitionSpec(*before, self.by_replica))
+            for before in ((), (None,))
         )
 
     def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
@@ -249,7 +261,7 @@ class Layout:
 
     def _named(self, spec: PartitionSpec) -> NamedSharding:
         if spec not in self._shardings:
-            self._shardings[spec] = NamedSharding(self.mesh, spec)
+            self._shardings[spec] = NamedSharding(self.shard_mesh, spec)
         return self._shardings[spec]
 
     @property
@@ -314,6 +326,17 @@ def layout_of_step() -> Layout | None:
     replica = context.replica()
     in_run = replica is not None and replica.num_replicas_in_sync > 1
     return None if in_run else _tracing.layout
+
+
+def _check_hosts(replicas: int, hosts: int) -> int:
+    """Returns how many replicas a machine has, of as many on each."""
+    if hosts == replicas > 1:
+        raise UnsupportedError(
+            "Expected several devices on each machine, to shard state within a machine. Received: "
+            f"within='host', with {replicas} devices on {hosts} machines. Leave out `within` of "
+            "kerasdist.Sharding."
+        )
+    return replicas // hosts
 
 
 def _mapped(

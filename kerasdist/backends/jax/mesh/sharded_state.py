@@ -179,7 +179,7 @@ def whole(variable: keras.Variable, value: object) -> Any:
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
     for place in [cast("MeshPlacement", replicas.arrays) for replicas in _replica_sets]:
-        if getattr(value.sharding, "mesh", None) == place.mesh:
+        if getattr(value.sharding, "mesh", None) == place.layout.shard_mesh:
             with place.together(_work("read", variable), lambda: None):
                 return place.read(value)
     return value

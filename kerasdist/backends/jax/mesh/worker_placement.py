@@ -265,14 +265,14 @@ def _shapes(batch: object) -> tuple[Any, ...]:
 def shards_of(variable: keras.Variable) -> list[HeldShard]:
     """Returns what this process's devices hold of a sharded variable; nothing of another.
 
-    Nothing either of one that a LayoutMap divides along two axes, or over each worker's devices.
+    Nothing either of one that a LayoutMap divides along two axes.
     """
     array = keras_compat.stored_value(variable)
     if not is_sharded(array):
         return []
     part = array.sharding.shard_shape(array.shape)
     axes = [axis for axis, size in enumerate(array.shape) if part[axis] < size]
-    if len(axes) > 1 or part[axes[0]] * array.sharding.num_devices != array.shape[axes[0]]:
+    if len(axes) > 1:
         return []
     return [_held_shard(variable, shard, axes[0]) for shard in array.addressable_shards]
 
@@ -292,4 +292,10 @@ def _held_shard(variable: keras.Variable, shard: Any, axis: int) -> HeldShard:
         )
 
     region = Region.along(shape, axis, begin, end)
-    return HeldShard(region, shard.data.dtype.name, lambda: np.asarray(shard.data), write)
+    return HeldShard(
+        region,
+        shard.data.dtype.name,
+        lambda: np.asarray(shard.data),
+        write,
+        is_first=shard.replica_id == 0,
+    )

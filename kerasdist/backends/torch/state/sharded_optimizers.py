@@ -243,7 +243,7 @@ class ShardRules:
     """Which variables of a strategy are sharded.
 
     Attributes:
-        group: The workers.
+        group: The workers that divide them: all, or those of a machine.
         shards_weights: Whether weights are sharded too, not the optimizer's slots alone.
         weights: The sharded weights, as steps see them.
     """
@@ -251,7 +251,10 @@ class ShardRules:
     def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
         """Takes what the user has asked for."""
         install()
+        self._workers = group
         self.group = group
+        if sharding.within is not None:
+            self.group = group.within_host(job.workers_a_host())
         self.shards_weights = sharding.state == "full"
         self.weights = GatheredWeights(in_layers=self.shards_weights)
         self._job = job
@@ -274,7 +277,7 @@ class ShardRules:
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
         stored = keras_compat.stored_value(variable).detach()
-        stored.copy_(self.group.from_chief([stored])[0])
+        stored.copy_(self._workers.from_chief([stored])[0])
         self.weights.add(variable, shards.shard(variable, self.group))
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:

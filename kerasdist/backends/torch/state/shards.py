@@ -44,7 +44,7 @@ class Shard:
         begin: Where this worker's shard begins in the flattened values.
         end: Where it ends; the last workers' shards may be shorter, or empty.
         length: How long the first worker's shard is, and so each shard in a message.
-        group: The workers.
+        group: The workers that divide it.
         is_seen: Whether Keras sees the shard in place of the variable, as in an update.
         together: The weights with which this one travels; None: it travels alone.
     """
@@ -197,9 +197,12 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
         with torch.no_grad():
             own.copy_(keras_compat.ops.convert_to_tensor(values.reshape(-1)))
 
+    def read() -> np.ndarray[Any, Any]:
+        return keras_compat.ops.convert_to_numpy(own)
+
     region = Region(1, shard.begin, shard.end)
     dtype = keras.backend.standardize_dtype(own.dtype)
-    return [HeldShard(region, dtype, lambda: keras_compat.ops.convert_to_numpy(own), write)]
+    return [HeldShard(region, dtype, read, write, shard.group.is_first)]
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, final
 
 import keras
 import torch
-import torch.distributed as dist
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
@@ -31,10 +30,11 @@ _BUCKET_BYTES = 25 * 2**20
 class Bucket:
     """Gradients of one type, summed by one all-reduce; the last bucket adds presence flags."""
 
-    def __init__(self, like: Sequence[torch.Tensor], presence: int, device: torch.device) -> None:
+    def __init__(self, like: Sequence[torch.Tensor], presence: int, group: ProcessGroup) -> None:
         """Makes a bucket for gradients of these shapes and type, and `presence` flags."""
+        self._group = group
         sizes = [one.numel() for one in like]
-        first = like[0].detach() if like else torch.empty((), device=device)
+        first = like[0].detach() if like else torch.empty((), device=group.device)
         self.numbers = first.new_zeros(sum(sizes) + presence)
         *chunks, self.presence = self.numbers.split([*sizes, presence])
         self.gradients = [chunk.view(one.shape) for chunk, one in zip(chunks, like, strict=True)]
@@ -56,9 +56,9 @@ class Bucket:
         self.missing -= 1
         return kept
 
-    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+    def start(self) -> None:
         """Starts the sum."""
-        self.work = group.start_sum(self.numbers, channel)
+        self.work = self._group.start_sum(self.numbers)
 
     def wait(self) -> None:
         """Waits for the sum."""
@@ -75,8 +75,11 @@ class Bucket:
 class ShardedBucket:
     """Gradients of sharded weights, of whose sums each worker gets its shards, in one message."""
 
-    def __init__(self, like: Sequence[torch.Tensor], shards: Sequence[Shard]) -> None:
-        """Makes a bucket for gradients of this type."""
+    def __init__(
+        self, like: Sequence[torch.Tensor], shards: Sequence[Shard], group: ProcessGroup
+    ) -> None:
+        """Makes a bucket for gradients of this type; `group` has the workers of the shards."""
+        self._group = group
         self._like = like[0].detach()
         self._shards = shards
         self._lengths = [shard.length for shard in shards]
@@ -93,7 +96,7 @@ class ShardedBucket:
         """Takes a weighted gradient; returns None, since none is kept whole."""
         shard = self._shards[place]
         if self._numbers is None:
-            self._numbers = self._like.new_zeros(shard.group.size, sum(self._lengths))
+            self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
             column = self._numbers.split(self._lengths, 1)[place]
             full, rest = divmod(shard.size, shard.length)  # rows
@@ -105,26 +108,30 @@ class ShardedBucket:
         self.missing -= 1
         return None
 
-    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+    def start(self) -> None:
         """Starts the sum."""
         assert self._numbers is not None
-        self._sum = group.start_sum_of_parts(self._numbers.view(-1), channel)
+        self._sum = self._group.start_sum_of_parts(self._numbers.view(-1))
         self._numbers = None
 
     def free(self) -> None:
         """Frees whole gradients that have been summed."""
-        if self._sum is not None and not self._sum.blocks:
-            self._sum.wait()
+        if self._sum is not None:
+            self._sum.free()
 
     def wait(self) -> None:
-        """Waits for the sum."""
+        """Waits for the sum; where it goes on between machines, for its first part."""
         assert self._sum is not None
         with metering.waiting_for_workers():
-            self._parts = self._sum.part().split(self._lengths)
+            self._sum.wait()
 
     def total(self, place: int) -> torch.Tensor:
         """Returns this worker's part of a sum."""
         shard = self._shards[place]
+        if not self._parts:
+            assert self._sum is not None
+            with metering.waiting_for_workers():
+                self._parts = self._sum.part().split(self._lengths)
         return self._parts[place][: shard.end - shard.begin]
 
 
@@ -141,30 +148,30 @@ class Buckets:
         like: Mapping[int, torch.Tensor],
         count: int,
         group: ProcessGroup,
-        channel: dist.ProcessGroup | None = None,
         *,
         shards: Mapping[int, Shard],
+        beside_gathers: bool = False,
         last_bytes: int | None = None,
     ) -> None:
         """Makes buckets for those of `count` variables whose index is in `like`.
 
         Those that are in `shards` are sharded: their sums are this worker's shards.
+        `beside_gathers`: weights are gathered meanwhile.
         """
-        self._group = group
-        self._channel = channel
+        channel = _channel(group, beside_gathers)
         summed_whole = {index: one for index, one in like.items() if index not in shards}
         first, *others = _in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
         sharded = _sharded_together(like, shards, group.bytes_per_pack)
-        self._last = Bucket([like[index] for index in first[::-1]], count, group.device)
+        self._last = Bucket([like[index] for index in first[::-1]], count, channel)
         self._buckets: list[Bucket | ShardedBucket] = []
         self._places: dict[int, tuple[Bucket | ShardedBucket, int]] = {}
         for members in sorted([*others, *sharded], reverse=True):
+            theirs = [like[index] for index in members[::-1]]
+            held = [shards[index] for index in members[::-1] if index in shards]
             self._add(
-                ShardedBucket(
-                    [like[index] for index in members[::-1]], [shards[i] for i in members[::-1]]
-                )
-                if members[0] in shards
-                else Bucket([like[index] for index in members[::-1]], 0, group.device),
+                ShardedBucket(theirs, held, _channel(held[0].group, beside_gathers))
+                if held
+                else Bucket(theirs, 0, channel),
                 members[::-1],
             )
         self._add(self._last, first[::-1])
@@ -240,7 +247,7 @@ class Buckets:
             for bucket in self._buckets[: self._started]:
                 if isinstance(bucket, ShardedBucket):
                     bucket.free()
-            self._buckets[self._started].start(self._group, self._channel)
+            self._buckets[self._started].start()
             self._started += 1
 
 
@@ -309,6 +316,10 @@ def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         filled += tensor.nbytes
     if pack:
         yield pack
+
+
+def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:
+    return group.of_buckets if beside_gathers else group
 
 
 def _sharded_together(

@@ -9,6 +9,7 @@ a few numbers. Tensors to be summed are packed by type; tensors to be copied are
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import check_shapes
-from kerasdist.errors import JobError, ReplicaError
+from kerasdist.errors import JobError, ReplicaError, UnsupportedError
 from kerasdist.job import listening
 
 if TYPE_CHECKING:
@@ -106,9 +107,15 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _new_group(timeout: timedelta) -> dist.ProcessGroup:
+def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+    """Makes a group of some workers, who alone call it; None: of all."""
     with listening.waiting_their_turn():
-        group: Any = dist.new_group(timeout=timeout, backend=_backend())
+        group: Any = dist.new_group(
+            None if ranks is None else list(ranks),
+            timeout=timeout,
+            backend=_backend(),
+            use_local_synchronization=ranks is not None,
+        )
     return group
 
 
@@ -145,11 +152,13 @@ class Group:
     Attributes:
         rank: This process's number.
         size: How many processes there are.
+        is_first: Whether it has the chief, as only one of the groups of machines has.
         gradients_travel_as: The name of the type in which gradients are sent; None: their own.
     """
 
     rank = 0
     size = 1
+    is_first = True
     gradients_travel_as: str | None = None
 
     def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -198,35 +207,53 @@ class Waitable(Protocol):
 
 @final
 class ReduceScatter:
-    """A reduce-scatter that has started."""
+    """A reduce-scatter that has started; where machines hold equal shards, their sum follows."""
 
-    def __init__(self, work: Any, sent: torch.Tensor, own: torch.Tensor, dtype: torch.dtype):
-        """Keeps what is sent until it is done."""
+    def __init__(
+        self,
+        work: Any,
+        sent: torch.Tensor,
+        own: torch.Tensor,
+        dtype: torch.dtype,
+        between: dist.ProcessGroup | None,
+    ) -> None:
+        """Keeps what is sent until it is done; `between` has the holders of the same shard."""
         self._work = work
         self._sent: torch.Tensor | None = sent
         self._own = own
         self._dtype = dtype
+        self._between = between  # None once that sum has started
 
-    @property
-    def blocks(self) -> bool:
-        """Whether `wait` would block this thread; on a GPU it never does."""
-        return not (self._own.is_cuda or self._work.is_completed())
+    def free(self) -> None:
+        """Frees what was sent if it is done; never blocks this thread.
+
+        On a GPU the sum between machines starts. On a CPU `wait` starts it: here the time at which
+        this worker's part is done would decide in which order workers sum.
+        """
+        if self._own.is_cuda:
+            self.wait()
+        elif self._work.is_completed():
+            self._sent = None
 
     def wait(self) -> None:
-        """Waits until it is done, and frees what was sent."""
-        if self._sent is not None:
-            self._work.wait()
-            self._sent = None
+        """Waits until it is done, frees what was sent, and starts the sum between machines."""
+        if self._sent is None and self._between is None:
+            return
+        self._work.wait()
+        self._sent = None
+        if self._between is not None:
+            self._work, self._between = _all_reduce(self._own, self._between), None
 
     def part(self) -> torch.Tensor:
         """Returns this worker's part of the sum, once it is done."""
         self.wait()
+        self._work.wait()
         return self._own.to(self._dtype)
 
 
 @final
 class ProcessGroup(Group):
-    """The workers of a job.
+    """The workers of a job, or those of a machine (`within_host`).
 
     Attributes:
         device: The device on which this worker's tensors are sent and received.
@@ -241,28 +268,57 @@ class ProcessGroup(Group):
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
         self._group = _beside_default.get(job)  # None: torch's default group
-        self._timeout = job.timeouts.meeting
+        # In a group of a machine: its ranks, and those that hold the same shards elsewhere.
+        self._ranks: tuple[range, range] | None = None
+        self._between: dist.ProcessGroup | None = None
+        self._timeout = timedelta(seconds=job.timeouts.meeting)
         if self._compressed is not None:
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
 
-    def start_sum(self, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Waitable:
+    def within_host(self, workers: int) -> ProcessGroup:
+        """Returns the group of this machine, each of which has as many workers. All must call it.
+
+        Its sums of parts go on between the machines.
+        """
+        if workers == self.size:
+            return self
+        if workers == 1:
+            raise UnsupportedError(
+                "Expected several workers on each machine, to shard state within a machine. "
+                f"Received: within='host', with {self.size} workers, each on a machine of its own. "
+                "Leave out `within` of kerasdist.Sharding."
+            )
+        inside = copy.copy(self)
+        inside.rank, inside.size = self.rank % workers, workers
+        begin = self.rank - inside.rank
+        here, alike = range(begin, begin + workers), range(inside.rank, self.size, workers)
+        inside._ranks, inside.is_first = (here, alike), begin == 0
+        inside._connect()
+        return inside
+
+    def _connect(self) -> None:
+        """Makes torch's groups anew, so that their collectives run beside those of others."""
+        if self._ranks is None:
+            self._group = _new_group(self._timeout)
+        else:
+            self._group, self._between = (_new_group(self._timeout, one) for one in self._ranks)
+
+    def start_sum(self, flat: torch.Tensor) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
-        group = group or self._group
+        group = self._group
         if self._compressed is None or flat.itemsize <= self._compressed.itemsize:
             return _all_reduce(flat, group)
         small = flat.to(self._compressed)
         return _all_reduce(small, group).get_future().then(lambda _: flat.copy_(small))
 
-    def start_sum_of_parts(
-        self, flat: torch.Tensor, group: dist.ProcessGroup | None = None
-    ) -> ReduceScatter:
+    def start_sum_of_parts(self, flat: torch.Tensor) -> ReduceScatter:
         """Starts a reduce-scatter of a tensor of equal parts, compressed if the user chose so."""
         sent = flat
         if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
             sent = flat.to(self._compressed)
         own = sent.new_empty(len(flat) // self.size)
-        work = _scatter_sum(own, sent, group=group or self._group, async_op=True)
-        return ReduceScatter(work, sent, own, flat.dtype)
+        work = _scatter_sum(own, sent, group=self._group, async_op=True)
+        return ReduceScatter(work, sent, own, flat.dtype, self._between)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
@@ -270,12 +326,14 @@ class ProcessGroup(Group):
         return _gather_into(whole, part, group=self._group, async_op=True), whole
 
     @cached_property
-    def of_buckets(self) -> dist.ProcessGroup:
-        """A separate process group for sums of gradients beside the gathers of sharded weights.
+    def of_buckets(self) -> ProcessGroup:
+        """The same workers, for sums of gradients beside the gathers of sharded weights.
 
         All workers must create it.
         """
-        return _new_group(timedelta(seconds=self._timeout))
+        beside = copy.copy(self)
+        beside._connect()
+        return beside
 
     @torch.no_grad()
     def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -142,8 +142,8 @@ class HookedBuckets(Buckets):
             self._parameters,
             len(served),
             group,
-            group.of_buckets if any(map(shard_of, variables)) else None,
             shards=shards,
+            beside_gathers=any(map(shard_of, variables)),
             last_bytes=_LAST_BYTES,
         )
         self._unserved = [index for index, is_served in enumerate(served) if not is_served]
