@@ -254,6 +254,61 @@ def collectives_are_launched_in_one_order():
 
 
 @case
+def collectives_of_own_gradients_have_their_place():
+    """A collective that only a backward pass has: the sums of buckets wait for the end of it."""
+
+    @keras.ops.custom_gradient
+    def averaged(x):
+        def gradient(*args, upstream=None):
+            upstream = args[0] if upstream is None else upstream
+            replica = kd.get_replica_context()
+            if replica is None or x.device.type == "meta":
+                return upstream
+            total = replica.all_reduce("SUM", upstream.sum(0))
+            return upstream + 0 * total
+
+        return x * 1.0, gradient
+
+    class Own(Branching):
+        def __init__(self):
+            super().__init__(where_large)
+
+        def call(self, x):
+            hidden = averaged(self.always(x))
+            if x.device.type != "meta" and bool(where_large(0, x).any()):  # on some workers only
+                hidden = hidden + torch.where(where_large(0, x), self.sometimes(x), 0.0)
+            return self.last(hidden)
+
+    options = kd.CommunicationOptions(bytes_per_pack=64)
+    strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
+    with launches() as noted:
+        _, found = trained(Own, strategy, epochs=2)
+    everyone = strategy.replica_set.job.all_gather_object("launched collectives", noted)
+    assert everyone == [everyone[0]] * WORKERS, everyone
+    same(found, trained(Own, epochs=2)[1])
+
+
+@case
+def variables_in_the_place_of_others_are_compared():
+    """One worker's new variables may have the ids of old ones: all compare them, or none."""
+    compared = []
+    job = STRATEGY.replica_set.job
+    total = GradientSum(STRATEGY.replica_set.group, job)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "assert_equal", lambda *facts: compared.append(facts))
+        variables = [keras.Variable(1.0)]
+        total._agree(variables, 1)
+        total._agree(variables, 1)
+        assert len(compared) == 1, compared
+        [key] = total._agreed
+        del variables
+        new = [keras.Variable(2.0)]
+        total._agreed[tuple(map(id, new))] = total._agreed.pop(key)  # as if of the same id
+        total._agree(new, 1)
+    assert len(compared) == 2, compared
+
+
+@case
 def a_second_backward_pass_is_refused():
     class Twice(keras.losses.Loss):
         def call(self, y_true, y_pred):

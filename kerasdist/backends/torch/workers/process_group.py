@@ -239,15 +239,25 @@ class ProcessGroup(Group):
         self._compressed = _COMPRESSED[communication.compression]
         self._group = _beside_default.get(job)  # None: torch's default group
         self._timeout = job.timeouts.meeting
+        self._collectives = job.collectives
         if self._compressed is not None:
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
+
+    def _record(self, kind: str, sent: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+        """Records a collective that starts, where the user has asked for it."""
+        if self._collectives is not None:
+            name = "all workers" if group is self._group else "buckets"
+            dtype = str(sent.dtype).removeprefix("torch.")
+            self._collectives.record(kind, f"{dtype}{list(sent.shape)} in the group of {name}")
 
     def start_sum(self, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
         group = group or self._group
         if self._compressed is None or flat.itemsize <= self._compressed.itemsize:
+            self._record("all_reduce", flat, group)
             return _all_reduce(flat, group)
         small = flat.to(self._compressed)
+        self._record("all_reduce", small, group)
         return _all_reduce(small, group).get_future().then(lambda _: flat.copy_(small))
 
     def start_sum_of_parts(
@@ -258,12 +268,15 @@ class ProcessGroup(Group):
         if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
             sent = flat.to(self._compressed)
         own = sent.new_empty(len(flat) // self.size)
-        work = _scatter_sum(own, sent, group=group or self._group, async_op=True)
+        group = group or self._group
+        self._record("reduce_scatter", sent, group)
+        work = _scatter_sum(own, sent, group=group, async_op=True)
         return ReduceScatter(work, sent, own, flat.dtype)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
         whole = part.new_empty(self.size * len(part))
+        self._record("all_gather", part, self._group)
         return _gather_into(whole, part, group=self._group, async_op=True), whole
 
     @cached_property
@@ -284,6 +297,7 @@ class ProcessGroup(Group):
         for dtype, members in packs.items():
             parts = [_numbers(tensors[index], dtype, self.device) for index in members]
             flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+            self._record("all_reduce", flat, self._group)
             with metering.waiting_for_workers():
                 dist.all_reduce(flat, group=self._group)
             chunks = flat.split([part.numel() for part in parts])
@@ -306,6 +320,7 @@ class ProcessGroup(Group):
             return []
         parts = [_bytes(tensor, self.device) for tensor in tensors]
         flat = torch.cat(parts)
+        self._record("broadcast", flat, self._group)
         with metering.waiting_for_workers():
             dist.broadcast(flat, src=0, group=self._group)
         return [
@@ -322,6 +337,7 @@ class ProcessGroup(Group):
         """Returns the workers' tensors, stacked along a new axis 0, sent from a device."""
         own = _bytes(tensor, device)
         every = own.new_empty(self.size * len(own))
+        self._record("all_gather", own, self._group)
         with metering.waiting_for_workers():
             _gather_into(every, own, group=self._group)
         return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
@@ -342,6 +358,7 @@ class ProcessGroup(Group):
         torch.cat(parts, out=own[: sum(map(len, parts))])
         every = own.new_empty(self.size * longest)
         if longest:
+            self._record("all_gather", own, self._group)
             with metering.waiting_for_workers():
                 _gather_into(every, own, group=self._group)
         return [
