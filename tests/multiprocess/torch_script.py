@@ -254,41 +254,6 @@ def collectives_are_launched_in_one_order():
 
 
 @case
-def collectives_of_own_gradients_have_their_place():
-    """A collective that only a backward pass has: the sums of buckets wait for the end of it."""
-
-    @keras.ops.custom_gradient
-    def averaged(x):
-        def gradient(*args, upstream=None):
-            upstream = args[0] if upstream is None else upstream
-            replica = kd.get_replica_context()
-            if replica is None or x.device.type == "meta":
-                return upstream
-            total = replica.all_reduce("SUM", upstream.sum(0))
-            return upstream + 0 * total
-
-        return x * 1.0, gradient
-
-    class Own(Branching):
-        def __init__(self):
-            super().__init__(where_large)
-
-        def call(self, x):
-            hidden = averaged(self.always(x))
-            if x.device.type != "meta" and bool(where_large(0, x).any()):  # on some workers only
-                hidden = hidden + torch.where(where_large(0, x), self.sometimes(x), 0.0)
-            return self.last(hidden)
-
-    options = kd.CommunicationOptions(bytes_per_pack=64)
-    strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
-    with launches() as noted:
-        _, found = trained(Own, strategy, epochs=2)
-    everyone = strategy.replica_set.job.all_gather_object("launched collectives", noted)
-    assert everyone == [everyone[0]] * WORKERS, everyone
-    same(found, trained(Own, epochs=2)[1])
-
-
-@case
 def variables_in_the_place_of_others_are_compared():
     """One worker's new variables may have the ids of old ones: all compare them, or none."""
     compared = []

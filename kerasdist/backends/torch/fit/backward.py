@@ -96,14 +96,12 @@ def _with_custom_gradient(
     if replica is None:
         return original(decorated, *args, **kwargs)
     forward, place = decorated.forward_fn, _Place(replica)
-    own: Any = replica.collectives
 
     def placed(*args: object, **kwargs: object) -> Any:
         result = forward(*args, **kwargs)
         if not isinstance(result, tuple):  # Keras lets a function have no gradient
             return result
         output, gradient = result
-        own.scope.sums_in_backward = True  # it may call a collective, which no forward pass shows
 
         def placed_gradient(*args: object, **kwargs: object) -> Any:
             with place.entered():
