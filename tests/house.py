@@ -46,15 +46,15 @@ class Figure:
 
 
 FIGURES = (
-    Figure("lines of code", 29_736, 23_500),
-    Figure("files", 242, 250),
+    Figure("lines of code", 29_923, 23_500),
+    Figure("files", 243, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_468, 2_600),
+    Figure("mentions of Any", 2_474, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,

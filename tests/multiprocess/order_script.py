@@ -197,7 +197,8 @@ def another_order_of_programs_is_named():
         return lambda: STRATEGY.run(step, args=(value,))
 
     one, other = summed(2.0), summed(3.0)
-    one(), other()
+    one()
+    other()
     JOB.compare_collectives("the case")
 
     def both():
@@ -206,7 +207,8 @@ def another_order_of_programs_is_named():
 
     said = refused(both)
     assert re.search("Received: collective .*='program .* on worker 1, 'program", said), said
-    one(), other()
+    one()
+    other()
 
 
 @case("torch")
