@@ -90,7 +90,7 @@ class Training:
         return [*map(np.array, history.values()), *self.values()], issued
 
 
-def same(found, expected, tolerance=2e-5):
+def same(found, expected, tolerance=2e-5):  # sums in another order
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
@@ -125,11 +125,11 @@ def late_at_each_point():
     Each worker is late before each collective, of which the other has then started the next.
     """
     for make in MODELS:
+        trainings = [Training(make, strategy) for strategy in strategies()]
+        runs = [training.run() for training in trainings]
         plain, none = Training(make).run()
         assert none == 0, none
-        for strategy in strategies():
-            training = Training(make, strategy)
-            expected, issued = training.run()
+        for training, (expected, issued) in zip(trainings, runs, strict=True):
             same(expected, plain)
             assert issued >= 3, issued  # a collective, or a program, for each step
             for rank, parity in itertools.product(range(WORKERS), range(2)):
