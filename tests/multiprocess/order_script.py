@@ -111,11 +111,10 @@ def before_each(act):
 
 def strategies():
     yield STRATEGY
-    if BACKEND != "tensorflow":
-        for state in ("optimizer", "full"):
-            yield kd.MultiWorkerMirroredStrategy(
-                sharding=kd.Sharding(state, min_size=1), communication_options=BY_LAYER
-            )
+    for state in {"torch": ("optimizer", "full"), "jax": ("full",)}.get(BACKEND, ()):
+        yield kd.MultiWorkerMirroredStrategy(
+            sharding=kd.Sharding(state, min_size=1), communication_options=BY_LAYER
+        )
 
 
 @case(*ALL)
