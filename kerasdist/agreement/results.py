@@ -188,11 +188,15 @@ def _lines(program: str) -> list[str]:
     return [_NUMBER.sub("", one) if "callback" in one else one for one in program.splitlines()]
 
 
-def require_equal_programs(job: Job, program: str) -> None:
-    """Raises DisagreementError if workers run different programs. All workers must call it."""
+def require_equal_programs(job: Job, program: str) -> str:
+    """Returns the digest of a program that all workers run. All workers must call it.
+
+    Raises:
+        DisagreementError: If they run different programs.
+    """
     lines, digest = _lines(program), digest_of(program)
     if job.all_have_one("program of a step", digest):
-        return
+        return digest
     everyone = job.all_gather_object(
         "lines of the program", [zlib.crc32(one.encode()) for one in lines]
     )

@@ -137,4 +137,6 @@ class InSync(keras.callbacks.Callback):
         binding, when = binding_of(keras_compat.model_of(self)), f"the end of epoch {epoch + 1}"
         if binding is not None:
             binding.replicas.first_batches.require_equal_since(when)
+            if binding.replicas.job is not None:
+                binding.replicas.job.compare_collectives(when)
             results.require_equal_weights(self.model, binding.replicas, when)

@@ -50,6 +50,7 @@ class Client:
         interrupted: Whether the job ended because a worker was interrupted by Ctrl-C.
         left_early: Whether the job ended because a worker's script ended before those of others.
         report: Returns the batches of this worker; another thread calls it.
+        last_collectives: Returns the last collectives that it has recorded; likewise.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Client:
         self.interrupted = False
         self.left_early = False
         self.report: Callable[[], Report | None] = lambda: None
+        self.last_collectives: Callable[[], list[str]] = list
         self._timeouts = timeouts
         self.who = f"[worker {facts['rank']}/{facts['num_workers']}]"
         self._changed = threading.Condition()
@@ -228,7 +230,8 @@ class Client:
         limit = self._timeouts.heartbeat
         while not self.closed and self.failure is None:
             doing = [self.step, self.place, self.entered]
-            self._send({"type": "beat", "doing": doing, "batches": self._batches()})
+            told = {"batches": self._batches(), "collectives": self.last_collectives()}
+            self._send({"type": "beat", "doing": doing, **told})
             if (self._beats - self._heard) * self._timeouts.beat > limit:
                 self.fail(
                     "lost",

@@ -65,6 +65,7 @@ class Member:
         moved: When `step`, `place` or `entered` last changed.
         left: Whether it has left the job.
         batches: Its batches since the workers last compared them; None if it does not tell.
+        collectives: The last collectives that it has recorded.
     """
 
     rank: int
@@ -78,6 +79,7 @@ class Member:
     moved: float = 0.0
     left: bool = False
     batches: Report | None = None
+    collectives: list[str] = field(default_factory=list)
 
     def send(self, packed: bytes) -> None:
         """Sends a packed message; does not wait until the worker reads it."""
@@ -345,6 +347,7 @@ class Coordinator:
         if message["batches"] is not None:
             check_report(message["batches"])
         member.batches = message["batches"]
+        member.collectives = list(map(str, message.get("collectives", ())))
         if (step, place, entered) != (member.step, member.place, member.entered):
             member.moved = self._now
             member.step, member.place, member.entered = step, place, entered
@@ -509,11 +512,12 @@ class Coordinator:
 
     def _doing(self, ranks: Iterable[int]) -> dict[int, str]:
         """Returns what workers do."""
-        members = [self._members[rank] for rank in ranks]
-        return {
-            one.rank: f"in {one.place}, step {one.step}" if one.place else "in code of its own"
-            for one in members
-        }
+        places: dict[int, str] = {}
+        for one in (self._members[rank] for rank in ranks):
+            place = f"in {one.place}, step {one.step}" if one.place else "in code of its own"
+            recorded = "; ".join(one.collectives)
+            places[one.rank] = f"{place}, last collectives: {recorded}" if recorded else place
+        return places
 
     def _fail_apart(self, member: Member, label: str, meeting: Meeting) -> None:
         places = {**meeting.places, member.rank: f"at {label!r}"}

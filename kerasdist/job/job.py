@@ -23,7 +23,7 @@ from kerasdist.errors import (
     KerasdistError,
     WorkerLostError,
 )
-from kerasdist.job import comparison, launcher, protocol
+from kerasdist.job import collectives, comparison, launcher, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
@@ -48,6 +48,7 @@ class Job:
         chief_address: That of the chief.
         is_on_one_machine: Whether all workers reach each other by loopback addresses.
         has_one_python: Whether all workers have the same version of Python.
+        collectives: The collectives that this worker has issued; None: they are not recorded.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Job:
         self._lock = threading.Lock()
         self._at_leave: list[Callable[[], None]] = []
         self._failing_exit: tuple[str, int] | None = None
+        self.collectives = collectives.log_if_wanted()
         host, port = _address_of_coordinator(membership)
         known = credentials()
         if membership.is_chief:
@@ -73,6 +75,8 @@ class Job:
         self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
         facts_of_this = _own_facts(membership, host, self._port)
         self._client = Client(host, port, facts_of_this, timeouts, known)
+        if self.collectives is not None:
+            self._client.last_collectives = self.collectives.last
         roster = self._client.roster
         self.address: str = self._client.address
         self.chief_address: str = roster["chief"]
@@ -81,7 +85,8 @@ class Job:
         self._monitor = Monitor(self._client, self._coordinator)
         self._interrupts = DroppedInterrupts(lambda: self.is_watched)
         launcher.tell_launcher()
-        self.assert_equal("versions", {"kerasdist": __version__, **facts})
+        recorded = {collectives.VARIABLE: int(self.collectives is not None)}
+        self.assert_equal("versions", {"kerasdist": __version__, **facts, **recorded})
 
     @property
     def other_addresses(self) -> list[str]:
@@ -259,6 +264,13 @@ class Job:
             self.check()
         self._interrupts.raise_again()
         self._client.step += 1
+        if self.collectives is not None and self._client.step % collectives.STEPS == 0:
+            self.compare_collectives(f"step {self._client.step}")
+
+    def compare_collectives(self, when: str) -> None:
+        """Raises DisagreementError if recorded collectives differ. All workers must call it."""
+        if self.collectives is not None:
+            self.collectives.compare(self, when)
 
     def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
         """Sends the batches of this worker to the chief, with each sign of life."""
@@ -324,6 +336,7 @@ class Job:
             return
         try:
             self.all_gather_object("end of the script", self._client.step, channel=LEAVING)
+            self.compare_collectives("the end of the script")
         except JobError as error:
             if self._client.left_early:
                 self._monitor.let_end(error)

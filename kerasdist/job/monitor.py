@@ -114,7 +114,8 @@ class Monitor:
     def _stack(self) -> str:
         frame = self._frame()
         lines = traceback.format_stack(frame)[-4:] if frame is not None else []
-        return "".join(["This worker was here:\n", *lines])
+        recorded = [f"Its last collectives: {one}\n" for one in self._client.last_collectives()]
+        return "".join(["This worker was here:\n", *lines, *recorded])
 
     def _uncaught(
         self,

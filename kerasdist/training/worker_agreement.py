@@ -78,6 +78,8 @@ def calling(
         try:
             with _in_call(replicas, call.arguments):
                 yield
+            if not is_inner:
+                job.compare_collectives(f"the end of {name}")
         finally:
             if not is_inner:  # what follows, such as train_on_batch, is no part of this call
                 replicas.batch_history.clear()

@@ -26,12 +26,15 @@ SHORT = {
     "hang_in_other_batches": {"heartbeat": HEARTBEAT},
     "stay_away": {"meeting": MEETING},
     "stand_still": {"meeting": MEETING},
+    "stand_still_in_other_collectives": {"meeting": MEETING},
     "chief_does_not_save": {"meeting": MEETING},
     "never_come": {"join": JOIN},
 }
 
 
 def joined(rank: int, workers: int, port: int, behaviour: str) -> Job:
+    if behaviour == "stand_still_in_other_collectives":
+        os.environ["KERASDIST_DEBUG_COLLECTIVES"] = "1"
     place = Membership("worker", rank, rank, workers, (), f"localhost:{port}", "a test")
     limits = {"join": LONG, "heartbeat": LONG, "meeting": LONG, **SHORT.get(behaviour, {})}
     job = Job(place, {"keras": "1"}, Timeouts(**limits))
@@ -166,6 +169,15 @@ def stand_still(job: Job):
     with job.translating_failures("fit"):
         for _ in range(3 - job.rank):
             job.step_started()
+        time.sleep(LONG)
+
+
+def stand_still_in_other_collectives(job: Job):
+    """Each waits for the others in its own collective."""
+    with job.translating_failures("fit"):
+        job.step_started()
+        for kind in ("all_reduce", "broadcast" if job.rank == 1 else "all_gather"):
+            job.collectives.record(kind, "float32[4] in the group of all workers")
         time.sleep(LONG)
 
 

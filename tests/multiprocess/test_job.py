@@ -54,6 +54,15 @@ LOSSES = [
     ),
     ("stay_away", LOST, "worker 1 did not come to 'the next step' within 3 s", MEETING),
     ("stand_still", LOST, "no worker has begun a step for 3 s .*the last is worker [12]", MEETING),
+    (
+        "stand_still_in_other_collectives",
+        LOST,
+        r"(?s)workers 0, 2 are in fit, step 1, last collectives: number 1: all_reduce float32\[4\] "
+        r"in the group of all workers, job_script.py:\d+; number 2: all_gather .*"
+        r"worker 1 is in fit, step 1, last collectives: number 1: .*; number 2: broadcast .*"
+        r"This worker was here:.*Its last collectives: number 2: all_gather ",
+        MEETING,
+    ),
     ("chief_does_not_save", LOST, "worker 0 did not save '/folder/m.keras' within 3 s", MEETING),
     ("never_come", 1, "worker 1 of 3 did not come within 4 s", JOIN),
     ("broken_engine", LOST, "(?s)Connection closed by peer.*worker 1 .* it was killed", 0),

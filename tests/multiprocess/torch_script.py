@@ -254,6 +254,26 @@ def collectives_are_launched_in_one_order():
 
 
 @case
+def variables_in_the_place_of_others_are_compared():
+    """One worker's new variables may have the ids of old ones: all compare them, or none."""
+    compared = []
+    job = STRATEGY.replica_set.job
+    total = GradientSum(STRATEGY.replica_set.group, job)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "assert_equal", lambda *facts: compared.append(facts))
+        variables = [keras.Variable(1.0)]
+        total._agree(variables, 1)
+        total._agree(variables, 1)
+        assert len(compared) == 1, compared
+        [key] = total._agreed
+        del variables
+        new = [keras.Variable(2.0)]
+        total._agreed[tuple(map(id, new))] = total._agreed.pop(key)  # as if of the same id
+        total._agree(new, 1)
+    assert len(compared) == 2, compared
+
+
+@case
 def a_second_backward_pass_is_refused():
     class Twice(keras.losses.Loss):
         def call(self, y_true, y_pred):

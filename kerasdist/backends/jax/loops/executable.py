@@ -60,6 +60,7 @@ class Executable:
         written: The ids of the variables whose new values it returns, as tracing found them.
         written_apart: The ids of the written variables of which it returns components.
         form: How to rebuild the results from the arrays that it returns.
+        digest: A digest of the program, where several workers compare theirs.
     """
 
     known: dict[int, weakref.ref[keras.Variable]]
@@ -71,6 +72,7 @@ class Executable:
     written: list[int] = field(default_factory=list)
     written_apart: list[int] = field(default_factory=list)
     form: _Form | None = None
+    digest: str = ""
 
     def variables(self) -> dict[int, keras.Variable]:
         """Returns the known variables, by their ids."""
@@ -118,8 +120,10 @@ def launch(
     executable.traced = traced
     try:
         if executable.compiled is None and isinstance(place, MeshPlacement):
-            place.compare(compiled, *arguments)
+            executable.digest = place.compare(compiled, *arguments)
         executable.compiled = compiled
+        if executable.digest and isinstance(place, MeshPlacement):
+            place.record(executable.digest[:12])
         with contextlib.nullcontext() if place is None or on_mesh else place.variables():
             # In one call of C code: Python raises KeyboardInterrupt between its own instructions
             # only, so not after the old values are consumed and before the new ones are kept.

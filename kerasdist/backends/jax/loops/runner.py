@@ -326,6 +326,7 @@ class JaxRunner(Runner):
         """Applies a function to components: inline in a program, else as a small program."""
         if scopes.program() is not None or is_traced(source.array):
             return function(source, *how)
+        self._place.record(function.__qualname__, "of", source.array.dtype, source.array.shape)
         result = self._small(function, type(source), source.layout, how, source.array)
         self._place.after_launch(result, None)
         return here(result)

@@ -367,9 +367,16 @@ class MeshPlacement(Placement):
         """Notes a batch of an eager step, if several workers compare theirs."""
         del batch
 
-    def compare(self, program: Any, *arguments: object) -> None:
-        """Compares a new program for these arguments, where there are several workers."""
+    def compare(self, program: Any, *arguments: object) -> str:
+        """Compares a new program for these arguments, where there are several workers.
+
+        Returns its digest, or an empty text.
+        """
         del program, arguments
+        return ""
+
+    def record(self, *what: object) -> None:
+        """Records a program that starts, where several workers compare theirs."""
 
     def _held(self, state: Any) -> Any:
         """Returns the sharding of the state: one for all arrays, or one for each."""

@@ -80,7 +80,7 @@ class WorkerPlacement(MeshPlacement):
         if is_placed(array, sharding):
             return array
         if isinstance(array, jax.Array) and is_sharded(array):
-            return _sharded_as(sharding)(array)
+            return self._resharded(array, sharding)
         rows = self.lasting(here(array))
         made = jax.make_array_from_callback(
             np.shape(rows),
@@ -91,7 +91,16 @@ class WorkerPlacement(MeshPlacement):
 
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the whole value of an array. All workers must call it, if it is sharded."""
-        return here(_sharded_as(self.whole)(array) if is_sharded(array) else array)
+        return here(self._resharded(array, self.whole) if is_sharded(array) else array)
+
+    def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
+        self.record("that shards anew", array.dtype, array.shape)
+        return _sharded_as(sharding)(array)
+
+    def record(self, *what: object) -> None:
+        """Records a program that starts, where the user has asked for it."""
+        if self._job.collectives is not None:
+            self._job.collectives.record("program", " ".join(map(str, what)))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
         array = jax.block_until_ready(rows.array)  # NumPy's own wait would drop a Ctrl-C
@@ -143,7 +152,9 @@ class WorkerPlacement(MeshPlacement):
             size = chunk.shape[-1]
             # Of powers of two there are few, and JAX compiles the program for each size.
             room = [(0, 0)] * (data.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
-            result = jax.block_until_ready(exchange(np.pad(chunk, room)))
+            padded = np.pad(chunk, room)
+            self.record("that exchanges bytes", padded.shape)
+            result = jax.block_until_ready(exchange(padded))
             results.append(np.asarray(result.addressable_data(0))[..., :size])
         return np.concatenate(results, axis=-1)
 
@@ -188,6 +199,7 @@ class WorkerPlacement(MeshPlacement):
 
     def _note_batch(self, batch: Any) -> None:
         self._note_shapes(_shapes(batch))
+        self.record("of operations of an eager step of", _shapes(batch))
 
     def _launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]
@@ -196,14 +208,14 @@ class WorkerPlacement(MeshPlacement):
         form = _shapes(batch)
         if not seen:
             self._note_shapes(form)
-            self.compare(program, state, batch)
-            seen[form] = ""
+            seen[form] = self.compare(program, state, batch)
         else:
             if form not in seen:
                 # Without waiting for the others, whose batch may have another shape.
-                digest = results.digest_of(text_of(program.lower(state, batch)))
-                seen[form] = f"program {digest[:12]}"
-            self._note_shapes(f"{form} {seen[form]}" if seen[form] else form)
+                seen[form] = results.digest_of(text_of(program.lower(state, batch)))
+            is_compared = form == next(iter(seen))
+            self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
+        self.record(seen[form][:12], "of a step of", form)
 
         def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
@@ -211,10 +223,10 @@ class WorkerPlacement(MeshPlacement):
         outputs, new = super()._launch(program, state, batch, seen)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
-    def compare(self, program: Any, *arguments: object) -> None:
-        """Raises DisagreementError if other workers have another program."""
+    def compare(self, program: Any, *arguments: object) -> str:
+        """Returns a program's digest; raises DisagreementError if other workers have another."""
         # JAX caches the lowered program, so the call does not lower it again.
-        results.require_equal_programs(self._job, text_of(program.lower(*arguments)))
+        return results.require_equal_programs(self._job, text_of(program.lower(*arguments)))
 
     def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         if not isinstance(leaf, jax.Array):

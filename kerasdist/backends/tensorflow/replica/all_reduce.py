@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.errors import UnsupportedError
+from kerasdist.job.collectives import CollectiveLog, described
 
 # One value: a tensor per lane. A lane is a participant of a collective: a device of this process,
 # or the whole process if its devices share memory.
@@ -18,6 +19,8 @@ Column = Sequence[tf.Tensor]
 # Between GPUs a sum goes in packs of so many bytes at most, so that those of the last layers are on
 # their way while the backward pass works on the first ones. PyTorch takes 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
+
+_HOST = "/device:CPU:0"
 
 # Types that TensorFlow's collectives take.
 _TRAVELLING = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -38,12 +41,17 @@ class AllReduce:
         workers: int,
         key: int,
         seconds_to_wait: Callable[[], float] = lambda: 0.0,
+        collectives: CollectiveLog | None = None,
     ) -> None:
-        """Prepares sums over `workers` processes with equally many lanes, as one group, `key`."""
+        """Prepares sums over `workers` processes with equally many lanes, as one group, `key`.
+
+        `collectives` records them as they start.
+        """
         self.devices = devices
         self._lanes = workers * len(devices)
         self._key = key
         self._seconds_to_wait = seconds_to_wait
+        self._collectives = collectives
         self._orders = self._on_lanes(lambda: tf.Variable(tf.zeros([]), trainable=False))
         self._one_at_a_time = threading.Lock()
         self._in_one_call = tf.function(self._in_graph, reduce_retracing=True, autograph=False)
@@ -97,6 +105,8 @@ class AllReduce:
         hint = communication_hint(options, self.devices)
         seconds = options.timeout_seconds or self._seconds_to_wait()
         placed = self._on_lanes(tf.identity, vectors)
+        if self._collectives is not None:
+            placed = self._recorded(placed, self._collectives)
         if len(placed) > 1 and tf.executing_eagerly():
             # Eagerly, the first lane would wait for the second, which has not started. A graph runs
             # both. A concrete function stays a graph under `tf.config.run_functions_eagerly`.
@@ -104,6 +114,23 @@ class AllReduce:
             with self._one_at_a_time:  # the devices would mix up two threads' sums
                 return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
+
+    def _recorded(self, vectors: Sequence[tf.Tensor], log: CollectiveLog) -> list[tf.Tensor]:
+        """Returns vectors that are there once their collective is recorded, in a graph too.
+
+        The order of records is that of collectives: a read of the token waits for the one before.
+        """
+        first, order = vectors[0], self._orders[0]
+        entry = described("all_reduce", f"{first.dtype.name} with key {self._key}")
+
+        def record(size: Any) -> list[Any]:
+            log.add(f"{entry}, {size} numbers")
+            return []
+
+        with tf.control_dependencies([first, order.read_value()]), tf.device(_HOST):
+            recorded = tf.numpy_function(record, [tf.size(first)], [])
+        with tf.control_dependencies([recorded]):
+            return self._on_lanes(tf.identity, vectors)
 
     def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
         """Runs one collective, in which each lane takes part once.

@@ -76,6 +76,7 @@ class WorkerGroup(Group):
             workers=native_strategy.num_workers,
             key=native_strategy.group_key,
             seconds_to_wait=seconds_to_wait,
+            collectives=job.collectives,
         )
         super().__init__(native_strategy, all_reduce, shares_memory=shares_memory)
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
@@ -263,7 +265,7 @@ class GradientSum:
     def __init__(self, group: ProcessGroup, job: Job) -> None:
         self.group = group
         self._job = job
-        self._agreed: set[tuple[int, ...]] = set()
+        self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}  # by ids
 
     @torch.no_grad()
     def __call__(
@@ -291,11 +293,13 @@ class GradientSum:
 
     def _agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
         key = tuple(map(id, variables))
-        if key in self._agreed:
+        known = self._agreed.get(key)
+        # A new variable may get the id of one that is gone, on one worker and not on another.
+        if known is not None and all(map(operator.is_, variables, (one() for one in known))):
             return
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
         self._job.assert_equal("gradients", {"number of gradients": gradients, **paths})
-        self._agreed.add(key)
+        self._agreed[key] = list(map(weakref.ref, variables))
 
 
 def _shape_of(variable: keras.Variable) -> torch.Tensor:

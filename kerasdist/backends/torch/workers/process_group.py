@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -215,10 +215,10 @@ class ReduceScatter:
         sent: torch.Tensor,
         own: torch.Tensor,
         dtype: torch.dtype,
-        between: dist.ProcessGroup | None,
+        between: Callable[[torch.Tensor], Waitable] | None,
     ) -> None:
-        """Keeps what is sent until it is done; `between` has the holders of the same shard."""
-        self._work = work
+        """Keeps what is sent until it is done; `between` sums over holders of the same shard."""
+        self._work: Any = work
         self._sent: torch.Tensor | None = sent
         self._own = own
         self._dtype = dtype
@@ -242,7 +242,7 @@ class ReduceScatter:
         self._work.wait()
         self._sent = None
         if self._between is not None:
-            self._work, self._between = _all_reduce(self._own, self._between), None
+            self._work, self._between = self._between(self._own), None
 
     def part(self) -> torch.Tensor:
         """Returns this worker's part of the sum, once it is done."""
@@ -272,6 +272,7 @@ class ProcessGroup(Group):
         self._ranks: tuple[range, range] | None = None
         self._between: dist.ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
+        self._name, self._collectives = "all workers", job.collectives
         if self._compressed is not None:
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
 
@@ -293,6 +294,7 @@ class ProcessGroup(Group):
         begin = self.rank - inside.rank
         here, alike = range(begin, begin + workers), range(inside.rank, self.size, workers)
         inside._ranks, inside.is_first = (here, alike), begin == 0
+        inside._name = "the workers of a machine"
         inside._connect()
         return inside
 
@@ -303,12 +305,25 @@ class ProcessGroup(Group):
         else:
             self._group, self._between = (_new_group(self._timeout, one) for one in self._ranks)
 
+    def _record(self, kind: str, sent: torch.Tensor, name: str = "") -> None:
+        """Records a collective that starts, where the user has asked for it."""
+        if self._collectives is not None:
+            dtype = str(sent.dtype).removeprefix("torch.")
+            of = name or self._name
+            self._collectives.record(kind, f"{dtype}{list(sent.shape)} in the group of {of}")
+
+    def _sum_between_machines(self, own: torch.Tensor) -> Waitable:
+        self._record("all_reduce", own, "the holders of equal shards")
+        return _all_reduce(own, self._between)
+
     def start_sum(self, flat: torch.Tensor) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
         group = self._group
         if self._compressed is None or flat.itemsize <= self._compressed.itemsize:
+            self._record("all_reduce", flat)
             return _all_reduce(flat, group)
         small = flat.to(self._compressed)
+        self._record("all_reduce", small)
         return _all_reduce(small, group).get_future().then(lambda _: flat.copy_(small))
 
     def start_sum_of_parts(self, flat: torch.Tensor) -> ReduceScatter:
@@ -317,12 +332,15 @@ class ProcessGroup(Group):
         if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
             sent = flat.to(self._compressed)
         own = sent.new_empty(len(flat) // self.size)
+        self._record("reduce_scatter", sent)
         work = _scatter_sum(own, sent, group=self._group, async_op=True)
-        return ReduceScatter(work, sent, own, flat.dtype, self._between)
+        between = None if self._between is None else self._sum_between_machines
+        return ReduceScatter(work, sent, own, flat.dtype, between)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
         whole = part.new_empty(self.size * len(part))
+        self._record("all_gather", part)
         return _gather_into(whole, part, group=self._group, async_op=True), whole
 
     @cached_property
@@ -332,6 +350,7 @@ class ProcessGroup(Group):
         All workers must create it.
         """
         beside = copy.copy(self)
+        beside._name += ", for buckets"
         beside._connect()
         return beside
 
@@ -345,6 +364,7 @@ class ProcessGroup(Group):
         for dtype, members in packs.items():
             parts = [_numbers(tensors[index], dtype, self.device) for index in members]
             flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+            self._record("all_reduce", flat)
             with metering.waiting_for_workers():
                 dist.all_reduce(flat, group=self._group)
             chunks = flat.split([part.numel() for part in parts])
@@ -367,6 +387,7 @@ class ProcessGroup(Group):
             return []
         parts = [_bytes(tensor, self.device) for tensor in tensors]
         flat = torch.cat(parts)
+        self._record("broadcast", flat)
         with metering.waiting_for_workers():
             dist.broadcast(flat, src=0, group=self._group)
         return [
@@ -383,6 +404,7 @@ class ProcessGroup(Group):
         """Returns the workers' tensors, stacked along a new axis 0, sent from a device."""
         own = _bytes(tensor, device)
         every = own.new_empty(self.size * len(own))
+        self._record("all_gather", own)
         with metering.waiting_for_workers():
             _gather_into(every, own, group=self._group)
         return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
@@ -405,6 +427,7 @@ class ProcessGroup(Group):
         own = torch.cat(parts)
         every = own.new_empty(self.size * len(own))
         if len(own):
+            self._record("all_gather", own)
             with metering.waiting_for_workers():
                 _gather_into(every, own, group=self._group)
         columns = every.view(self.size, -1).split([len(part) for part in parts], 1)

@@ -1,0 +1,157 @@
+"""The collectives that a worker issues, recorded and compared if ``KERASDIST_DEBUG_COLLECTIVES=1``.
+
+All workers must issue the same collectives in the same order: a collective that meets another one
+hangs, or gives wrong numbers in silence. A backend records each collective as it starts it, in
+whichever thread that is; workers then compare digests of what they have recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, final
+
+from kerasdist.errors import JobError
+
+VARIABLE = "KERASDIST_DEBUG_COLLECTIVES"
+
+STEPS = 50
+"""After how many steps workers compare; they also do at the end of epochs, calls and scripts."""
+
+# How many collectives a worker reports as its last ones.
+_REPORTED = 3
+
+_ADVICE = (
+    "All workers must issue the same collectives in the same order, so the first that differs is "
+    "under a condition that is not the same on all of them. Of each the message shows what is sent "
+    "and how, the function of kerasdist, and the line of your code."
+)
+
+# Code that is not the user's: kerasdist, Python, installed packages, what frameworks generate.
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_LIBRARIES = ("stdlib", "purelib", "platlib")
+_INSTALLED = ("<", *(f"{sysconfig.get_path(one)}{os.sep}" for one in _LIBRARIES))
+_GENERATED = ("__autograph_generated", "torchinductor")
+
+
+class Meetings(Protocol):
+    """What a `Job` offers to compare facts."""
+
+    def all_have_one(self, label: str, value: object) -> bool:
+        """Returns whether the values of all workers are equal."""
+        ...
+
+    def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
+        """Returns what the chief chooses of all workers' values."""
+        ...
+
+    def assert_equal(self, label: str, facts: Mapping[str, object], advice: str) -> None:
+        """Raises DisagreementError if facts differ by worker."""
+        ...
+
+
+def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | None:
+    """Returns a new log if the user has asked for it.
+
+    Raises:
+        JobError: If the variable is neither ``1`` nor ``0``.
+    """
+    said = environ.get(VARIABLE) or "0"
+    if said not in ("0", "1"):
+        raise JobError(
+            f"Expected the variable {VARIABLE} to be 1 (record and compare all collectives) or 0. "
+            f"Received: {VARIABLE}={said!r}."
+        )
+    return CollectiveLog() if said == "1" else None
+
+
+@final
+class CollectiveLog:
+    """The collectives of this worker since workers last compared theirs."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._lock = threading.Lock()
+        self._compared = 0
+        self._entries: list[str] = []
+        self._digests = [""]  # of so many first entries
+
+    @property
+    def count(self) -> int:
+        """How many collectives this worker has recorded."""
+        return self._compared + len(self._entries)
+
+    def record(self, kind: str, what: str) -> None:
+        """Records a collective that is about to start.
+
+        Args:
+            kind: Its kind, such as ``all_reduce``.
+            what: What it sends and to whom, alike on all workers.
+        """
+        self.add(described(kind, what))
+
+    def add(self, entry: str) -> None:
+        """Records a collective that was described before."""
+        with self._lock:
+            self._entries.append(entry)
+            own = hashlib.blake2b(f"{self._digests[-1]}{entry}".encode(), digest_size=16)
+            self._digests.append(own.hexdigest())
+
+    def last(self) -> list[str]:
+        """Returns the last collectives with their numbers."""
+        with self._lock:
+            entries, compared = self._entries[-_REPORTED:], self._compared
+            first = compared + len(self._entries) - len(entries) + 1
+        return [f"number {first + index}: {entry}" for index, entry in enumerate(entries)]
+
+    def compare(self, job: Meetings, when: str) -> None:
+        """Raises DisagreementError if workers have not issued the same. All workers must call it.
+
+        They exchange digests alone, of the whole log and then of halves, until the first collective
+        that differs is known.
+        """
+        with self._lock:
+            entries, digests, before = self._entries, self._digests, self._compared
+            self._entries, self._digests = [], [""]
+            self._compared += len(entries)
+        label = f"recorded collectives before {when}"
+        if job.all_have_one(label, digests[-1]):
+            return
+        longest: int = job.choose(label, len(entries), max)
+        self._compared = before + longest
+        same, other = 0, longest
+        while other - same > 1:
+            middle = (same + other) // 2
+            own = digests[middle] if middle <= len(entries) else f"the end at {len(entries)}"
+            if job.all_have_one(label, own):
+                same = middle
+            else:
+                other = middle
+        own = entries[other - 1] if other <= len(entries) else f"none, only {len(entries)} so far"
+        facts = {f"collective {before + other}": own}
+        job.assert_equal(f"collectives before {when}", facts, _ADVICE)
+
+
+def described(kind: str, what: str) -> str:
+    """Returns a collective in words, with the code that issues it: kerasdist's and the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    assert frame is not None
+    recorder = frame.f_code.co_filename
+    ours = users = ""
+    while frame is not None and not users:
+        file = frame.f_code.co_filename
+        if file.startswith(_OURS):
+            if not ours and file != recorder:
+                ours = f" by {frame.f_code.co_qualname}"
+        elif not file.startswith(_INSTALLED) and not any(one in file for one in _GENERATED):
+            users = f", {Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return f"{kind} {what}{ours}{users}"
