@@ -87,6 +87,10 @@ def be_killed_in_an_epoch(strategy):
     fit(model(strategy), callbacks=[At("on_train_batch_end", signal.SIGKILL)])
 
 
+def be_stopped_in_an_epoch(strategy):
+    fit(model(strategy), callbacks=[At("on_train_batch_end", signal.SIGSTOP)])
+
+
 def be_interrupted_in_an_epoch(strategy):
     """By Ctrl-C on all workers, most of which wait in their framework then."""
 

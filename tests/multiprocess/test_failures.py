@@ -25,6 +25,7 @@ LOSSES = {
     "be_killed_in_compile": "worker 1 .* is lost: .* it was killed",
     "be_killed_in_an_epoch": "worker 1 .* is lost: .* it was killed",
     "be_killed_in_a_compiled_loop": "the step raised .*worker 1 .* is lost: .* it was killed",
+    "be_stopped_in_an_epoch": f"worker 1 .* has not given a sign of life for {HEARTBEAT} s",
     "be_cut_off": f"worker 1 .*sign of life for {HEARTBEAT} s: .* is cut off from the network",
 }
 
@@ -98,7 +99,7 @@ def jobs(request, tmp_path_factory):
 
 @pytest.mark.parametrize("behaviour", LOSSES)
 def test_the_survivor_ends_and_names_the_lost_worker(jobs, behaviour):
-    ended = jobs[behaviour].join(SECONDS)
+    ended = jobs[behaviour].join(SECONDS, but=[1] if "stopped" in behaviour else [])
     assert "striking" in ended[1].output, report(ended)
     assert ended[0].code == ExitCode.LOST_WORKER, report(ended)
     assert re.search(LOSSES[behaviour], ended[0].output), report(ended)

@@ -33,9 +33,9 @@ def test_defect_2_noise_is_no_rounding_whatever_the_size(count, dtype):
     assert not np.array_equal(kernel, kernel + rounding)
 
 
-def test_defect_2_one_of_twenty_million_weights():
-    """More elements than float32 can count; their measures add up chunk by chunk."""
-    kernel = np.resize(DRAWS * np.float32(0.05), 20_000_000)
+def test_defect_2_one_of_a_hundred_million_weights():
+    """A block of 400 MB, whose measures add up block by block."""
+    kernel = np.resize(DRAWS * np.float32(0.05), 100_000_000)
     other = kernel.copy()
     other[::7] *= np.float32(1.01)
     assert apart(kernel, other)
