@@ -45,20 +45,14 @@ def early_stopping(lab):
 
 
 @case("callbacks")
-def reduce_on_plateau(lab):
-    """`ReduceLROnPlateau`."""
+def rates(lab):
+    """`ReduceLROnPlateau` and `LearningRateScheduler`."""
+    callbacks = keras.callbacks
     same_with(
         lab,
-        lambda: keras.callbacks.ReduceLROnPlateau(
-            patience=1, min_delta=0.1, factor=0.5, monitor="loss"
-        ),
+        lambda: callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
+        lambda: callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.1, factor=0.5),
     )
-
-
-@case("callbacks")
-def rate_scheduler(lab):
-    """`LearningRateScheduler`."""
-    same_with(lab, lambda: keras.callbacks.LearningRateScheduler(lambda e, lr: lr * 0.7))
 
 
 @case("callbacks")

@@ -10,7 +10,7 @@ import numpy as np
 from tests.conformance import threads
 from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.mixing import EXAMPLES, added_sum
+from tests.conformance.mixing import EXAMPLES, added_sum, supervised_contrastive
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 from tests.conformance.unmixing import MODELS, network, residual
@@ -46,6 +46,10 @@ def checked(level=logging.DEBUG):
         logger.setLevel(before)
 
 
+# The same place in a step mixes the examples.
+LIKE = {supervised_contrastive: "named_entities"}
+
+
 def example_case(build, repaired: bool):
     def check(lab):
         fresh()
@@ -67,7 +71,15 @@ def example_case(build, repaired: bool):
     title = f"The first-batch check: {build.__doc__.partition(':')[0].rstrip('.')}, {kind}"
     name = f"{build.__name__}_{'repaired' if repaired else 'found'}"
     backends = ("tensorflow", "torch")
-    case("the first-batch check", name=name, title=title, backends=backends, replicas=(2, 3))(check)
+    like = LIKE.get(build, "") and f"check.{LIKE[build]}_{name.rpartition('_')[2]}"
+    case(
+        "the first-batch check",
+        name=name,
+        title=title,
+        backends=backends,
+        replicas=(2, 3),
+        like=like,
+    )(check)
 
 
 for _build in EXAMPLES:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict, quiet_fit
+from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression, weights_for
-from tests.conformance.registry import REPLICAS, case
+from tests.conformance.registry import BACKENDS, REPLICAS, case
 
 N, BATCH = 11, 4
 
@@ -26,24 +26,14 @@ def tensors(backend, *arrays):
 
 @case("data")
 def numpy_shuffled(lab):
-    """NumPy, `shuffle=True`: the same seed gives plain Keras's order."""
+    """NumPy, `shuffle=True`: plain Keras's order for the same seed; without `batch_size`, 32."""
     x, y = regression(N)
-    lab.same(dense, fit(x, y, batch_size=BATCH, shuffle=True, epochs=3))
-
-
-@case("data")
-def lists(lab):
-    """Lists of NumPy arrays, and arrays in tuples."""
-    x, y = regression(N)
-
-    def build():
-        a, b = keras.Input((2,)), keras.Input((2,))
-        merged = keras.layers.Concatenate()([a, b])
-        model = keras.Model([a, b], keras.layers.Dense(1)(merged))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    lab.same(build, fit([x[:, :2], x[:, 2:]], y, batch_size=BATCH))
+    more, targets = regression(40)
+    lab.same(
+        dense,
+        fit(x, y, batch_size=BATCH, shuffle=True, epochs=3),
+        *(fit(more, targets), evaluate(more, targets), predict(more)),
+    )
 
 
 @case("data")
@@ -61,30 +51,15 @@ def pandas(lab):
 
 
 @case("data")
-def tensors_of_the_backend(lab):
-    """Tensors of the running backend."""
-    x, y = regression(N)
-    tx, ty, tw = tensors(lab.backend, x, y, weights_for(N))
-    lab.same(
-        dense,
-        fit(tx, ty, batch_size=BATCH, shuffle=False, sample_weight=tw),
-        evaluate(tx, ty, batch_size=BATCH),
-        predict(tx, batch_size=BATCH),
-    )
-
-
-@case("data")
-def tensors_of_the_others(lab):
-    """TensorFlow's, JAX's and PyTorch's tensors on every backend."""
-    x, y = regression(N)
-    for other in ("tensorflow", "jax", "torch"):
-        if other == lab.backend:
-            continue
-        if {other, lab.backend} == {"jax", "tensorflow"}:
-            # Plain Keras on JAX leaves TensorFlow's tensors to NumPy, and the other way round.
-            pass
-        tx, ty = tensors(other, x, y)
-        lab.same(dense, fit(tx, ty, batch_size=BATCH, shuffle=False))
+def tensors_of_the_backends(lab):
+    """TensorFlow's, JAX's and PyTorch's tensors, on every backend."""
+    actions = []
+    for backend in BACKENDS:
+        x, y, weights = tensors(backend, *regression(N), weights_for(N))
+        actions.append(fit(x, y, batch_size=BATCH, shuffle=False, sample_weight=weights))
+        if backend == lab.backend:
+            actions += [evaluate(x, y, batch_size=BATCH), predict(x, batch_size=BATCH)]
+    lab.same(dense, *actions)
 
 
 def dataset(n=N, batch=BATCH, unknown=False, weights=False, repeat=False):
@@ -110,14 +85,12 @@ def dataset(n=N, batch=BATCH, unknown=False, weights=False, repeat=False):
 
 @case("data")
 def tf_data(lab):
-    """`tf.data.Dataset`."""
-    lab.same(dense, fit(dataset(), epochs=2), evaluate(dataset()), predict(dataset()))
-
-
-@case("data")
-def tf_data_weighted(lab):
-    """`tf.data.Dataset` of (x, y, sample_weight)."""
-    lab.same(dense, fit(dataset(weights=True)), evaluate(dataset(weights=True)))
+    """`tf.data.Dataset` of (x, y), and of (x, y, sample_weight)."""
+    lab.same(
+        dense,
+        *(fit(dataset(), epochs=2), evaluate(dataset()), predict(dataset())),
+        *(fit(dataset(weights=True)), evaluate(dataset(weights=True))),
+    )
 
 
 @case("data")
@@ -177,16 +150,12 @@ def loader(**options):
 
 @case("data")
 def torch_data_loader(lab):
-    """torch's `DataLoader`."""
-    lab.same(dense, fit(loader(), epochs=2), evaluate(loader()), predict(loader()))
-
-
-@case("data")
-def torch_data_loader_shuffled(lab):
-    """A shuffling `DataLoader`, with `drop_last`."""
+    """torch's `DataLoader`; a shuffling one, with `drop_last`."""
+    shuffling = loader(shuffle=True, drop_last=True)
     lab.same(
         dense,
-        fit(loader(shuffle=True, drop_last=True), epochs=2, validation_data=loader()),
+        *(fit(loader(), epochs=2), evaluate(loader()), predict(loader())),
+        fit(shuffling, epochs=2, validation_data=loader()),
     )
 
 
@@ -207,16 +176,14 @@ def py_dataset(*sizes, weights=False, **options):
 
 @case("data")
 def py_dataset_uneven(lab):
-    """`PyDataset` with batches of very different sizes."""
-    make = py_dataset(1, 6, 5, 2, weights=True)
-    lab.same(dense, fit(make, shuffle=False, epochs=2), evaluate(make), predict(make))
-
-
-@case("data")
-def py_dataset_workers(lab):
-    """`PyDataset` with worker threads, shuffled."""
-    make = py_dataset(4, 4, 4, 3, workers=2, max_queue_size=3)
-    lab.same(dense, fit(make, shuffle=False, epochs=2))
+    """`PyDataset` with batches of very different sizes; with worker threads, shuffled."""
+    uneven = py_dataset(1, 6, 5, 2, weights=True)
+    threads = py_dataset(4, 4, 4, 3, weights=True, workers=2, max_queue_size=3)
+    lab.same(
+        dense,
+        *(fit(uneven, shuffle=False, epochs=2), evaluate(uneven), predict(uneven)),
+        fit(threads, shuffle=True, epochs=2),
+    )
 
 
 @case("data")
@@ -232,7 +199,7 @@ def py_dataset_processes(lab):
 
 @case("data", replicas=REPLICAS)
 def generator(lab):
-    """A Python generator, with `steps_per_epoch`."""
+    """A Python generator, with `steps_per_epoch`, and of inputs alone, to predict."""
 
     def make():
         while True:
@@ -243,6 +210,7 @@ def generator(lab):
         dense,
         fit(make, epochs=2, steps_per_epoch=4, validation_data=make, validation_steps=2),
         evaluate(make, steps=3),
+        predict(lambda: ((x,) for x, _ in make()), steps=6),
     )
 
 
@@ -266,19 +234,6 @@ def generator_of_listed_weights(lab):
 
 
 @case("data")
-def generator_of_predictions(lab):
-    """`predict` on a generator, with `steps`."""
-
-    def make():
-        index = 0
-        while True:
-            index += 1
-            yield (regression(1 + index % 5, seed=index)[0],)
-
-    lab.same(dense, predict(make, steps=6))
-
-
-@case("data")
 def grain(lab):
     """A `grain` dataset and loader."""
 
@@ -299,25 +254,16 @@ def grain(lab):
             operations=[grain.transforms.Batch(BATCH)],
         )
 
-    lab.same(dense, fit(make, epochs=2), evaluate(make), length_unknown=True)
-    lab.same(dense, fit(make_loader), length_unknown=True)
-
-
-@case("data")
-def nothing_dropped_or_twice(lab):
-    """Every example passes once an epoch: the sum over the batch is the sum over the data."""
-    x, y = regression(23)
-    model = lab.same(dense, quiet_fit(x, y, batch_size=5))
-    for size in (1, 2, 5, 7, 23, 40):
-        outputs = model.predict(x, batch_size=size, verbose=0)
-        lab.equal(model.predict(x, batch_size=3, verbose=0), outputs)
+    actions = [fit(make, epochs=2), evaluate(make), fit(make_loader)]
+    lab.same(dense, *actions, length_unknown=True)
 
 
 @case("validation")
-def validation_data(lab):
-    """`validation_data` with weights, `validation_batch_size` and `validation_freq`."""
+def validation(lab):
+    """`validation_data` with weights, `validation_batch_size`, `_freq`; `validation_split`."""
     x, y = regression(N)
     v, u = regression(7, seed=5)
+    given = (v, u, weights_for(7))
     lab.same(
         dense,
         fit(
@@ -325,41 +271,28 @@ def validation_data(lab):
             y,
             batch_size=BATCH,
             epochs=4,
-            validation_data=(v, u, weights_for(7)),
+            validation_data=given,
             validation_batch_size=3,
             validation_freq=2,
         ),
+        fit(x, y, batch_size=BATCH, epochs=2, validation_split=0.3),
     )
-
-
-@case("validation")
-def validation_split(lab):
-    """`validation_split`."""
-    x, y = regression(N)
-    lab.same(dense, fit(x, y, batch_size=BATCH, epochs=2, validation_split=0.3))
 
 
 @case("validation")
 def validation_of_another_kind(lab):
     """Training on NumPy, validation on `tf.data` and on a `DataLoader`."""
     x, y = regression(N)
-    for source in (dataset(7, 3), loader()):
-        lab.same(dense, fit(x, y, batch_size=BATCH, validation_data=source))
+    sources = dataset(7, 3), loader()
+    lab.same(dense, *(fit(x, y, batch_size=BATCH, validation_data=one) for one in sources))
 
 
 @case("data")
 def float64_and_integer_inputs(lab):
     """float64 and integer NumPy input is converted as Keras converts it."""
     x, y = regression(N)
-    lab.same(dense, fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH))
-    lab.same(dense, fit((x * 3).astype("int64"), y, batch_size=BATCH))
-
-
-@case("data")
-def no_batch_size(lab):
-    """No `batch_size`: Keras's 32."""
-    x, y = regression(40)
-    lab.same(dense, fit(x, y), evaluate(x, y), predict(x))
+    wide = fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH)
+    lab.same(dense, wide, fit((x * 3).astype("int64"), y, batch_size=BATCH))
 
 
 @case("data")

@@ -48,28 +48,11 @@ def acts(x, *others):
     ]
 
 
-@case("few rows", replicas=REPLICAS)
-def on_batch(lab):
-    """`train_on_batch`, `test_on_batch`, `predict_on_batch` of one example, and of more."""
-    x, y = regression(N)
-
-    def action(model):
-        seen = []
-        for size in (1, 5, 1):
-            rows = slice(0, size)
-            seen.append(model.train_on_batch(x[rows], y[rows], return_dict=True))
-            seen.append(model.test_on_batch(x[rows], y[rows], return_dict=True))
-            seen.append(model.predict_on_batch(x[rows]))
-        return seen
-
-    lab.same(dense, action)
-
-
 @case("few rows")
 def eagerly_and_by_several_steps(lab):
     """`run_eagerly`, and `steps_per_execution`, with small batches."""
     x, y = regression(N)
-    lab.same(lambda: dense(run_eagerly=True), *acts(x, y))
+    lab.same(lambda: dense(run_eagerly=True), *acts(x, y)[:2])
     if lab.backend != "torch":  # Keras has no steps_per_execution there
         several = lambda: dense(steps_per_execution=3)  # noqa: E731
         lab.same(several, fit(x[:9], y[:9], batch_size=4, shuffle=False, epochs=2))

@@ -113,7 +113,7 @@ def masks(lab):
     train_and_test(lab, build, x, y, sample_weight=weights)
 
 
-@case("float64", replicas=EVERYWHERE)
+@case("float64", replicas=EVERYWHERE, like="float64.normalization")
 @in_double
 def convolutions(lab):
     """Convolutions, pooling and group normalization; class weights and accuracies."""

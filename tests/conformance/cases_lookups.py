@@ -92,9 +92,9 @@ for _name, _title in {
     "rmsprop": "RMSprop, clipped by value",
     "sgd": "SGD, clipped by the norm",
 }.items():
-    case("lookups", name=_name, title=f"Positions, tokens, distances in tables: {_title}")(
-        check(_name)
-    )
+    _title = f"Positions, tokens, distances in tables: {_title}"
+    _like = "" if _name == "adamw" else "lookups.adamw"
+    case("lookups", name=_name, title=_title, like=_like)(check(_name))
 
 
 @case("lookups", replicas=(2,))

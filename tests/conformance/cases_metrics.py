@@ -30,23 +30,18 @@ def check(lab, build, x, y, **options):
 
 @case("metrics")
 def of_binary_classification(lab):
-    """`AUC` (ROC and PR), precision, recall, `F1Score`, counts, at thresholds."""
+    """`AUC` (PR), precision, `F1Score`, counts, at thresholds."""
     x, y = binary(N)
 
     def build():
         m = keras.metrics
         return binary_model(
             metrics=[
-                m.AUC(name="roc"),
                 m.AUC(curve="PR", num_thresholds=50, name="pr"),
                 m.Precision(),
-                m.Recall(),
                 m.F1Score(threshold=0.5),
-                m.TruePositives(),
                 m.FalseNegatives(),
-                m.BinaryAccuracy(),
                 m.SensitivityAtSpecificity(0.5),
-                m.PrecisionAtRecall(0.5),
                 m.BinaryIoU(),
                 m.Hinge(),
             ]
@@ -80,7 +75,7 @@ def of_classification(lab):
     check(lab, build, x, y)
 
 
-@case("metrics")
+@case("metrics", like="metrics.of_classification")
 def of_one_hot_classification(lab):
     """`OneHotMeanIoU`, `F1Score` and `FBetaScore` by class, `AUC` by label."""
     x, labels = classification(N)
@@ -133,120 +128,79 @@ def of_regression(lab):
     check(lab, build, x, y)
 
 
+def own_metrics():
+    """Metrics of the user whose state is no mean over the examples, and functions."""
+    ops = keras.ops
+
+    class Own(keras.metrics.Metric):
+        def __init__(self, name, **initial):
+            super().__init__(name=name)
+            for key, value in initial.items():
+                constant = keras.initializers.Constant(value)
+                setattr(self, key, self.add_variable((), constant, name=key))
+
+        def result(self):
+            return ops.convert_to_tensor(self.state)
+
+    class Seen(Own):
+        """Which signs predictions had: a set."""
+
+        def __init__(self):
+            super().__init__("seen")
+            self.state = self.add_variable((2,), "zeros", name="state")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            signs = ops.concatenate([y_pred > 0.5, y_pred <= 0.5], axis=-1)
+            signs = ops.max(ops.cast(signs, "float32"), axis=0)
+            self.state.assign(ops.maximum(self.state, signs))
+
+        def result(self):
+            return ops.sum(self.state)
+
+    class Updates(Own):
+        """One a global batch."""
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.state.assign(self.state + 1.0)
+
+    class Range(Own):
+        """The result is a dict, and the state does not begin with zero."""
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.low.assign(ops.minimum(self.low, ops.min(y_pred)))
+            self.high.assign(ops.maximum(self.high, ops.max(y_pred)))
+
+        def reset_state(self):
+            self.low.assign(1e9)
+            self.high.assign(-1e9)
+
+        def result(self):
+            return {"low": self.low + 0.0, "high": self.high + 0.0}
+
+    class Spread(keras.metrics.Mean):
+        """Updates itself with a value of its own."""
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            return super().update_state(ops.max(y_pred) - ops.min(y_pred))
+
+    def by_example(y_true, y_pred):
+        return ops.max(ops.abs(y_true - y_pred), axis=-1)
+
+    def scalar(y_true, y_pred):
+        return ops.max(y_pred)
+
+    def number(y_true, y_pred):
+        return 0.5
+
+    own = [Seen(), Updates("updates", state=0.0), Range("range", low=1e9, high=-1e9)]
+    return [largest_error(), "mae", *own, Spread(name="spread"), by_example, scalar, number]
+
+
 @case("metrics of the user", replicas=REPLICAS)
-def state_is_a_maximum(lab):
-    """A metric whose state is a maximum."""
+def of_the_user(lab):
+    """States that are a maximum, a set, a count; a dict; a subclass of `Mean`; functions."""
     x, y = regression(N)
-    check(lab, lambda: dense(metrics=[largest_error(), "mae"]), x, y)
-
-
-@case("metrics of the user")
-def state_is_a_set(lab):
-    """A metric whose state is a set of classes seen."""
-    x, y = classification(N)
-
-    def build():
-        class Seen(keras.metrics.Metric):
-            def __init__(self, name="seen", **options):
-                super().__init__(name=name, **options)
-                self.seen = self.add_variable((3,), "zeros", name="seen")
-
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                labels = keras.ops.one_hot(keras.ops.argmax(y_pred, -1), 3, dtype="float32")
-                self.seen.assign(keras.ops.maximum(self.seen, keras.ops.max(labels, axis=0)))
-
-            def result(self):
-                return keras.ops.sum(self.seen)
-
-        return classifier(metrics=[Seen()])
-
-    check(lab, build, x, y)
-
-
-@case("metrics of the user")
-def state_is_a_count_of_updates(lab):
-    """A metric that counts its updates: one a global batch."""
-    x, y = regression(N)
-
-    def build():
-        class Updates(keras.metrics.Metric):
-            def __init__(self, name="updates", **options):
-                super().__init__(name=name, **options)
-                self.count = self.add_variable((), "zeros", name="count")
-
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                self.count.assign(self.count + 1.0)
-
-            def result(self):
-                return keras.ops.convert_to_tensor(self.count)
-
-        return dense(metrics=[Updates()])
-
-    check(lab, build, x, y)
-
-
-@case("metrics of the user")
-def subclass_of_keras_metric(lab):
-    """A subclass of `Mean` that updates itself with a value of its own."""
-    x, y = regression(N)
-
-    def build():
-        class Spread(keras.metrics.Mean):
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                spread = keras.ops.max(y_pred) - keras.ops.min(y_pred)
-                return super().update_state(spread)
-
-        return dense(metrics=[Spread(name="spread")])
-
-    check(lab, build, x, y)
-
-
-@case("metrics of the user")
-def result_is_a_dict(lab):
-    """A metric that returns a dict."""
-    x, y = regression(N)
-
-    def build():
-        class Range(keras.metrics.Metric):
-            def __init__(self, name="range", **options):
-                super().__init__(name=name, **options)
-                self.low = self.add_variable((), keras.initializers.Constant(1e9), name="low")
-                self.high = self.add_variable((), keras.initializers.Constant(-1e9), name="high")
-
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                self.low.assign(keras.ops.minimum(self.low, keras.ops.min(y_pred)))
-                self.high.assign(keras.ops.maximum(self.high, keras.ops.max(y_pred)))
-
-            def reset_state(self):
-                self.low.assign(1e9)
-                self.high.assign(-1e9)
-
-            def result(self):
-                return {"low": self.low + 0.0, "high": self.high + 0.0}
-
-        return dense(metrics=[Range()])
-
-    check(lab, build, x, y)
-
-
-@case("metrics of the user")
-def function_metric(lab):
-    """A function as metric: a value an example, a scalar, and a plain number of Python's."""
-    x, y = regression(N)
-
-    def build():
-        def by_example(y_true, y_pred):
-            return keras.ops.max(keras.ops.abs(y_true - y_pred), axis=-1)
-
-        def scalar(y_true, y_pred):
-            return keras.ops.max(y_pred)
-
-        def number(y_true, y_pred):
-            return 0.5
-
-        return dense(metrics=[by_example, scalar, number])
-
-    check(lab, build, x, y)
+    check(lab, lambda: dense(metrics=own_metrics()), x, y)
 
 
 @case("metrics of the user", replicas=REPLICAS)

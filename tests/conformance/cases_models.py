@@ -96,21 +96,6 @@ def functional_with_branches(lab):
     )
 
 
-@case("models")
-def dict_inputs(lab):
-    """Inputs and outputs as dicts."""
-    x, y = regression(N)
-
-    def build():
-        inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((2,), name="right")}
-        merged = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
-        outputs = {"sum": keras.layers.Dense(1, name="sum")(merged)}
-        return compiled(keras.Model(inputs, outputs), loss={"sum": "mse"})
-
-    data = {"left": x[:, :2], "right": x[:, 2:]}
-    lab.same(build, fit(data, {"sum": y}, batch_size=BATCH), predict(data, batch_size=4))
-
-
 def subclassed():
     class Net(keras.Model):
         def __init__(self):
@@ -203,33 +188,6 @@ def unused_weights(lab):
 
 
 @case("models")
-def products_of_weights_entry_by_entry(lab):
-    """Kernels made of weights by `einsum` over batch axes, and transposed.
-
-    DEFECTS 1: JAX's programs over several devices exchanged the operands of such products.
-    """
-    kinds = {
-        "ij,ij->ij": keras.ops.transpose,
-        "ij,ij->ji": lambda product: product,
-        "ij,ji->ij": lambda product: product,
-    }
-    for equation, last in kinds.items():
-
-        class Product(keras.layers.Layer):
-            def build(self, shape):
-                self.a = self.add_weight(shape=(4, 4), name="a")
-                self.b = self.add_weight(shape=(4, 4), name="b")
-
-            def call(self, x, equation=equation, last=last):
-                return keras.ops.matmul(x, last(keras.ops.einsum(equation, self.a, self.b)))
-
-        def build(layer=Product):
-            return compiled(keras.Sequential([keras.Input((4,)), layer(), keras.layers.Dense(1)]))
-
-        lab.same(build, fit(*regression(N), batch_size=BATCH), share_plain=False)
-
-
-@case("models")
 def sublayer_that_is_never_called(lab):
     """A layer that is made and not called: fit, evaluate, predict (DEFECTS 12c)."""
     x, y = regression(N)
@@ -288,8 +246,8 @@ def preprocessing_layers(lab):
 
 
 @case("models")
-def integer_and_wide_inputs(lab):
-    """Inputs of several dtypes and ranks, one of them an image."""
+def inputs_and_outputs_by_name(lab):
+    """Inputs and outputs as dicts; inputs of several dtypes and ranks, one of them an image."""
     random = np.random.default_rng(0)
     data = {
         "ids": random.integers(0, 7, size=(N, 1)).astype("int32"),
@@ -303,10 +261,10 @@ def integer_and_wide_inputs(lab):
         one = keras.layers.Flatten()(keras.layers.Embedding(7, 3)(ids))
         two = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(image))
         merged = keras.layers.Concatenate()([one, two])
-        model = keras.Model({"ids": ids, "image": image}, keras.layers.Dense(1)(merged))
-        return compiled(model)
+        outputs = {"sum": keras.layers.Dense(1, name="sum")(merged)}
+        return compiled(keras.Model({"ids": ids, "image": image}, outputs), loss={"sum": "mse"})
 
-    lab.same(build, fit(data, y, batch_size=BATCH))
+    lab.same(build, fit(data, {"sum": y}, batch_size=BATCH), predict(data, batch_size=4))
 
 
 @case("models")
@@ -320,6 +278,7 @@ def one_device_strategy(lab):
             evaluate(x, y, batch_size=BATCH),
             predict(x, batch_size=4),
             strategy=strategy,
+            plain_key="one device",
         )
     lab.equal(1, kd.OneDeviceStrategy("cpu:0").num_replicas_in_sync)
 

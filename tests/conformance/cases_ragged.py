@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict, quiet_fit
+from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import REPLICAS, case
@@ -24,10 +24,9 @@ def one_weight(optimizer=None):
 
 @case("ragged batches", replicas=REPLICAS)
 def every_tail(lab):
-    """Every size of the last batch, 1 to a whole batch."""
-    for tail in range(1, BATCH + 1):
-        x, y = regression(BATCH + tail, seed=tail)
-        lab.same(dense, fit(x, y, batch_size=BATCH, shuffle=False))
+    """Every size of the last batch, 1 to a whole batch, one `fit` after another."""
+    tails = [regression(BATCH + tail, seed=tail) for tail in range(1, BATCH + 1)]
+    lab.same(dense, *(fit(x, y, batch_size=BATCH, shuffle=False) for x, y in tails))
 
 
 @case("ragged batches", replicas=(2,))
@@ -36,13 +35,6 @@ def mean_of_means(lab):
     y = np.array([[1.0], [2.0], [6.0]], "float32")
     model = lab.same(one_weight, fit(np.ones_like(y), y, batch_size=3))
     lab.equal([np.array([[0.6]], "float32")], model.get_weights())
-
-
-@case("ragged batches", replicas=(2,))
-def last_step_counts_whole(lab):
-    """Five examples in batches of 4: the last example's step is a whole step."""
-    x, y = np.ones((5, 1), "float32"), np.arange(1, 6, dtype="float32")[:, None]
-    lab.same(one_weight, fit(x, y, batch_size=4, shuffle=False))
 
 
 @case("ragged batches", replicas=REPLICAS)
@@ -68,31 +60,11 @@ def batches_of(*sizes):
 
 
 @case("ragged batches", replicas=REPLICAS)
-def uneven_first_batch(lab):
-    """The first batch is the uneven one: the model is built from it."""
-    actions = [fit(batches_of(1, 6, 6)), evaluate(batches_of(3, 6))]
-    lab.same(dense, *actions, length_unknown=True)
-
-
-@case("ragged batches", replicas=REPLICAS)
-def uneven_middle_batch(lab):
-    """Uneven batches between even ones."""
-    actions = [fit(batches_of(6, 1, 5, 6, 3, 2)), evaluate(batches_of(6, 1, 5, 6))]
-    lab.same(dense, *actions, length_unknown=True)
-
-
-@case("ragged batches")
-def batch_size_one(lab):
-    """`batch_size=1`: one replica works, the others wait."""
-    x, y = regression(5)
-    lab.same(dense, fit(x, y, batch_size=1), evaluate(x, y, batch_size=1), predict(x, batch_size=1))
-
-
-@case("ragged batches")
-def many_epochs(lab):
-    """Six epochs with a ragged tail: differences would add up."""
-    x, y = regression(23)
-    lab.same(dense, quiet_fit(x, y, batch_size=8, epochs=6, shuffle=False))
+def uneven_batches(lab):
+    """The first batch is the uneven one; then uneven batches between even ones."""
+    sources = [(1, 6, 6), (6, 1, 5, 6, 3, 2)]
+    actions = [fit(batches_of(*sizes)) for sizes in sources]
+    lab.same(dense, *actions, evaluate(batches_of(3, 6, 1)), length_unknown=True)
 
 
 @case("predict", replicas=REPLICAS)
@@ -115,19 +87,8 @@ def predict_in_order(lab):
 
 
 @case("predict")
-def predict_without_compile(lab):
-    """`predict` of a model that was never compiled."""
-    x, _ = regression(7)
-
-    def build():
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-
-    lab.same(build, predict(x, batch_size=3))
-
-
-@case("predict")
 def predict_nested_outputs(lab):
-    """`predict` keeps the structure of the outputs."""
+    """`predict` of a model that was never compiled keeps the structure of the outputs."""
     x, _ = regression(7)
 
     def build():

@@ -140,8 +140,16 @@ def run_eagerly(lab):
 
 @case("fit")
 def second_fit(lab):
-    """A second fit, fit after evaluate and predict, another batch size."""
+    """`fit` after evaluate, predict and fit; other batch sizes, `initial_epoch`, `steps_per_epoch`.
+
+    `model.history` is the History of the last one.
+    """
     x, y = regression(11)
+
+    def noting(model):
+        returned = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        return [model.history is returned, model.history.history, model.history.params["steps"]]
+
     lab.same(
         dense,
         evaluate(x, y, batch_size=BATCH),
@@ -149,21 +157,10 @@ def second_fit(lab):
         predict(x, batch_size=3),
         fit(x, y, batch_size=5),
         evaluate(x, y, batch_size=7),
+        fit(x, y, batch_size=BATCH, initial_epoch=2, epochs=4),
+        fit(x, y, batch_size=BATCH, steps_per_epoch=2, epochs=2),
+        noting,
     )
-
-
-@case("fit")
-def initial_epoch(lab):
-    """`initial_epoch`."""
-    x, y = regression(11)
-    lab.same(dense, fit(x, y, batch_size=BATCH, initial_epoch=2, epochs=4))
-
-
-@case("fit")
-def steps_per_epoch(lab):
-    """`steps_per_epoch` less than the data gives, over epochs."""
-    x, y = regression(N)
-    lab.same(dense, fit(x, y, batch_size=BATCH, steps_per_epoch=3, epochs=2))
 
 
 @case("fit")
@@ -189,25 +186,13 @@ def verbose(lab):
     lab.same(dense, shown(2), shown(1))
 
 
-@case("fit")
-def history(lab):
-    """`model.history` is the History of the last fit."""
-    x, y = regression(11)
-
-    def action(model):
-        returned = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
-        return [model.history is returned, model.history.history, model.history.params["steps"]]
-
-    lab.same(dense, action)
-
-
 @case("on batch", replicas=REPLICAS)
 def on_batch_methods(lab):
     """`train_on_batch`, `test_on_batch`, `predict_on_batch`, batches of several sizes."""
 
     def action(model):
         seen = []
-        for index, size in enumerate((6, 1, 5, 3)):
+        for index, size in enumerate((1, 6, 1, 5, 3)):
             x, y = regression(size, seed=index)
             seen.append(model.train_on_batch(x, y, sample_weight=weights_for(size) + 0.1))
             seen.append(model.test_on_batch(x, y, return_dict=True))

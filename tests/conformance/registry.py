@@ -47,6 +47,8 @@ class Case:
     # Where a backend passes with a declared exemption: one sentence for the support table.
     limitation: Mapping[str, str] = field(default_factory=dict)
     seconds: float = SECONDS
+    # The case that takes the same path through kerasdist: `make test` runs that one alone.
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,12 @@ def case(
     seconds: float = SECONDS,
     name: str | None = None,
     title: str | None = None,
+    like: str = "",
 ):
     """Registers a case; ``name`` and ``title`` are for those that a loop makes.
 
     ``replicas=None``: 2, and one of 3 and 4, chosen by the name. `make test` runs what is about at
-    most 2 replicas, `make test-everything` the rest."""
+    most 2 replicas, `make test-everything` the rest, and what is ``like`` another case."""
 
     def register(function):
         # A theme of many cases is a package, of which the modules are not named.
@@ -110,6 +113,7 @@ def case(
             refused=dict(refused or {}),
             limitation=dict(limitation or {}),
             seconds=seconds,
+            like=like,
         )
         return function
 
@@ -130,6 +134,8 @@ def load(suite: str = CONFORMANCE) -> dict[str, Case]:
 
 def is_in_this_run(item: Item) -> bool:
     """Whether an item belongs to `make test`, or else to `make test-everything`."""
+    if item.case.like:
+        return everything()
     few = [count for count in item.case.replicas if count <= 2] or item.case.replicas[:1]
     return (item.replicas in few) != everything()
 

@@ -42,6 +42,15 @@ def test_every_case_has_a_title_and_replicas():
         assert set(case.backends) <= set(registry.BACKENDS)
 
 
+@pytest.mark.parametrize("suite", [registry.CONFORMANCE, "tests.facade"])
+def test_what_is_like_another_case_names_one_that_runs(suite):
+    cases = registry.load(suite)
+    for case in filter(lambda case: case.like, cases.values()):
+        other = cases[case.like]
+        assert not other.like
+        assert set(case.backends) <= set(other.backends)
+
+
 def test_the_suite_covers_each_number_of_replicas_on_each_backend():
     for backend in registry.BACKENDS:
         counts = [item.replicas for item in registry.items(backend)]

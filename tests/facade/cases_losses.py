@@ -90,39 +90,25 @@ def scale_regularization_loss(lab):
     lab.equal(3.0, one, FLOAT32)
 
 
-LOSSES = {
-    "mean_squared_error": ("MeanSquaredError", {}),
-    "huber": ("Huber", {"delta": 0.5}),
-    "binary_crossentropy": ("BinaryCrossentropy", {"from_logits": True}),
-}
-
-
-def scaled(name):
-    def check(lab):
-        strategy = lab.strategy()
-        kind, options = LOSSES[name]
-        make = lambda: getattr(keras.losses, kind)(**options)  # noqa: E731
-        data = np.random.default_rng(0)
-        y = data.integers(0, 2, (12, 1)).astype("float32")
-        p = data.normal(size=(12, 1)).astype("float32")
+@case(replicas=(2, 3))
+def keras_losses(lab):
+    """Keras's losses: the mean of a replica, divided by the number of replicas."""
+    strategy = lab.strategy()
+    data = np.random.default_rng(0)
+    y = data.integers(0, 2, (12, 1)).astype("float32")
+    p = data.normal(size=(12, 1)).astype("float32")
+    rows = np.array_split(np.arange(12), lab.replicas)
+    for make in (
+        keras.losses.MeanSquaredError,
+        lambda: keras.losses.Huber(delta=0.5),
+        lambda: keras.losses.BinaryCrossentropy(from_logits=True),
+    ):
         with strategy.scope():
             loss = make()
-        result = strategy.run(lambda y, p: loss(y, p), args=divided(strategy, y, p))  # noqa: PLW0108
+        result = strategy.run(loss, args=divided(strategy, y, p))
         lab.equal(float(make()(y, p)), float(strategy.reduce("SUM", result, None)), FLOAT32)
-        components = lab.components(result, strategy)
-        rows = np.array_split(np.arange(12), lab.replicas)
-        for part, one in zip(rows, components, strict=True):
+        for part, one in zip(rows, lab.components(result, strategy), strict=True):
             lab.equal(np.float32(make()(y[part], p[part])) / lab.replicas, one, FLOAT32)
-
-    return check
-
-
-for _name in LOSSES:
-    case(
-        replicas=(2, 3),
-        name=f"keras_loss_{_name}",
-        title=f"Keras's {_name}: the mean of a replica, divided by the number of replicas",
-    )(scaled(_name))
 
 
 @case

@@ -136,6 +136,8 @@ OPTIMIZERS = {
         keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     ),
 }
+# Each clips its own, and updates element by element.
+LIKE_ADAM_CLIPNORM = {"adam", "sgd_clipvalue", "adamw_decay", "sgd_schedule"}
 
 
 def optimizing(name):
@@ -144,7 +146,9 @@ def optimizing(name):
 
 
 for _name in OPTIMIZERS:
-    case(name=_name, title=f"A custom loop with {_name.replace('_', ', ')}")(optimizing(_name))
+    _like = "training.adam_clipnorm" if _name in LIKE_ADAM_CLIPNORM else ""
+    _title = f"A custom loop with {_name.replace('_', ', ')}"
+    case(name=_name, title=_title, like=_like)(optimizing(_name))
 
 
 @case
@@ -365,7 +369,7 @@ def loss_scaling(lab):
     lab.equal([2.0**14, 2], [scale, steps])
 
 
-@case(replicas=(3,))
+@case(replicas=(3,), like="training.by_hand")
 def convolutions(lab):
     """A small image model with pooling, on three replicas."""
 
@@ -386,7 +390,7 @@ def convolutions(lab):
     same(lab, Loop(build=build), batched((x, x.mean((1, 2))), 6))
 
 
-@case
+@case(like="training.by_hand")
 def recurrent_layers(lab):
     """A GRU over sequences."""
 

@@ -87,11 +87,6 @@ def be_killed_in_an_epoch(strategy):
     fit(model(strategy), callbacks=[At("on_train_batch_end", signal.SIGKILL)])
 
 
-def be_killed_in_validation(strategy):
-    killer = At("on_test_batch_begin", signal.SIGKILL)
-    fit(model(strategy), validation_data=data(), callbacks=[killer])
-
-
 def be_stopped_in_an_epoch(strategy):
     fit(model(strategy), callbacks=[At("on_train_batch_end", signal.SIGSTOP)])
 

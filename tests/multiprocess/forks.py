@@ -28,7 +28,8 @@ def wait_to_be_one():
     """Forks a process for each order, and tells of its end; returns in the forked ones alone."""
     ranks: dict[int, int] = {}
     while True:
-        readable, _, _ = select.select([0], [], [], 0.02)
+        # Who has forked nothing has nothing to look after: several such processes wait in a run.
+        readable, _, _ = select.select([0], [], [], 0.02 if ranks else None)
         order = os.read(0, 1 << 16) if readable else None
         if order == b"":
             os._exit(0)

@@ -261,5 +261,6 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
                 yield key
             continue
         drawn = zlib.crc32(key.encode()) % ONE_OF[backend] == turn
+        drawn = drawn and not cases()[key].like
         if whole() or layout != PAIR or key in own or key.startswith(_ALWAYS) or drawn:
             yield key

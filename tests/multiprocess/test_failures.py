@@ -24,7 +24,6 @@ OLDEST = Path(sys.prefix) / "oldest-keras"
 LOSSES = {
     "be_killed_in_compile": "worker 1 .* is lost: .* it was killed",
     "be_killed_in_an_epoch": "worker 1 .* is lost: .* it was killed",
-    "be_killed_in_validation": "worker 1 .* is lost: .* it was killed",
     "be_killed_in_a_compiled_loop": "the step raised .*worker 1 .* is lost: .* it was killed",
     "be_stopped_in_an_epoch": f"worker 1 .* has not given a sign of life for {HEARTBEAT} s",
     "be_cut_off": f"worker 1 .*sign of life for {HEARTBEAT} s: .* is cut off from the network",

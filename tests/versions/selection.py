@@ -28,7 +28,7 @@ TRIPWIRE_SECONDS = 900
 CONFORMANCE = (
     "async_checkpoint.best_alone",
     "callbacks.callback_reads_and_writes",
-    "data.validation_split",
+    "data.validation",
     "losses.activity_regularizer",
     "losses.add_loss_mean",
     "losses.loss_weights",
@@ -38,7 +38,7 @@ CONFORMANCE = (
     "losses.sum_over_batch_size_masked_weighted",
     "losses.weights_per_output",
     "metrics.of_binary_classification",
-    "metrics.state_is_a_maximum",
+    "metrics.of_the_user",
     "models.subclassed_model",
     "normalization.moving_statistics",
     "optimizers.accumulation",

@@ -52,8 +52,9 @@ def reduction_case(reduction, masked, weighted):
         lab.same(build, fit(x, y, shuffle=False, **options), evaluate(x, y, **options))
 
     name = "_".join([reduction, *["masked"] * masked, *["weighted"] * weighted])
+    like = "" if masked and weighted else f"losses.{reduction}_masked_weighted"
     extra = " and ".join([*["masks"] * masked, *["sample weights"] * weighted]) or "neither"
-    case("loss reductions", name=name, title=f"`{reduction}` with {extra}")(check)
+    case("loss reductions", name=name, title=f"`{reduction}` with {extra}", like=like)(check)
 
 
 for _reduction, _masked, _weighted in itertools.product(REDUCTIONS, (False, True), (False, True)):
@@ -107,14 +108,6 @@ def class_weight(lab):
     """`class_weight`."""
     x, y = classification(N)
     lab.same(classifier, fit(x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 2.5, 2: 0.25}))
-
-
-@case("weights")
-def sample_weight_per_step(lab):
-    """A weight for every step in time."""
-    x, y = tokens(N), sequence_targets(N)
-    weights = np.random.default_rng(5).uniform(size=(N, STEPS_IN_TIME)).astype("float32")
-    lab.same(tagger, fit(x, y, batch_size=BATCH, sample_weight=weights, shuffle=False))
 
 
 @case("masks")

@@ -125,17 +125,21 @@ LOSSES = {
 
 @case("loss functions")
 def losses_by_name(lab):
-    """Losses given by name."""
-    for name, data in LOSSES.items():
-        x, y = data(N)
+    """Losses given by name, an output each."""
+    data = {name: make(N) for name, make in LOSSES.items()}
 
-        def build(name=name, y=y):
-            ends = {"activation": "sigmoid"} if "binary" in name else {}
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(y.shape[1], **ends)])
-            model.compile(keras.optimizers.SGD(0.1), name, run_eagerly=False)
-            return model
+    def build():
+        inputs = keras.Input((4,))
+        heads = {
+            name: keras.layers.Dense(y.shape[1], "sigmoid" if "binary" in name else None, name=name)
+            for name, (_, y) in data.items()
+        }
+        model = keras.Model(inputs, {name: head(inputs) for name, head in heads.items()})
+        model.compile(keras.optimizers.SGD(0.1), {name: name for name in data})
+        return model
 
-        lab.same(build, fit(x, y, batch_size=BATCH))
+    targets = {name: y for name, (_, y) in data.items()}
+    lab.same(build, fit(regression(N)[0], targets, batch_size=BATCH))
 
 
 @case("loss functions")

@@ -43,6 +43,7 @@ def small_model(change):
         keras.optimizers.Adam() if change == "optimizer" else optimizer,
         "mae" if change == "loss" else "mse",
         metrics=["mse" if change == "metrics" else "mae"],
+        run_eagerly=change == "eagerly",
     )
     return model
 
@@ -307,7 +308,7 @@ def defect_29_crafted_backups(lab):
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 try:
-                    small(lab, folder, at=1)  # it begins anew
+                    small(lab, folder, at=1, change="eagerly")  # it begins anew
                 except kd.errors.BackupError as error:
                     said = [str(error)]
                 except InterruptionError:
