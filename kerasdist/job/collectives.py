@@ -12,7 +12,9 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, final
@@ -38,6 +40,9 @@ _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _LIBRARIES = ("stdlib", "purelib", "platlib")
 _INSTALLED = ("<", *(f"{sysconfig.get_path(one)}{os.sep}" for one in _LIBRARIES))
 _GENERATED = ("__autograph_generated", "torchinductor")
+
+# The code of a thread that waits while this one issues its collectives.
+_place: ContextVar[str] = ContextVar("_place", default="")
 
 
 class Meetings(Protocol):
@@ -139,7 +144,12 @@ class CollectiveLog:
 
 
 def described(kind: str, what: str) -> str:
-    """Returns a collective in words, with the code that issues it: kerasdist's and the user's."""
+    """Returns a collective in words, with the code that issues it."""
+    return f"{kind} {what}{_place.get() or code_here()}"
+
+
+def code_here() -> str:
+    """Returns what calls: the function of kerasdist, and the user's line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -154,4 +164,14 @@ def described(kind: str, what: str) -> str:
         elif not file.startswith(_INSTALLED) and not any(one in file for one in _GENERATED):
             users = f", {Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
-    return f"{kind} {what}{ours}{users}"
+    return f"{ours}{users}"
+
+
+@contextmanager
+def issued_for(place: str) -> Generator[None]:
+    """Records collectives that this thread issues with the code of the thread that waits for it."""
+    before = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(before)

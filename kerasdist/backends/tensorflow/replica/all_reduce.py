@@ -51,6 +51,7 @@ class AllReduce:
         self._lanes = workers * len(devices)
         self._key = key
         self._seconds_to_wait = seconds_to_wait
+        self.is_recorded = collectives is not None
         self._collectives = collectives
         self._orders = self._on_lanes(lambda: tf.Variable(tf.zeros([]), trainable=False))
         self._one_at_a_time = threading.Lock()

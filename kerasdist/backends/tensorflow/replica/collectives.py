@@ -33,6 +33,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
 from kerasdist.core import context
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import ReplicaError, UnsupportedError
+from kerasdist.job.collectives import code_here, issued_for
 from kerasdist.training import numerics
 
 if TYPE_CHECKING:
@@ -80,11 +81,12 @@ class Exchange:
         # merge_call could group the arguments by itself, but it does not group values that are
         # one Python object in all replicas.
         self._given[replica - self.group.local.start] = call, given
+        place = code_here() if self.group.is_recorded else ""  # another thread issues it
 
         def merged(native_strategy: tf.distribute.Strategy) -> Result:
             columns = self._collected()
             # Without a device, operations would go to the first GPU of the machine.
-            with tf.device(native_strategy.extended.worker_devices[0]):
+            with issued_for(place), tf.device(native_strategy.extended.worker_devices[0]):
                 return function(columns)
 
         replica_context = tf.distribute.get_replica_context()
