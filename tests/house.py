@@ -51,7 +51,7 @@ ADDED = {
     "elastic jobs": 226,
     "draws for the global batch": 113,
     "sharded within a machine": 123,
-    "a record of collectives": 132,
+    "a record of collectives": 148,
     "the plan of groups": 108,
     "steps that do not grow with the workers": 30,
     "constructors in place of attributes": 24,
