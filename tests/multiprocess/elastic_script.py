@@ -100,7 +100,7 @@ class Change(keras.callbacks.Callback):
         if self.before == WORKERS and (self.epoch, batch) >= (1, 1):
             if self.after > self.before:
                 hosts.bring_back(FOLDER)
-                time.sleep(0.5)  # or training would end before the launcher has asked them
+                time.sleep(1.5)  # or training would end before the launcher has asked them
             elif batch == 3 and RANK == 1:
                 hosts.lose(FOLDER, self.before - self.after)
 
