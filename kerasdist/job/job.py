@@ -404,7 +404,7 @@ def _address_of_coordinator(membership: Membership) -> tuple[str, int]:
     host, port = split(membership.coordinator, "the coordinator's address")
     # Workers on one machine need no address that other machines reach.
     alone = membership.local_workers == membership.num_workers and not membership.addresses
-    return ("127.0.0.1" if alone else host), port
+    return ("127.0.0.1" if alone or is_loopback(host) else host), port
 
 
 def _warn_of_open_network(membership: Membership, host: str, port: int) -> None:

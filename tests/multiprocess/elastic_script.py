@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import kerasdist as kd
+from tests.conformance.double import double_precision
 from tests.multiprocess import hosts
 
 FOLDER, SHARDING = Path(sys.argv[1]), sys.argv[2]
@@ -106,7 +107,6 @@ class Change(keras.callbacks.Callback):
 
 
 def main():
-    keras.config.set_floatx("float64")
     print(f"attempt {os.environ.get('KERASDIST_RESTART')} of {WORKERS} workers", flush=True)
     for number, kind in enumerate(KINDS):
         keras.utils.set_random_seed(3)
@@ -140,4 +140,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with double_precision(keras.backend.backend()):
+        main()
