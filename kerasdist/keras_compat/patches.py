@@ -121,12 +121,11 @@ PATCHES: tuple[Patch, ...] = (
     # Random numbers.
     _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
     _row(
-        "draw draw_rows",
+        "draw draw_rows dropout",
         (backend, _FRAMEWORK, all_ops),
         "random",
-        "TensorFlow: a trial repeats draws; a replica has its rows of one device's draws",
+        "a TensorFlow trial repeats draws; rows of one device's draws; torch: a replica's dropout",
     ),
-    _row("dropout", backend, "random.dropout", "torch: a replica's own draws"),
     # On torch: code that goes backward, and torch's own modules.
     _row("remat", backend, "core.remat", "it is in its replica again"),
     _row("custom_gradient", backend, "core.custom_gradient.__call__", "likewise"),
@@ -185,13 +184,12 @@ def install(**functions: Function) -> None:
 def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Function]) -> None:
     *outer, name = path.split(".")
     owner = attrgetter(".".join(outer))(owner) if outer else owner
-    while isinstance(owner, _Functions):
-        owner = owner.module
     now = inspect.getattr_static(owner, name)
     is_property = isinstance(now, property)
     if isinstance(now, ModuleType):
-        [function] = functions.values()
-        setattr(owner, name, _Functions(now, function))
+        module = now if isinstance(now, _Functions) else _Functions(now)
+        module.put_in(patch, functions)
+        setattr(owner, name, module)
         return
     place = _places.get((id(owner), name))
     is_new = place is None
@@ -213,23 +211,34 @@ def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Functio
         _replace(owner, name, place)
 
 
+@final
 class _Functions(ModuleType):
-    """Stands in for a module of Keras, each function of which passes through one of ours."""
+    """Stands in for a module of Keras, each function of which passes through ours."""
 
-    def __init__(self, module: ModuleType, function: Function) -> None:
+    def __init__(self, module: ModuleType) -> None:
         super().__init__(module.__name__, module.__doc__)
-        self.module, self._function = module, function
+        self.__dict__.update(vars(module))
+        # torch's compiler follows the attributes of a module, and no `__getattr__`.
+        own = (one for one in vars(module).values() if inspect.isfunction(one))
+        self._originals = {one.__name__: one for one in own if one.__module__ == self.__name__}
+        self._functions: dict[str, Function] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.module, name)
-        if getattr(found, "__module__", None) != self.__name__:  # it has come from elsewhere
-            return found
+    def put_in(self, patch: Patch, functions: dict[str, Function]) -> None:
+        """Lets calls pass through more functions."""
+        self._functions.update(functions)
+        for name, call in self._originals.items():
+            for each in reversed(patch.functions):
+                if each in self._functions:
+                    call = _passed_through(self._functions[each], call)
+            setattr(self, name, call)
 
-        @functools.wraps(found)
-        def hooked(*args: object, **kwargs: object) -> Any:
-            return self._function(found, *args, **kwargs)
 
-        return hooked
+def _passed_through(function: Function, original: Function) -> Function:
+    @functools.wraps(original)
+    def hooked(*args: object, **kwargs: object) -> Any:
+        return function(original, *args, **kwargs)
+
+    return hooked
 
 
 def _replace(owner: object, name: str, place: _Place) -> None:

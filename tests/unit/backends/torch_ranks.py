@@ -70,7 +70,7 @@ def job_of(place: Membership, patch: pytest.MonkeyPatch) -> Job:
     job._client, job._coordinator, job._port = Spokesman(place, patch), None, None
     job._addresses, job._numbers, job._lock = (), {}, threading.Lock()
     job._at_leave, job._failing_exit = [], None
-    job._interrupts = DroppedInterrupts(lambda: False)
+    job._interrupts, job.collectives = DroppedInterrupts(lambda: False), None
     job.address = job.chief_address = "127.0.0.1:1"
     job.is_on_one_machine = job.has_one_python = True
     return job

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import compress
 from typing import Any, final
 
@@ -102,7 +102,12 @@ def install() -> None:
     keras_compat.install(dropout=_dropout)
 
 
-def _dropout(
+def _dropout(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    draw = partial(_dropped, original) if original.__name__ == "dropout" else original
+    return draw(*args, **kwargs)
+
+
+def _dropped(
     original: Callable[..., Any],
     inputs: Any,
     rate: float,
