@@ -8,7 +8,6 @@ the call. For a model that no strategy made, and for code outside of replicas, i
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from typing import Any, final
 import keras
 from keras import metrics
 from keras.src import backend
-from keras.src import ops as all_ops
 from keras.src.layers.layer import Layer
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
@@ -63,7 +61,6 @@ def _row(functions: str, owners: object, names: str, reason: str) -> Patch:
 
 _OPTIMIZERS = BaseOptimizer, LossScaleOptimizer  # the second overrides the first
 _NORMALIZATION = keras.layers.BatchNormalization
-_FRAMEWORK = importlib.import_module(f"keras.src.backend.{keras.config.backend()}")
 _TRAINER = sys.modules[BackendTrainer.__module__]
 
 HAS_DDP = hasattr(BackendTrainer, "_initialize_ddp")
@@ -122,7 +119,7 @@ PATCHES: tuple[Patch, ...] = (
     _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
     _row(
         "draw draw_rows dropout",
-        (backend, _FRAMEWORK, all_ops),
+        backend,
         "random",
         "a TensorFlow trial repeats draws; rows of one device's draws; torch: a replica's dropout",
     ),
@@ -187,9 +184,10 @@ def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Functio
     now = inspect.getattr_static(owner, name)
     is_property = isinstance(now, property)
     if isinstance(now, ModuleType):
-        module = now if isinstance(now, _Functions) else _Functions(now)
-        module.put_in(patch, functions)
-        setattr(owner, name, module)
+        public = getattr(keras, name)
+        for each, function in tuple(vars(now).items()):
+            if hasattr(public, each) and callable(function) and not inspect.isclass(function):
+                _put_in(patch, now, each, functions)
         return
     place = _places.get((id(owner), name))
     is_new = place is None
@@ -202,41 +200,21 @@ def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Functio
     *before, last = (place.functions[one] for one in patch.functions if one in place.functions)
     place.call = functools.partial(last, place.original)
     for outer_one in reversed(before):
-        place.call = functools.partial(outer_one, functools.wraps(place.original)(place.call))
+        place.call = functools.partial(outer_one, _as_function(place.call, place.original))
     if is_property:
         setattr(owner, name, property(place.call, doc=place.original.__doc__))
     elif isinstance(owner, ModuleType):
-        setattr(owner, name, functools.update_wrapper(place.call, place.original))
+        setattr(owner, name, _as_function(place.call, place.original))
     elif is_new:
         _replace(owner, name, place)
 
 
-@final
-class _Functions(ModuleType):
-    """Stands in for a module of Keras, each function of which passes through ours."""
+def _as_function(call: Function, original: Function) -> Function:
+    """Returns a call as a function: torch's compiler does not follow the name of a partial."""
 
-    def __init__(self, module: ModuleType) -> None:
-        super().__init__(module.__name__, module.__doc__)
-        self.__dict__.update(vars(module))
-        # torch's compiler follows the attributes of a module, and no `__getattr__`.
-        own = (one for one in vars(module).values() if inspect.isfunction(one))
-        self._originals = {one.__name__: one for one in own if one.__module__ == self.__name__}
-        self._functions: dict[str, Function] = {}
-
-    def put_in(self, patch: Patch, functions: dict[str, Function]) -> None:
-        """Lets calls pass through more functions."""
-        self._functions.update(functions)
-        for name, call in self._originals.items():
-            for each in reversed(patch.functions):
-                if each in self._functions:
-                    call = _passed_through(self._functions[each], call)
-            setattr(self, name, call)
-
-
-def _passed_through(function: Function, original: Function) -> Function:
     @functools.wraps(original)
     def hooked(*args: object, **kwargs: object) -> Any:
-        return function(original, *args, **kwargs)
+        return call(*args, **kwargs)
 
     return hooked
 

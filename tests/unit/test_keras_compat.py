@@ -241,7 +241,7 @@ def test_every_place_has_the_parameters_that_the_hooks_use(probe):
 def test_every_target_is_there_and_patched_by_one_row(probe):
     assert {place.partition(":")[0] for place in probe["signatures"]} >= set(SIGNATURES)
     assert not probe["twice"]
-    assert probe["number"] <= 50  # move 6 of the redesign: nobody raises it
+    assert probe["number"] <= 48  # move 6 of the redesign: nobody raises it
     on_torch_alone = {
         "named_parameters",
         "TorchModuleWrapper.parameters",

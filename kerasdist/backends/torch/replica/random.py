@@ -102,7 +102,7 @@ def install() -> None:
     keras_compat.install(dropout=_dropout)
 
 
-def _dropout(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _dropout(original: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
     draw = partial(_dropped, original) if original.__name__ == "dropout" else original
     return draw(*args, **kwargs)
 
@@ -111,8 +111,8 @@ def _dropped(
     original: Callable[..., Any],
     inputs: Any,
     rate: float,
-    noise_shape: Any = None,
-    seed: Any = None,
+    noise_shape: object = None,
+    seed: object = None,
 ) -> Any:
     collectives = getattr(context.replica(), "collectives", None)
     if (
