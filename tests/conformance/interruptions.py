@@ -62,10 +62,19 @@ def network(optimizer="adam", **options):
     return model
 
 
-def run(lab, folder, data, callbacks=lambda folder: [], at=None, build=network, **options):
+def run(
+    lab,
+    folder,
+    data,
+    callbacks=lambda folder: [],
+    at=None,
+    build=network,
+    strategy=None,
+    **options,
+):
     """A process of a script: all of it is made again, and the folder is all that stays."""
     fresh()
-    with lab.strategy().scope():
+    with (strategy or lab.strategy)().scope():
         model = build()
     arguments = {"epochs": EPOCHS, "verbose": 0, **data(), **options}
     listed = callbacks(folder)

@@ -89,6 +89,13 @@ def averages(lab):
 
 
 @case("restarts", replicas=(2,))
+def one_device(lab):
+    """A run on one device, with metrics that go on in the middle of an epoch."""
+    build = lambda: network(metrics=["mae", keras.metrics.RootMeanSquaredError()])  # noqa: E731
+    exact(lab, arrays(), build=build, strategy=lambda: kd.OneDeviceStrategy("cpu:0"))
+
+
+@case("restarts", replicas=(2,))
 def warmup(lab):
     """`LearningRateWarmup`, over more than the first epoch."""
     exact(

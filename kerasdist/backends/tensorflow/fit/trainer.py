@@ -44,6 +44,13 @@ if TYPE_CHECKING:
 class PlacedTrainer(ReplicatedTrainer):
     """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
 
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: object = None) -> None:
+        """Builds the metrics before training begins, as other backends do: backups restore them."""
+        if keras_compat.has_built_layers(self):
+            spec = data_batch if iterator is None else iterator._get_iterator().element_spec
+            with suppress(Exception):  # the step itself will say what does not fit
+                _build_from(self, spec)
+
     def make_train_function(self, force: bool = False) -> Any:
         """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
         if self.train_function is not None and not force:
@@ -195,7 +202,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def prepare_step(self, batch: Any) -> None:
         """Mirrors the variables, builds the model and makes the train function."""
         self._take_on()
-        self._build_from(batch)
+        _build_from(self, batch)
         self.make_train_function()
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
@@ -261,14 +268,11 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
         if self.has_builtin("train_step"):
-            self._build_from(data_batch)
+            _build_from(self, data_batch)
         elif keras_compat.has_built_layers(self):
             # Builds metrics, losses and optimizer; fails if `call` does not fit the data.
             with suppress(Exception):
-                self._build_from(data_batch)
-
-    def _build_from(self, batch: Any) -> None:
-        self._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
+                _build_from(self, data_batch)
 
 
 def _known(
@@ -281,6 +285,10 @@ def _known(
 
 # `tf.NoneTensorSpec`, a name that TensorFlow has from 2.21 on.
 _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
+
+
+def _build_from(model: ReplicatedTrainer, batch: object) -> None:
+    model._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
 
 
 def _description(leaf: Any) -> Any:
