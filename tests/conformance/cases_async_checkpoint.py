@@ -152,7 +152,7 @@ def same_bytes(lab):
             require_equal_twins(lab, folder, 4)
 
 
-@case("callbacks", replicas=(2,))
+@case("callbacks", replicas=(2,), like="async_checkpoint.same_bytes")
 def same_bytes_plain(lab):
     """The same in plain Keras, of a model that was made outside of every scope."""
     model = with_averages()
@@ -161,7 +161,7 @@ def same_bytes_plain(lab):
         require_equal_twins(lab, folder, 2)
 
 
-@case("callbacks")
+@case("callbacks", like="async_checkpoint.checkpoints_and_backups")
 def faster_than_the_disk(lab):
     """A save after each batch, and a disk that takes longer: all files, in order, one at a time."""
     with lab.strategy().scope():
@@ -178,7 +178,7 @@ def faster_than_the_disk(lab):
         lab.equal(slow.at_once, 1)
 
 
-@case("callbacks")
+@case("callbacks", like="async_checkpoint.checkpoints_and_backups")
 def best_alone(lab):
     """`save_best_only` and `initial_value_threshold` decide as Keras's do."""
     with lab.strategy().scope():
@@ -245,7 +245,7 @@ def interrupted(lab):
             require_equal_twins(lab, folder, 1)
 
 
-@case("callbacks")
+@case("callbacks", like="async_checkpoint.checkpoints_and_backups")
 def refused_checkpoints(lab):
     """What `save="async"` cannot do, it says."""
     with lab.raises(ValueError, "'sync' or 'async'. Received: save='later'"):

@@ -12,7 +12,7 @@ from tests.conformance.registry import case
 N, BATCH = 11, 4
 
 
-@case("bad input")
+@case("bad input", like="bad_input.no_device")
 def unknown_device(lab):
     """A device that is not there, a name that is none (DEFECTS 10)."""
     for names in (["gpu:7"], ["cpux:0"], [3], ["cpu:0", "cpu:63"], ["cpu:99"]):
@@ -26,7 +26,7 @@ def unknown_device(lab):
     lab.still_usable(lab.strategy())
 
 
-@case("bad input")
+@case("bad input", like="bad_input.no_device")
 def duplicate_device(lab):
     """A device named twice, in two spellings too."""
     for names in (["cpu:0", "cpu:0"], ["cpu:1", "/device:CPU:1"]):
@@ -95,7 +95,7 @@ def second_model_shares_layers(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), train_second, fit(x, y, batch_size=BATCH))
 
 
-@case("bad input")
+@case("bad input", like="bad_input.second_model_shares_layers")
 def shared_with_a_plain_model(lab):
     """A plain model made outside that shares a strategy's layers: reads the same weights."""
     x, y = regression(N)
@@ -238,7 +238,7 @@ def trained_beside(lab, act):
     return errors
 
 
-@case("bad input", replicas=(2,))
+@case("bad input", replicas=(2,), like="bad_input.a_thread_predicts_by_a_model_in_training")
 def a_thread_copies_the_weights_of_a_model_in_training(lab):
     """A thread predicts by a copy of a model that another thread trains (DEFECTS 4)."""
     copies = []
@@ -291,7 +291,7 @@ def error_in_a_step(lab):
     lab.still_usable(strategy)
 
 
-@case("bad input")
+@case("bad input", like="bad_input.lengths_that_differ")
 def no_data(lab):
     """An empty source: what plain Keras says."""
     strategy = lab.strategy()
@@ -325,7 +325,7 @@ def not_compiled(lab):
     lab.still_usable(strategy)
 
 
-@case("bad input", backends=("tensorflow",), replicas=(2,))
+@case("bad input", backends=("tensorflow",), replicas=(2,), like="bad_input.inconsistent_shapes")
 def wrong_label_or_ragged_batch(lab):
     """A label out of range, targets fewer than the inputs: the error names its cause."""
     from kerasdist.backends.tensorflow.fit.batches import division_errors

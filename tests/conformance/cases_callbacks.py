@@ -32,7 +32,7 @@ def same_with(lab, *make, **options):
     )
 
 
-@case("callbacks")
+@case("callbacks", like="callbacks.batch_logs")
 def early_stopping(lab):
     """`EarlyStopping`, which restores the best weights."""
     same_with(
@@ -44,7 +44,7 @@ def early_stopping(lab):
     )
 
 
-@case("callbacks")
+@case("callbacks", like="callbacks.callback_reads_and_writes")
 def rates(lab):
     """`ReduceLROnPlateau` and `LearningRateScheduler`."""
     callbacks = keras.callbacks
@@ -95,7 +95,7 @@ def model_checkpoint(lab):
         lab.same(dense, action)
 
 
-@case("callbacks")
+@case("callbacks", like="callbacks.batch_logs")
 def csv_logger(lab):
     """`CSVLogger` writes the same file."""
     x, y, _ = data()
@@ -157,7 +157,7 @@ def batch_logs(lab):
     lab.same(dense, action)
 
 
-@case("callbacks")
+@case("callbacks", like="callbacks.batch_logs")
 def terminate_on_nan(lab):
     """`TerminateOnNaN` stops in the batch where one device would."""
     x, y, _ = data()
@@ -177,7 +177,7 @@ def terminate_on_nan(lab):
     lab.same(dense, action)
 
 
-@case("callbacks")
+@case("callbacks", like="callbacks.batch_logs")
 def stop_in_a_batch(lab):
     """`model.stop_training` set in the middle of an epoch."""
     x, y, _ = data()

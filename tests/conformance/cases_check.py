@@ -164,7 +164,12 @@ def choices(lab):
         lab.strategy(check="loud")
 
 
-@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
+@case(
+    "the first-batch check",
+    backends=("tensorflow", "torch"),
+    replicas=(2,),
+    like="check.later_batch",
+)
 def central_storage(lab):
     """The first-batch check under `CentralStorageStrategy`: finds, is silent, leaves no traces."""
     x, y = regression(11)
@@ -317,7 +322,12 @@ def metrics_beside(lab):
             lab.equal([said, checks], [[], ["compared"]])
 
 
-@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
+@case(
+    "the first-batch check",
+    backends=("tensorflow", "torch"),
+    replicas=(2,),
+    like="check.later_batch",
+)
 def little_memory(lab):
     """The first-batch check: without room for copies it is left out, and one line says so.
 

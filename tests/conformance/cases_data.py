@@ -24,7 +24,7 @@ def tensors(backend, *arrays):
     return tuple(torch.tensor(array) for array in arrays)
 
 
-@case("data")
+@case("data", like="data.pandas")
 def numpy_shuffled(lab):
     """NumPy, `shuffle=True`: plain Keras's order for the same seed; without `batch_size`, 32."""
     x, y = regression(N)
@@ -93,13 +93,13 @@ def tf_data(lab):
     )
 
 
-@case("data")
+@case("data", like="data.tf_data")
 def tf_data_unknown_batch_size(lab):
     """A mapped `tf.data` pipeline whose batch size is unknown."""
     lab.same(dense, fit(dataset(unknown=True)), evaluate(dataset(unknown=True)))
 
 
-@case("data")
+@case("data", like="data.tf_data")
 def tf_data_repeated(lab):
     """An endless `tf.data` pipeline with `steps_per_epoch`, `validation_steps`."""
     lab.same(
@@ -114,7 +114,7 @@ def tf_data_repeated(lab):
     )
 
 
-@case("data")
+@case("data", like="data.tf_data")
 def tf_data_of_dicts(lab):
     """`tf.data` of nested dicts."""
 
@@ -186,7 +186,7 @@ def py_dataset_uneven(lab):
     )
 
 
-@case("data")
+@case("data", like="data.py_dataset_uneven")
 def py_dataset_processes(lab):
     """`PyDataset` with worker processes."""
     from tests.conformance.datasets import Processes
@@ -233,7 +233,7 @@ def generator_of_listed_weights(lab):
     lab.same(dense, fit(batches, epochs=1, shuffle=False), fit(Listed()), evaluate(batches))
 
 
-@case("data")
+@case("data", like="data.py_dataset_uneven")
 def grain(lab):
     """A `grain` dataset and loader."""
 
@@ -279,7 +279,7 @@ def validation(lab):
     )
 
 
-@case("validation")
+@case("validation", like="data.validation")
 def validation_of_another_kind(lab):
     """Training on NumPy, validation on `tf.data` and on a `DataLoader`."""
     x, y = regression(N)
@@ -295,7 +295,7 @@ def float64_and_integer_inputs(lab):
     lab.same(dense, wide, fit((x * 3).astype("int64"), y, batch_size=BATCH))
 
 
-@case("data")
+@case("data", like="data.sparse_inputs_with_adam")
 def scipy_sparse(lab):
     """SciPy's sparse matrices."""
     import scipy.sparse as sparse

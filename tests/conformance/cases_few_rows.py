@@ -95,7 +95,7 @@ def masks_and_weights(lab):
     lab.same(compiled, weighted)
 
 
-@case("few rows")
+@case("few rows", like="few_rows.masks_and_weights")
 def several_outputs_and_added_losses(lab):
     """Several outputs and losses, one a sum; regularizers; `add_loss` in a layer."""
     x, y = regression(N, outputs=2)
@@ -158,7 +158,7 @@ def metrics(lab):
     lab.same(build, *acts(x, y))
 
 
-@case("few rows")
+@case("few rows", like="few_rows.masks_and_weights")
 def own_train_step(lab):
     """A user-defined `train_step`: a mean loss, a metric, a count, and `kd.global_batch`."""
     x, y = regression(N)
@@ -201,7 +201,7 @@ def own_train_step(lab):
     lab.same(build, *acts(x, y)[:2])
 
 
-@case("few rows")
+@case("few rows", like="few_rows.metrics")
 def what_is_not_a_number_stays_out(lab):
     """A row whose loss, metric and gradients are not finite where it does not count."""
     x, y = regression(9)
@@ -223,7 +223,7 @@ def what_is_not_a_number_stays_out(lab):
     lab.same(build, fit(x, y, batch_size=4, shuffle=False, epochs=2), evaluate(x, y, batch_size=4))
 
 
-@case("few rows")
+@case("few rows", like="few_rows.masks_and_weights")
 def half_precision(lab):
     """`mixed_float16` with loss scaling."""
     x, y = regression(N)

@@ -39,7 +39,7 @@ def train_and_test(lab, build, x, y, tolerance=FLOAT64, **options):
     )
 
 
-@case("float64", replicas=EVERYWHERE)
+@case("float64", replicas=EVERYWHERE, like="float64.normalization")
 @in_double
 def dense_layers(lab):
     """Dense layers, sample weights, metrics, momentum."""
@@ -86,7 +86,7 @@ def normalization(lab):
     train_and_test(lab, build, x, y)
 
 
-@case("float64", replicas=EVERYWHERE)
+@case("float64", replicas=EVERYWHERE, like="float64.normalization")
 @in_double
 def masks(lab):
     """A mask, an LSTM, weights for each step in time, accumulation of gradients."""

@@ -39,7 +39,7 @@ def trains(x, y):
     return [fit(x, y, batch_size=BATCH, shuffle=False, epochs=2), evaluate(x, y), predict(x)]
 
 
-@case("from outside the scope")
+@case("from outside the scope", like="from_outside.layers_added_after_the_scope")
 def lora_after_the_scope(lab):
     """`enable_lora` after the scope, with an optimizer that has slots."""
     x, y = regression(N)
@@ -108,7 +108,7 @@ def trainable_backbone(lab):
     on_a_backbone(lab, frozen=False)
 
 
-@case("from outside the scope")
+@case("from outside the scope", like="from_outside.trainable_backbone")
 def frozen_backbone(lab):
     """The same, frozen."""
     on_a_backbone(lab, frozen=True)
@@ -140,7 +140,7 @@ def fit_alone_in_the_scope(lab):
     lab.still_usable(strategy)
 
 
-@case("from outside the scope")
+@case("from outside the scope", like="from_outside.layers_added_after_the_scope")
 def new_head_after_the_scope(lab):
     """A plain model with a new last layer on the strategy's own layers: trained on one device."""
     x, y = regression(N)

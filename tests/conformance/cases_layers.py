@@ -72,7 +72,7 @@ def dense(lab):
     )
 
 
-@case("layers")
+@case("layers", like="layers.conv_2d")
 def conv_1d(lab):
     """Convolutions and pooling over one dimension."""
     check(
@@ -112,7 +112,7 @@ def conv_2d(lab):
     )
 
 
-@case("layers")
+@case("layers", like="layers.conv_2d")
 def conv_3d(lab):
     """Convolutions and pooling over three dimensions."""
     check(
@@ -127,7 +127,7 @@ def conv_3d(lab):
     )
 
 
-@case("layers")
+@case("layers", like="losses.embedding_and_lstm")
 def recurrent(lab):
     """Embedding with a mask, and recurrent layers."""
     check(
@@ -177,7 +177,7 @@ def normalization(lab):
     )
 
 
-@case("layers")
+@case("layers", like="layers.dense")
 def preprocessing(lab):
     """Preprocessing layers, inside of the model."""
     check(
@@ -194,7 +194,7 @@ def preprocessing(lab):
     )
 
 
-@case("layers")
+@case("layers", like="layers.dense")
 def reshaping_and_merging(lab):
     """Reshaping, and layers that merge."""
 

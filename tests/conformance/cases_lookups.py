@@ -97,7 +97,7 @@ for _name, _title in {
     case("lookups", name=_name, title=_title, like=_like)(check(_name))
 
 
-@case("lookups", replicas=(2,))
+@case("lookups", replicas=(2,), like="lookups.adamw")
 def eagerly(lab):
     """Positions, tokens, distances in tables: AdamW with `run_eagerly=True`."""
     x, y = sentences(9)
@@ -108,7 +108,7 @@ def eagerly(lab):
     )
 
 
-@case("lookups", replicas=(4,))
+@case("lookups", replicas=(4,), like="lookups.adamw")
 def transformer(lab):
     """A small GPT with a mask, the table of tokens as its last layer, Adam as Keras has it."""
 

@@ -28,7 +28,7 @@ def check(lab, build, x, y, **options):
     lab.same(build, fit(x, y, **options), evaluate(x, y, **options))
 
 
-@case("metrics")
+@case("metrics", like="metrics.of_classification")
 def of_binary_classification(lab):
     """`AUC` (PR), precision, `F1Score`, counts, at thresholds."""
     x, y = binary(N)
@@ -101,7 +101,7 @@ def of_one_hot_classification(lab):
     check(lab, build, x, y)
 
 
-@case("metrics")
+@case("metrics", like="metrics.of_classification")
 def of_regression(lab):
     """`R2Score`, root mean square, cosine similarity, correlations, logarithmic errors."""
     x, y = regression(N, outputs=2)
@@ -286,7 +286,7 @@ def read_twice(lab):
     lab.same(build, action)
 
 
-@case("metrics")
+@case("metrics", like="metrics.masked_metrics")
 def weighted_metrics(lab):
     """`weighted_metrics` beside unweighted ones, with sample weights."""
     x, y = binary(N)

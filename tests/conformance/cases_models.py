@@ -67,7 +67,7 @@ def initial_weights(lab):
     lab.same(build)
 
 
-@case("models")
+@case("models", like="models.subclassed_model")
 def sequential_built_by_data(lab):
     """A Sequential without `Input`: built by the first batch."""
     x, y = regression(N)
@@ -78,7 +78,7 @@ def sequential_built_by_data(lab):
     )
 
 
-@case("models")
+@case("models", like="models.nested_models")
 def functional_with_branches(lab):
     """A functional model with branches, a shared layer and two inputs."""
     x, y = regression(N)
@@ -134,7 +134,7 @@ def nested_models(lab):
     lab.same(build, fit(x, y, batch_size=BATCH))
 
 
-@case("models")
+@case("models", like="models.nothing_trainable")
 def frozen_layers(lab):
     """A frozen layer keeps its weights."""
     x, y = regression(N)
@@ -168,7 +168,7 @@ def nothing_trainable(lab):
     )
 
 
-@case("models")
+@case("models", like="models.sublayer_that_is_never_called")
 def unused_weights(lab):
     """Weights that no loss depends on: their gradient is None."""
     x, y = regression(N)
@@ -245,7 +245,7 @@ def preprocessing_layers(lab):
     lab.same(build, fit(x, y, batch_size=BATCH))
 
 
-@case("models")
+@case("models", like="models.nested_models")
 def inputs_and_outputs_by_name(lab):
     """Inputs and outputs as dicts; inputs of several dtypes and ranks, one of them an image."""
     random = np.random.default_rng(0)

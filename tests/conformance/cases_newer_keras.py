@@ -67,7 +67,7 @@ def quantized_int8(lab):
     )
 
 
-@case(TOPIC, replicas=(2,))
+@case(TOPIC, replicas=(2,), like="newer_keras.quantized_int8")
 def quantized_float8(lab):
     """`model.quantize("float8")`, then `predict` and `fit`."""
     x, y = regression(N)

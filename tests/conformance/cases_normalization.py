@@ -150,7 +150,7 @@ def of_many_replicas(lab):
             )
 
 
-@case("batch normalisation")
+@case("batch normalisation", like="normalization.of_many_replicas")
 def in_a_convolution(lab):
     """Several normalisations in a convolutional model, one without scale and centre."""
     x = np.random.default_rng(0).normal(size=(N, 6, 6, 2)).astype("float32")
@@ -176,7 +176,7 @@ def in_a_convolution(lab):
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), tolerance=NORMAL)
 
 
-@case("batch normalisation")
+@case("batch normalisation", like="normalization.synchronised")
 def frozen(lab):
     """A frozen normalisation runs in inference mode and keeps its statistics."""
     x, y = regression(N)
@@ -190,7 +190,7 @@ def frozen(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), tolerance=NORMAL)
 
 
-@case("batch normalisation")
+@case("batch normalisation", like="normalization.synchronised")
 def on_batches(lab):
     """`train_on_batch` and `steps_per_execution`-free loops keep the statistics too."""
 
@@ -203,7 +203,7 @@ def on_batches(lab):
     lab.same(normalised, action, tolerance=NORMAL)
 
 
-@case("batch normalisation")
+@case("batch normalisation", like="normalization.synchronised")
 def saved_statistics(lab):
     """What is saved are the global statistics: a plain model that loads them predicts the same."""
 
@@ -260,7 +260,7 @@ def per_replica_twice(lab):
     lab.equal([np.array([0.25], "float32")], [variance])
 
 
-@case("batch normalisation")
+@case("batch normalisation", like="normalization.synchronised")
 def keras_own_option(lab):
     """`BatchNormalization(synchronized=True)`, Keras's own option, gives the same numbers."""
     x, y = regression(N)

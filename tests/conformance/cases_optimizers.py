@@ -44,6 +44,8 @@ LIKE = {
         "optimizers.adam",
     ),
     **dict.fromkeys(("ftrl", "lion"), "optimizers.adam"),
+    # These look at whole variables.
+    **dict.fromkeys(("lamb", "muon"), "optimizers.adafactor"),
 }
 
 
@@ -98,7 +100,7 @@ for _option, _value in (("clipnorm", 0.5), ("clipvalue", 0.3), ("global_clipnorm
     clip_case(_option, _value)
 
 
-@case("gradient accumulation", replicas=REPLICAS)
+@case("gradient accumulation", replicas=REPLICAS, like="optimizers.accumulation_with_masks")
 def accumulation(lab):
     """`gradient_accumulation_steps` with ragged batches, over epochs."""
     x, y = regression(23)
@@ -122,7 +124,7 @@ def accumulation_with_masks(lab):
     lab.same(build, fit(x, y, batch_size=4, epochs=2, shuffle=False), tolerance=ADAPTIVE)
 
 
-@case("averaged weights")
+@case("averaged weights", like="optimizers.ema_at_the_end")
 def ema_overwrite(lab):
     """`use_ema` with `ema_overwrite_frequency`."""
     x, y = regression(N)
@@ -152,7 +154,7 @@ def ema_at_the_end(lab):
     )
 
 
-@case("precision")
+@case("precision", like="optimizers.loss_scale_overflow")
 def loss_scale(lab):
     """`LossScaleOptimizer`: the scale grows as on one device."""
     x, y = regression(N)
@@ -237,7 +239,7 @@ def mixed_float16(lab):
     lab.check(name == "LossScaleOptimizer", f"expected a LossScaleOptimizer, received {name}")
 
 
-@case("precision", replicas=(3,), like="few_rows.half_precision")
+@case("precision", replicas=(3,), like="few_rows.masks_and_weights")
 def mixed_float16_uneven(lab):
     """`mixed_float16` with normalization and sample weights; a last batch of one example."""
     x, y = regression(N)
@@ -249,7 +251,7 @@ def mixed_float16_uneven(lab):
     )
 
 
-@case("precision")
+@case("precision", like="optimizers.mixed_float16")
 def mixed_bfloat16(lab):
     """`mixed_bfloat16`."""
     under_policy(lab, "mixed_bfloat16", BFLOAT16)
@@ -301,7 +303,7 @@ def one_for_some_layers(lab):
     lab.same(build, fit(x, y, batch_size=4, epochs=2), tolerance=ADAPTIVE)
 
 
-@case("schedules")
+@case("schedules", like="optimizers.learning_rate_assigned")
 def schedules(lab):
     """Learning-rate schedules count global steps."""
     x, y = regression(N)
@@ -313,7 +315,7 @@ def schedules(lab):
     lab.same(build, fit(x, y, batch_size=3, epochs=2))
 
 
-@case("schedules")
+@case("schedules", like="optimizers.adam")
 def weight_decay_with_exclusions(lab):
     """Weight decay with variables excluded from it."""
     x, y = regression(N)
@@ -352,7 +354,7 @@ def learning_rate_assigned(lab):
     lab.same(dense, fit(x, y, batch_size=4), lower, fit(x, y, batch_size=4))
 
 
-@case("optimizers")
+@case("optimizers", like="optimizers.adam")
 def long_adam(lab):
     """Sixty Adam steps stay close to one device."""
     x, y = regression(29)

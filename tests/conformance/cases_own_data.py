@@ -88,7 +88,7 @@ def used(model):
     ]
 
 
-@case("steps of their own", backends=TENSORFLOW)
+@case("steps of their own", backends=TENSORFLOW, like="own_data.no_call_and_nothing_built")
 def no_call(lab):
     """A model without `call`, of built parts: `fit`, `evaluate`, `predict`."""
     lab.same(lambda: autoencoder(lazy=False, metrics=["mae"]), used)

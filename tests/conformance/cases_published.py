@@ -24,7 +24,7 @@ def siamese_contrastive(lab):
     train(lab, published.siamese, x, y)
 
 
-@case("published models in float64", replicas=(2,))
+@case("published models in float64", replicas=(2,), like="published.siamese_contrastive")
 @in_double
 def oxford_pets_segmentation(lab):
     """keras.io's oxford_pets_image_segmentation: a U-Net of separable convolutions."""
@@ -32,7 +32,7 @@ def oxford_pets_segmentation(lab):
     train(lab, published.u_net, x, y)
 
 
-@case("published models in float64", replicas=(2,))
+@case("published models in float64", replicas=(2,), like="published.siamese_contrastive")
 @in_double
 def pointnet_segmentation(lab):
     """keras.io's pointnet_segmentation: a penalty that mixes examples, momentum 0."""

@@ -37,7 +37,7 @@ def mean_of_means(lab):
     lab.equal([np.array([[0.6]], "float32")], model.get_weights())
 
 
-@case("ragged batches", replicas=REPLICAS)
+@case("ragged batches", replicas=REPLICAS, like="ragged.every_tail")
 def fewer_examples_than_replicas(lab):
     """One example, one less than replicas: some replicas have none."""
     for n in sorted({1, lab.replicas - 1}):
@@ -59,7 +59,7 @@ def batches_of(*sizes):
     return make
 
 
-@case("ragged batches", replicas=REPLICAS)
+@case("ragged batches", replicas=REPLICAS, like="ragged.every_tail")
 def uneven_batches(lab):
     """The first batch is the uneven one; then uneven batches between even ones."""
     sources = [(1, 6, 6), (6, 1, 5, 6, 3, 2)]
@@ -86,7 +86,7 @@ def predict_in_order(lab):
         lab.equal(2.0 * np.arange(n, dtype="float32")[:, None] + 1.0, output)
 
 
-@case("predict")
+@case("predict", like="ragged.predict_in_order")
 def predict_nested_outputs(lab):
     """`predict` of a model that was never compiled keeps the structure of the outputs."""
     x, _ = regression(7)

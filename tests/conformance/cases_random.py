@@ -96,7 +96,7 @@ def rematerialized_dropout(lab):
         lab.same(lambda: build("full"), *actions)
 
 
-@case("random draws", limitation=BY_REPLICA)
+@case("random draws", limitation=BY_REPLICA, like="random.dropout")
 def wide_dropout(lab):
     """Dropout in wide layers, with one device's draws on JAX, repeatable on the others."""
     x, y = regression(80)
@@ -171,7 +171,7 @@ def draws_of_the_user(lab):
     as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH, epochs=2))
 
 
-@case("random draws")
+@case("random draws", like="random.dropout")
 def another_seed_draws_otherwise(lab):
     """Another seed gives other masks: the draws follow `keras.utils.set_random_seed`."""
     x = np.ones((8, 32), "float32")
@@ -211,7 +211,7 @@ def shuffling_repeats(lab):
     lab.equal(first.parts(True), lab.run(dense, [action], lab.strategy())[1].parts(True))
 
 
-@case("random draws", limitation=BY_REPLICA)
+@case("random draws", limitation=BY_REPLICA, like="random.dropout")
 def image_augmentation(lab):
     """Random image layers inside the model."""
     x = np.random.default_rng(0).uniform(size=(N, 6, 6, 1)).astype("float32")

@@ -75,7 +75,7 @@ def in_callbacks_and_after(lab):
     lab.same(model, fit_and_read)
 
 
-@case("reading variables")
+@case("reading variables", like="reading.in_callbacks_and_after")
 def in_the_scope_again(lab):
     """The same in the scope, and for a model that was loaded there."""
 

@@ -101,7 +101,7 @@ def weights_files(lab):
     lab.equal(one.parts(True), three.parts(True), ADAPTIVE)
 
 
-@case("saving")
+@case("saving", like="saving.saved_here_loaded_plain")
 def custom_class(lab):
     """A registered subclass saves and loads as the user's own class, in and out of a scope."""
 
@@ -143,7 +143,7 @@ def custom_class(lab):
         lab.equal("Own", type(again).__name__)
 
 
-@case("saving")
+@case("saving", like="saving.loaded_in_the_scope")
 def cloned(lab):
     """`clone_model` in a scope; the clone of a strategy's model outside is plain."""
     x, y = regression(N)
@@ -170,7 +170,7 @@ def cloned(lab):
     lab.equal(expected.get_weights(), inside.get_weights())
 
 
-@case("saving")
+@case("saving", like="saving.loaded_in_the_scope")
 def json_and_config(lab):
     """`to_json`, `get_config`, `from_config` and `summary` are plain Keras's."""
     strategy = lab.strategy()

@@ -218,13 +218,13 @@ def values_of_the_batch(lab):
     check(lab, of_the_batch)
 
 
-@case("custom steps")
+@case("custom steps", like="step_logs.results_of_metrics")
 def renamed_results(lab):
     """Steps that rename what `compute_metrics` and `get_metrics_result` return."""
     check(lab, renamed, rows=((11, 4),), metrics=["mae", keras.metrics.RootMeanSquaredError()])
 
 
-@case("custom steps")
+@case("custom steps", like="step_logs.results_of_metrics")
 def renamed_logs_of_keras(lab):
     """Steps that rename what Keras's own steps return."""
     x, y = regression(11)

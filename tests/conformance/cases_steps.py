@@ -49,7 +49,7 @@ def raw_mean_loss(lab):
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
 
 
-@case("custom steps", backends=("tensorflow",), replicas=REPLICAS)
+@case("custom steps", backends=("tensorflow",), replicas=REPLICAS, like="steps.raw_mean_loss")
 def vector_loss(lab):
     """A step that gives `tape.gradient` one loss for each example, and a gradient by its input."""
     x, y = regression(N)
@@ -99,7 +99,7 @@ def compute_loss(lab):
     )
 
 
-@case("custom steps")
+@case("custom steps", like="steps.compute_loss")
 def compute_loss_from_scratch(lab):
     """`compute_loss` that calls no Keras loss at all."""
     x, y = regression(N)
@@ -137,7 +137,7 @@ def compute_metrics(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 
 
-@case("custom steps", replicas=REPLICAS)
+@case("custom steps", replicas=REPLICAS, like="steps.train_step")
 def logs_of_the_step(lab):
     """Steps that return values of their own beside the metrics: a number, a mean of the batch."""
     x, y = regression(N)
@@ -193,7 +193,7 @@ def one_of_two_optimizers_scales(lab):
         )
 
 
-@case("custom steps", replicas=REPLICAS)
+@case("custom steps", replicas=REPLICAS, like="steps.train_step")
 def global_batch(lab):
     """`kd.global_batch` in a loss over all pairs of the batch equals one device."""
     x, y = regression(12)
@@ -212,7 +212,7 @@ def global_batch(lab):
     lab.same(lambda: assemble(kind()), fit(x, y, batch_size=5, epochs=2, shuffle=False))
 
 
-@case("custom steps")
+@case("custom steps", like="steps.train_step")
 def gradient_penalty(lab):
     """A step that clips its gradients by hand before `apply`, as one device does."""
     x, y = regression(N)

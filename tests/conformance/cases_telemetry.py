@@ -163,7 +163,7 @@ def flops(lab):
         lab.check(found == by_hand, f"{name}: {found}, not {by_hand}")
 
 
-@case("callbacks", replicas=(1, 2))
+@case("callbacks", replicas=(1, 2), like="telemetry.counts")
 def utilization(lab):
     """`Telemetry` says the MFU on devices of the table, and null on others (issue 30.6)."""
     from kerasdist.backends.base.interface import ReplicaSet

@@ -15,7 +15,11 @@ N, BATCH = 23, 4
 
 
 # Plain Keras on torch refuses it: what to compare with there is one step an execution, below.
-@case("steps per execution", backends=("tensorflow", "jax"))
+@case(
+    "steps per execution",
+    backends=("tensorflow", "jax"),
+    like="training.steps_per_execution_equals_single_steps",
+)
 def steps_per_execution_not_dividing(lab):
     """`steps_per_execution=4`, which does not divide 6 batches."""
     x, y = regression(N)
@@ -163,7 +167,7 @@ def second_fit(lab):
     )
 
 
-@case("fit")
+@case("fit", like="training.second_fit")
 def verbose(lab):
     """The progress bar and `verbose=2` say what plain Keras's say."""
     import io
@@ -224,7 +228,7 @@ def calling_the_model(lab):
     lab.same(dense, call, fit(x, y, batch_size=BATCH), call)
 
 
-@case("compile")
+@case("compile", like="training.optimizer_made_outside")
 def compile_outside(lab):
     """compile after the scope, with an optimizer and metrics made outside."""
     x, y = regression(11)
@@ -246,7 +250,7 @@ def compile_outside(lab):
     )
 
 
-@case("compile")
+@case("compile", like="training.second_fit")
 def recompile(lab):
     """compile again, with another optimizer, between two fits."""
     x, y = regression(11)
@@ -270,7 +274,7 @@ def optimizer_made_outside(lab):
     )
 
 
-@case("weights by hand")
+@case("weights by hand", like="training.calling_the_model")
 def set_weights(lab):
     """`set_weights`, `get_weights` and `assign` between fits reach every replica."""
     x, y = regression(11)

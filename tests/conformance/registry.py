@@ -22,6 +22,8 @@ from typing import Any
 from tests.environment import everything
 
 BACKENDS = ("tensorflow", "jax", "torch")
+# It compiles and traces nothing: a case takes a tenth of what it takes on the others.
+CHEAPEST = "torch"
 # The devices of the suites: a kind, and how many if the numbers below do not hold. On ``gpu:1``
 # (`make gpu`) cases run on one replica, but for those that ask for other numbers.
 SUITES_ON = "KERASDIST_SUITES_ON"
@@ -47,7 +49,8 @@ class Case:
     # Where a backend passes with a declared exemption: one sentence for the support table.
     limitation: Mapping[str, str] = field(default_factory=dict)
     seconds: float = SECONDS
-    # The case that takes the same path through kerasdist: `make test` runs that one alone.
+    # The case that takes the same path through kerasdist: `make test` runs that one, and this one
+    # where cases cost least.
     like: str = ""
 
 
@@ -83,7 +86,8 @@ def case(
     """Registers a case; ``name`` and ``title`` are for those that a loop makes.
 
     ``replicas=None``: 2, and one of 3 and 4, chosen by the name. `make test` runs what is about at
-    most 2 replicas, `make test-everything` the rest, and what is ``like`` another case."""
+    most 2 replicas, and what is ``like`` another case on PyTorch alone; `make test-everything` the
+    rest."""
 
     def register(function):
         # A theme of many cases is a package, of which the modules are not named.
@@ -134,10 +138,14 @@ def load(suite: str = CONFORMANCE) -> dict[str, Case]:
 
 def is_in_this_run(item: Item) -> bool:
     """Whether an item belongs to `make test`, or else to `make test-everything`."""
-    if item.case.like:
-        return everything()
     few = [count for count in item.case.replicas if count <= 2] or item.case.replicas[:1]
-    return (item.replicas in few) != everything()
+    is_left_out = item.replicas not in few or has_its_like(item.case, item.backend)
+    return is_left_out == everything()
+
+
+def has_its_like(case: Case, backend: str) -> bool:
+    """Whether `make test` runs another case in place of this one."""
+    return bool(case.like) and backend != CHEAPEST
 
 
 def items(backend: str, suite: str = CONFORMANCE) -> Iterator[Item]:

@@ -244,7 +244,7 @@ def torn_parts(lab):
             lab.equal(names(folder), [])
 
 
-@case("workers")
+@case("workers", like="sharded_backups.to_the_last_bit")
 def folders_of_their_own(lab):
     """Where workers do not see the chief's folder, the chief writes all in one file."""
     expected = state(trained(lab))

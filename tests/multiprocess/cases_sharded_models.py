@@ -249,7 +249,7 @@ def recurrent():
     return model
 
 
-@case(TOPIC, backends=BACKENDS)
+@case(TOPIC, backends=BACKENDS, like="sharded_models.shared_and_tied_weights")
 def recurrent_layers(lab):
     """Layers that read weights at each time step, more of them than stay gathered."""
     x = np.random.default_rng(0).normal(size=(9, 5, 2)).astype("float32")
@@ -326,14 +326,14 @@ def adapted():
     return model
 
 
-@case(TOPIC, backends=BACKENDS)
+@case(TOPIC, backends=BACKENDS, like="sharded_models.frozen_and_unfrozen")
 def lora(lab):
     """LoRA on sharded weights, merged when saved."""
     x, y = regression(9)
     lab.same(adapted, fit(x, y, batch_size=4, epochs=2), predict(x), tolerance=ADAPTIVE)
 
 
-@case(TOPIC, backends=BACKENDS)
+@case(TOPIC, backends=BACKENDS, like="sharded_models.in_double")
 def in_bfloat16(lab):
     """Weights in bfloat16, which NumPy has not, are trained, read and assigned."""
     x, y = regression(9)
@@ -393,7 +393,7 @@ def restarts_with_another_sharding(lab):
             lab.equal(untouched.get_weights(), resumed.get_weights(), ADAPTIVE)
 
 
-@case(TOPIC, backends=BACKENDS)
+@case(TOPIC, backends=BACKENDS, like="sharded_models.frozen_and_unfrozen")
 def clipping_in_another_thread(lab):
     """While sharded state is updated, another thread clips whole gradients (issue 31, point 2)."""
     x, y = regression(8)

@@ -203,7 +203,7 @@ def after_an_error(lab):
     lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
 
 
-@case("workers", backends=BACKENDS)
+@case("workers", backends=BACKENDS, like="sharded_state.loop_with_reads")
 def eagerly(lab):
     """`run_eagerly=True`: the state is sharded again after each step."""
     x, y = regression(9, outputs=4)
@@ -217,7 +217,7 @@ def eagerly(lab):
     lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
 
 
-@case("workers", backends=BACKENDS)
+@case("workers", backends=BACKENDS, like="sharded_state.written_on_all_alike")
 def callbacks_of_the_chief_alone(lab):
     """Callbacks that read variables on the chief alone are refused, and say what to use."""
     x, y = regression(8, outputs=4)

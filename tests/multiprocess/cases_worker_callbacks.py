@@ -53,7 +53,7 @@ def metrics_reduction(lab):
         kd.callbacks.MetricsReduction({"loss": "median"})
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.checkpoints")
 def chief_only(lab):
     """ChiefOnly, and Keras's callbacks that write, act on the chief alone."""
     heard = []
@@ -133,7 +133,7 @@ def _stopped_at(lab, stopper):
     return len(seen)
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.stop_after_an_epoch")
 def stop_in_an_epoch(lab):
     """`stop_training` set after a batch on one worker stops all at the same batch."""
     rank = lab.job.rank
@@ -159,7 +159,7 @@ def stop_after_an_epoch(lab):
     lab.equal(_stopped_at(lab, Stop()), 2 * BATCHES)
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.stop_after_an_epoch")
 def early_stopping(lab):
     """EarlyStopping decides alike on all workers."""
     stop = keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=10.0)
@@ -179,7 +179,7 @@ def broadcast_of_variables(lab):
         kd.callbacks.BroadcastGlobalVariables(1)
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.checkpoints")
 def warmup(lab):
     """LearningRateWarmup grows the learning rate in equal steps, and then leaves it."""
     model = _model(lab)
@@ -230,7 +230,7 @@ def backup_and_restore(lab):
         lab.equal(list(folder.iterdir()), [])
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.restart_of_shards")
 def backups_to_the_last_bit(lab):
     """A run that is interrupted again and again has the numbers of one with the same backups."""
 
@@ -256,7 +256,7 @@ def backups_to_the_last_bit(lab):
         lab.check(np.array_equal(one, other), f"{one} instead of {other}")
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.backup_and_restore")
 def torn_backups(lab):
     """A torn backup is refused, the one before it is used; an unfinished one goes."""
     with lab.folder() as folder:
@@ -283,7 +283,7 @@ def torn_backups(lab):
         lab.equal(list(folder.iterdir()), [])
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.backup_and_restore")
 def backups_of_another_model(lab):
     """DEFECTS 29: a backup of another model is refused on every worker, and stays."""
     with lab.folder() as folder:
@@ -304,7 +304,7 @@ def backups_of_another_model(lab):
         lab.everyone("looked")
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.backup_and_restore")
 def defect_29_a_full_disk(lab):
     """DEFECTS 29: where one worker's disk takes no backup, all of them train on."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -78,7 +78,7 @@ def report(lab):
         kd.compare_with_one_device(model, moved, y)
 
 
-@case("the first-batch check", backends=CHECKED)
+@case("the first-batch check", backends=CHECKED, like="worker_checks.found")
 def choices(lab):
     """`check="raise"` raises on every worker, before the step; `"off"` says nothing."""
     model, batch = made(lab, lambda backend: added_sum(backend, repaired=False), check="raise")
@@ -112,7 +112,7 @@ def large_sharded_state(lab):
         lab.check(len(checks) == 1 and expected in checks[0], f"{expected}: {checks}")
 
 
-@case("the first-batch check", backends=CHECKED)
+@case("the first-batch check", backends=CHECKED, like="worker_checks.found")
 def no_traces(lab):
     """On workers `fit` with the check gives the same bits as without, losses and state."""
     x, y = regression(11)

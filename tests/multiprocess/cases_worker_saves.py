@@ -92,7 +92,7 @@ def chief_alone_in_the_scope(lab):
             lab.alike([array.tolist() for array in one.get_weights()])
 
 
-@case("workers")
+@case("workers", like="worker_saves.save_on_all_workers")
 def save_on_some_workers(lab):
     """One worker alone, and each worker to a path of its own: nothing waits for the others."""
     model, x = trained(lab, sharding=None)  # a strategy that has run no custom loop

@@ -98,7 +98,7 @@ LARGER = {
 
 # Of the conformance cases on the pair a run of the tests takes one of so many: XLA compiles each
 # case's programs, TensorFlow traces them, torch does neither.
-ONE_OF = {"tensorflow": 24, "jax": 24, "torch": 4}
+ONE_OF = {"tensorflow": 24, "jax": 24, "torch": 6}
 
 # In every run of the tests: what other cases on workers do not show.
 _ALWAYS = (
@@ -234,14 +234,16 @@ def whole() -> bool:
     return os.environ.get("KERASDIST_MULTIPROCESS_FULL") == "1"
 
 
+def pairs(backend: str) -> tuple[Layout, ...]:
+    """The layouts that `make test` and `make test-everything` share."""
+    return (PAIR, *SHARDED[backend][:1])
+
+
 def layouts(backend: str) -> tuple[Layout, ...]:
-    """The layouts of a run of the tests: in `make test` pairs and two hosts, else the others."""
-    pairs = (PAIR, *SHARDED[backend][:1])
-    others = (*LARGER[backend], *GPUS[backend], *SHARDED[backend][1:])
-    if whole():
-        return (*pairs, *others)
+    """The layouts of a run of the tests: in `make test` pairs and two hosts, else all."""
     within_host = [one for one in SHARDED[backend] if one.within][:1]
-    return others if everything() else (*pairs, *within_host)
+    others = (*LARGER[backend], *GPUS[backend], *SHARDED[backend][1:])
+    return (*pairs(backend), *(others if whole() or everything() else within_host))
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:
@@ -252,15 +254,22 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
         layout: The layout.
     """
     own = registry.load(OWN)
-    turn = registry.BACKENDS.index(backend)
     for key in keys(backend, layout):
         if layout.sharding:
             few = layout.within and not everything()
-            chosen = _WITHIN_HOST_ALWAYS[backend] if few else _SELECTED_ON_SHARDED
-            if whole() or key.startswith(chosen):
-                yield key
-            continue
-        drawn = zlib.crc32(key.encode()) % ONE_OF[backend] == turn
-        drawn = drawn and not cases()[key].like
-        if whole() or layout != PAIR or key in own or key.startswith(_ALWAYS) or drawn:
+            chosen = key.startswith(_WITHIN_HOST_ALWAYS[backend] if few else _SELECTED_ON_SHARDED)
+        else:
+            chosen = layout != PAIR or key in own or key.startswith(_ALWAYS) or _drawn(backend, key)
+        if layout in pairs(backend):
+            case = cases()[key]
+            has_its_like = registry.has_its_like(case, backend) if key in own else bool(case.like)
+            is_left_out = has_its_like and not key.startswith(_ALWAYS)
+            chosen = chosen and is_left_out == everything()
+        if whole() or chosen:
             yield key
+
+
+def _drawn(backend: str, key: str) -> bool:
+    """Whether a case is of the part that a backend runs on the pair."""
+    turn = registry.BACKENDS.index(backend)
+    return zlib.crc32(key.encode()) % ONE_OF[backend] == turn

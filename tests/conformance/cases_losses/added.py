@@ -54,7 +54,7 @@ def in_call_of_a_model(lab):
     )
 
 
-@case("extra losses")
+@case("extra losses", like="losses.in_call_of_a_model")
 def in_models_inside_of_models(lab):
     """`add_loss` in models inside of models, several steps in an execution."""
     x, y = regression(N)

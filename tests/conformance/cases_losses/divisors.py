@@ -89,7 +89,7 @@ def sample_weight(lab):
     )
 
 
-@case("weights")
+@case("weights", like="losses.replica_all_masked")
 def sample_weight_all_zero_on_a_replica(lab):
     """All weights of one replica's share are zero."""
     x, y = regression(8)
@@ -103,7 +103,7 @@ def sample_weight_all_zero_on_a_replica(lab):
         )
 
 
-@case("weights")
+@case("weights", like="losses.sample_weight")
 def class_weight(lab):
     """`class_weight`."""
     x, y = classification(N)
@@ -155,7 +155,7 @@ def masking_and_pooling(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 
 
-@case("masks", replicas=REPLICAS)
+@case("masks", replicas=REPLICAS, like="losses.masking_and_pooling")
 def mask_of_the_output(lab):
     """A masked output: the divisor is the number of unmasked steps, of very uneven shares."""
     x, y = tokens(N), sequence_targets(N)
@@ -212,7 +212,7 @@ def loss_weights(lab):
     )
 
 
-@case("several outputs")
+@case("several outputs", like="losses.loss_weights")
 def weights_per_output(lab):
     """Sample weights for each output, one of them with zeros (DEFECTS 8)."""
     n = rows_for(lab)
@@ -225,7 +225,7 @@ def weights_per_output(lab):
     )
 
 
-@case("several outputs")
+@case("several outputs", like="losses.loss_weights")
 def mixed_reductions(lab):
     """One output's loss is a sum, the other's a weighted mean."""
     n = rows_for(lab)
@@ -247,7 +247,7 @@ def mixed_reductions(lab):
     lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights))
 
 
-@case("several outputs")
+@case("several outputs", like="losses.masking_and_pooling")
 def masked_and_unmasked(lab):
     """One output is masked, the other is not."""
     n = rows_for(lab)

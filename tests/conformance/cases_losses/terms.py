@@ -28,7 +28,7 @@ def regularizers(lab):
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
 
 
-@case("extra losses")
+@case("extra losses", like="losses.add_loss_mean")
 def activity_regularizer(lab):
     """An activity regularizer: Keras divides it by the batch's size."""
     x, y = regression(N)
@@ -99,7 +99,7 @@ def added_losses_read_after_a_step(lab):
     )
 
 
-@case("extra losses")
+@case("extra losses", like="losses.add_loss_mean")
 def only_add_loss(lab):
     """No loss but `add_loss`."""
     x, y = regression(N)
@@ -123,7 +123,7 @@ LOSSES = {
 }
 
 
-@case("loss functions")
+@case("loss functions", like="losses.loss_weights")
 def losses_by_name(lab):
     """Losses given by name, an output each."""
     data = {name: make(N) for name, make in LOSSES.items()}
@@ -153,7 +153,7 @@ def loss_function_of_the_user(lab):
     lab.same(lambda: dense(loss=cubed), fit(x, y, batch_size=BATCH))
 
 
-@case("loss functions")
+@case("loss functions", like="losses.loss_function_of_the_user")
 def loss_class_of_the_user(lab):
     """A subclass of `keras.Loss` with weights."""
     x, y = regression(N)
@@ -168,7 +168,7 @@ def loss_class_of_the_user(lab):
     lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)))
 
 
-@case("loss functions")
+@case("loss functions", like="losses.loss_function_of_the_user")
 def scalar_loss_of_the_user(lab):
     """A function that returns the batch's mean, a scalar, is one device's mean."""
     x, y = regression(N)

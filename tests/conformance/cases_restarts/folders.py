@@ -107,7 +107,7 @@ def refused(lab, folder, *parts, **options):
             lab.check(part in told, f"{options}: {part!r} is not in {told!r}")
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
 def defect_29_of_another_script(lab):
     """A backup of another model or of other data is refused, with what differs."""
     with lab.folder() as whole, lab.folder() as folder:
@@ -123,7 +123,7 @@ def defect_29_of_another_script(lab):
         lab.check(same(small(lab, folder), expected), "the refused backups are not what they were")
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.on_twice_as_many_replicas")
 def entry_32_weights_alone(lab):
     """`resume="weights"` begins another call anew, with the weights of the backup (issue 32.6)."""
 
@@ -164,7 +164,7 @@ def entry_32_weights_alone(lab):
         refused(lab, folder, "Expected the weights of the backup", change="units", resume="weights")
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
 def defect_29_what_may_differ(lab):
     """With another learning rate, or other rows, a warning says what goes on."""
     said = {
@@ -185,7 +185,7 @@ def defect_29_what_may_differ(lab):
                 lab.check(same(found, small(lab, folder)), "the rate is not the backup's")
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
 def defect_29_a_full_disk(lab):
     """Where the disk takes no backup, a warning says so, and training goes on."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -248,7 +248,7 @@ def another_run(lab, folder):
     lab.everyone("ended")
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
 def defect_29_two_runs_in_one_folder(lab):
     """A second run in a folder is refused, until the first has ended."""
     with lab.folder() as folder:
@@ -266,7 +266,7 @@ def defect_29_two_runs_in_one_folder(lab):
         lab.equal(list(folder.iterdir()), [])
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.stopped_already")
 def defect_24_backups_are_the_owners(lab):
     """Other users cannot read a backup, unless the script allows it."""
     for options, mode in (({}, 0o600), ({"file_mode": 0o640}, 0o640)):

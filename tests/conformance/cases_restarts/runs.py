@@ -57,7 +57,7 @@ def callbacks_with_plain_state(folder):
     ]
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.averages")
 def callbacks(lab):
     """Callbacks that set the rate, remember weights, or write lines."""
     # Twice in one epoch, and again between a line of its end and the backup of it.
@@ -95,7 +95,7 @@ def one_device(lab):
     exact(lab, arrays(), build=build, strategy=lambda: kd.OneDeviceStrategy("cpu:0"))
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.averages")
 def warmup(lab):
     """`LearningRateWarmup`, over more than the first epoch."""
     exact(
@@ -141,7 +141,7 @@ def stopped_already(lab):
     lab.check(same(found, expected), f"{found} instead of {expected}")
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.averages")
 def said(lab):
     """What cannot be brought back is in one warning; `state_dict` brings back the hidden."""
 

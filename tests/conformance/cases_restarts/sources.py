@@ -33,7 +33,7 @@ def tf_data_shuffled(lab):
     exact(lab, tf_data(lambda rows: rows.shuffle(16).batch(BATCH).prefetch(2)))
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.tf_data_shuffled")
 def tf_data_repeated(lab):
     """A `tf.data` pipeline that is shuffled, and repeated over the ends of epochs."""
     data = tf_data(lambda rows: rows.shuffle(16).repeat().batch(BATCH).prefetch(2), ROWS - 2)
@@ -161,7 +161,7 @@ def stateful_loader(rows):
 LOADERS = (grain_map, grain_loader, stateful_loader)
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.data_loader")
 def entry_30_loaders_with_places(lab):
     """Grain and stateful loaders are exact in mid-epoch, and read nothing again (issue 30.8)."""
     for made in LOADERS:
@@ -194,7 +194,7 @@ def entry_30_read_ahead(lab):
         exact(lab, lambda: {"x": grain_map(Rows([].append))}, at=(7,))
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.py_dataset")
 def generator(lab):
     """A generator, which has to pass over the batches of all epochs."""
 
@@ -207,7 +207,7 @@ def generator(lab):
     exact(lab, lambda: {"x": batches()}, steps_per_epoch=BATCHES)
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.tf_data_shuffled")
 def as_many_steps_as_batches(lab):
     """Arrays with `steps_per_epoch`, which Keras begins again as an epoch ends."""
     exact(lab, arrays(), at=(8.5, 13), steps_per_epoch=BATCHES)
