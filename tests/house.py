@@ -55,6 +55,7 @@ ADDED = {
     "the plan of groups": 108,
     "steps that do not grow with the workers": 30,
     "constructors in place of attributes": 24,
+    "sizes that the types of data say": 66,
 }
 
 FIGURES = (

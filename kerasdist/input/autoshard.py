@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
@@ -25,6 +26,42 @@ if TYPE_CHECKING:
 
 
 @final
+@dataclass(frozen=True)
+class KnownSizes:
+    """How many rows each step has, for a part of a dataset whose types say so.
+
+    Attributes:
+        batch: Those of the steps that a batch lasts; none is 0.
+        count: How many batches there are, None if they do not end.
+        last: Those of the steps that follow.
+        form: The types and shapes of a row.
+    """
+
+    batch: Sequence[int]
+    count: int | None
+    last: Sequence[int]
+    form: Sequence[object]
+
+    @classmethod
+    def of(cls, dataset: object, steps: int = 1, batches_a_step: int = 1) -> KnownSizes | None:
+        """Returns the sizes of steps of several batches each, or of batches of several steps."""
+        found = keras_compat.equal_batches(dataset)
+        if found is None or found.count == 0 or found.rows < steps:
+            return None
+        batch = [end - begin for begin, end in bounds_of_replicas(found.rows, steps)]
+        if found.count is None or batches_a_step == 1:
+            return cls([size * batches_a_step for size in batch], found.count, (), found.form)
+        count, rest = divmod(found.count, batches_a_step)
+        last = [rest * found.rows] * bool(rest)
+        return cls([batches_a_step * found.rows], count, last, found.form)
+
+    def steps(self) -> Iterator[int]:
+        """Yields the rows of each step."""
+        batches = repeat(self.batch) if self.count is None else repeat(self.batch, self.count)
+        return chain(chain.from_iterable(batches), self.last)
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class OwnSource:
     """The part of a dataset that this worker reads.
@@ -36,6 +73,7 @@ class OwnSource:
         steps_a_batch: How many steps a batch lasts.
         everything: Starts an iteration over the whole dataset, for the types and shapes of a batch
             where the worker has none.
+        sizes: How many rows each step has, where the dataset's types say so.
         serves_once: Whether the source can be iterated only once.
         pass_epochs: Skips epochs before the next iteration; None where the source cannot do that.
     """
@@ -45,6 +83,7 @@ class OwnSource:
     length: int | None
     steps_a_batch: int
     everything: Callable[[], Iterator[Any]]
+    sizes: KnownSizes | None = None
     serves_once: bool = False
     pass_epochs: Callable[[int], None] | None = None
 
@@ -71,7 +110,10 @@ def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
     if policy is AutoShardPolicy.OFF:
         epochs = _Epochs(dataset, dataset)
         length = length_of(dataset)
-        return OwnSource(dataset, epochs.start, length, 1, everything, once, epochs.pass_over)
+        sizes = KnownSizes.of(dataset)
+        return OwnSource(
+            dataset, epochs.start, length, 1, everything, sizes, once, epochs.pass_over
+        )
     workers = job.num_workers
     shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
     own = shard(dataset, job)
@@ -83,7 +125,8 @@ def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
                 yield rows(batch, *bounds)
 
     steps_in_all = None if length is None else length * workers
-    return OwnSource(own, steps, steps_in_all, workers, everything, once, epochs.pass_over)
+    sizes = KnownSizes.of(own, workers)
+    return OwnSource(own, steps, steps_in_all, workers, everything, sizes, once, epochs.pass_over)
 
 
 def _by_batch(dataset: Any, job: Job) -> Any:

@@ -13,7 +13,7 @@ from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.autoshard import own_source, policy_of
+from kerasdist.input.autoshard import KnownSizes, own_source, policy_of
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
 from kerasdist.input.sharding import rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
@@ -147,6 +147,12 @@ class GatheredDataset(DistributedDataset):
         if len(self.source) == 1:
             return math.ceil(len(self.source[0]) / len(self.strategy.local_replicas))
         return max(len(pipeline) for pipeline in self.source)
+
+    def sizes_of_rounds(self) -> KnownSizes | None:
+        """Returns how many rows of this process each round has; None if that is not known."""
+        if len(self.source) > 1:
+            return None
+        return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
 
     def _local_batches(self) -> Iterator[Sequence[Any]]:
         return self._rounds(job=None)

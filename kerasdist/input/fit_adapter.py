@@ -40,7 +40,8 @@ def whole(dataset: object, **beside: object) -> Any:
         job = job_of(ours.strategy)
         if job is not None:
             _refuse(beside)
-            own = OwnSource(ours, lambda: iter(source), length_of(source), 1, lambda: iter(source))
+            start, length = lambda: iter(source), length_of(source)
+            own = OwnSource(ours, start, length, 1, start, ours.sizes_of_rounds())
             return ShardedAdapter(WorkerBatches(own, job))
     elif isinstance(ours, DividedDataset):
         source = ours.source

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from dataclasses import asdict
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
 from kerasdist.errors import InputError
+from kerasdist.input.autoshard import KnownSizes
 from kerasdist.input.sharding import WorkerShard, arrays, examples, rows
 
 if TYPE_CHECKING:
@@ -22,16 +24,20 @@ class WorkerBatches:
     """Yields a worker's batches, one for each step that all workers take together.
 
     Workers may have different numbers of batches, and batches of different sizes. So they exchange
-    the sizes: before each step, or, where a batch lasts several steps, once a batch. A worker whose
-    data have ended yields batches without rows until all workers' data have ended.
+    the sizes: once, where the types of all workers' data say them, or else before each step; where
+    a batch lasts several steps, once a batch. A worker whose data have ended yields batches without
+    rows until all workers' data have ended.
     """
 
     def __init__(self, source: OwnSource, job: Job) -> None:
         """Takes the batches. All workers must call it."""
         self.source = source
         self._job = job
-        lengths = job.all_gather_object("length of a dataset", source.length)
+        known = None if source.sizes is None else asdict(source.sizes)
+        everyone = job.all_gather_object("length of a dataset", [source.length, known])
+        lengths, known = zip(*everyone, strict=True)
         self._length = None if None in lengths else max(lengths)
+        self._known = None if None in known else [KnownSizes(**one) for one in known]
 
     @property
     def num_workers(self) -> int:
@@ -44,6 +50,20 @@ class WorkerBatches:
         return self._length
 
     def __iter__(self) -> Iterator[WorkerShard]:
+        """Yields this worker's batches. All workers must call it."""
+        return self._exchanged() if self._known is None else self._of_known_sizes(self._known)
+
+    def _of_known_sizes(self, known: Sequence[KnownSizes]) -> Iterator[WorkerShard]:
+        own, like, rank = self.source.start(), _NONE, self._job.rank
+        alike = all(one.form == known[0].form for one in known)
+        for sizes in zip_longest(*(one.steps() for one in known), fillvalue=0):
+            batch = next(own) if sizes[rank] else rows(like, 0, 0)
+            like = batch if sizes[rank] else like
+            yield WorkerShard(
+                batch, sizes[rank], sum(sizes), rank, len(sizes), alike, like, given=sizes
+            )
+
+    def _exchanged(self) -> Iterator[WorkerShard]:
         own, like, count = self.source.start(), _NONE, self.source.steps_a_batch
         while True:
             batches = list(islice(own, count))

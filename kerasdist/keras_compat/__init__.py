@@ -25,6 +25,7 @@ from kerasdist.keras_compat.data import (
     batches,
     copied,
     epochs_read,
+    equal_batches,
     every_nth_file,
     get_data_adapter,
     has_threads,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -152,6 +152,39 @@ def auto_shard_policy(dataset: Any) -> str | None:
     if not is_tf_dataset(dataset) or not isinstance(dataset, tf.data.Dataset):
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name
+
+
+class EqualBatches(NamedTuple):
+    """What a pipeline's types say of its batches.
+
+    Attributes:
+        rows: How many each batch has.
+        count: How many batches there are, None if they do not end.
+        form: The types and shapes of a row.
+    """
+
+    rows: int
+    count: int | None
+    form: list[Any]
+
+
+def equal_batches(dataset: Any) -> EqualBatches | None:
+    """Returns what a pipeline's types say of its batches, None if they are not all alike."""
+    if not is_tf_dataset(dataset) or not isinstance(dataset, tf.data.Dataset):
+        return None
+    leaves = [leaf for leaf in tf.nest.flatten(dataset.element_spec) if leaf is not None]
+    count = int(dataset.cardinality())
+    if count == tf.data.UNKNOWN_CARDINALITY or not all(
+        isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined() for leaf in leaves
+    ):
+        return None
+    shapes = [leaf.shape.as_list() for leaf in leaves]
+    sizes = {shape[0] for shape in shapes if shape}
+    if len(sizes) != 1:
+        return None
+    form = [[leaf.dtype.name, *shape[1:]] for leaf, shape in zip(leaves, shapes, strict=True)]
+    ends = count != tf.data.INFINITE_CARDINALITY
+    return EqualBatches(sizes.pop(), count if ends else None, form)
 
 
 def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | None]:

@@ -197,8 +197,11 @@ def data_policy(lab):
 def exchanges_of_sizes(lab):
     """A batch that lasts several steps takes one exchange of sizes; one more ends an epoch.
 
-    In a loop workers exchange the shapes of each step's components, too; in `fit` they do not.
+    A pipeline whose types say its sizes takes none. In a loop workers exchange the shapes of each
+    step's components, too; in `fit` they do not.
     """
+    import tensorflow as tf
+
     strategy, workers = lab.strategy(), lab.job.num_workers
     original, labels = type(lab.job).all_gather_object, []
 
@@ -220,6 +223,16 @@ def exchanges_of_sizes(lab):
             lab.equal(steps, len(list(dataset)))
         of_components = labels.count("components of a distributed value")
         lab.equal([steps, exchanges + 1], [of_components, len(labels) - of_components])
+
+    whole = tf.data.Dataset.from_tensor_slices(joined(BATCHES)).batch(6, drop_remainder=True)
+    of_all = strategy.distribute_dataset(whole, options("DATA"))
+    each = strategy.distribute_datasets_from_function(lambda context: whole)
+    Linear(lab).check(of_all, by_steps(in_turns(BATCHES[:4], workers)))
+    for dataset in (of_all, each):
+        labels.clear()
+        with mock.patch.object(type(lab.job), "all_gather_object", counting):
+            linear_model(strategy).fit(dataset, epochs=2, verbose=0)
+        lab.check(labels and "the next batch of a dataset" not in labels, f"received: {labels}")
 
 
 @case("workers")

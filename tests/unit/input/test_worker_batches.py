@@ -1,5 +1,6 @@
 """Workers that read parts of a dataset, side by side: threads stand for them."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from kerasdist.errors import InputError
-from kerasdist.input.autoshard import own_source, policy_of
+from kerasdist.input.autoshard import KnownSizes, own_source, policy_of
 from kerasdist.input.options import AutoShardPolicy
 from kerasdist.input.sources import EveryNth, EveryNthBatch
 from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
@@ -97,6 +98,79 @@ def test_defect_17_the_sizes_of_a_batch_are_exchanged_once(policy, each):
 
     assert on_workers(2, work) == [8, 8]
     assert labels.count("the next batch of a dataset") == 2 * (each + 1)  # and one for the end
+
+
+def pipeline(count, size, width=3):
+    import tensorflow as tf
+
+    rows = np.arange(count * width, dtype="float32").reshape(count, width)
+    return tf.data.Dataset.from_tensor_slices(rows).batch(size, drop_remainder=True)
+
+
+def as_lists(results):
+    return [
+        [(step.sizes, np.asarray(step.rows).tolist(), step.alike) for step in steps]
+        for _, steps in results
+    ]
+
+
+@pytest.mark.parametrize("policy", [DATA, OFF])
+def test_sizes_that_types_say_are_not_exchanged(policy):
+    """Issue 31.4: steps of such data are those of the same data whose sizes are exchanged."""
+    labels = []
+
+    def read(dataset_of):
+        def work(job):
+            exchange = job.all_gather_object
+            job.all_gather_object = lambda label, one: [labels.append(label), exchange(label, one)][
+                1
+            ]
+            batches = WorkerBatches(own_source(dataset_of(job.rank), policy, job), job)
+            return batches.length, [*batches, *batches]
+
+        return on_workers(2, work)
+
+    def unequal(rank):  # numbers of batches
+        return pipeline(12 if policy is DATA else 12 + 6 * rank, 4 - rank * (policy is OFF))
+
+    known = as_lists(read(unequal))
+    assert labels == ["length of a dataset"] * 2
+    assert known == as_lists(read(lambda rank: list(unequal(rank).as_numpy_iterator())))
+    assert "the next batch of a dataset" in labels
+
+
+def test_a_pipeline_without_end_and_one_that_ends():
+    def work(job):
+        own = pipeline(4, 2) if job.rank else pipeline(4, 2).repeat()
+        batches = WorkerBatches(own_source(own, OFF, job), job)
+        return batches.length, list(itertools.islice(batches, 5))
+
+    results = on_workers(2, work)
+    assert [length for length, _ in results] == [None] * 2
+    assert [step.sizes for step in results[1][1]] == [(2, 2)] * 2 + [(2, 0)] * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: one.unbatch().batch(2),  # the last may be smaller
+        lambda one: one.filter(lambda _: True),  # how many is not known
+        lambda one: one.map(lambda row: {"x": row, "length": row[0, 0]}).take(0),
+        lambda one: one.unbatch().batch(1, drop_remainder=True),  # of W steps one has no rows
+        lambda one: one.map(lambda row: (row, row[:1])),
+    ],
+)
+def test_other_pipelines_do_not_say_sizes(change):
+    def work(job):
+        return own_source(change(pipeline(8, 2)), DATA, job).sizes
+
+    assert on_workers(2, work) == [None, None]
+
+
+def test_rounds_of_several_replicas_have_the_rows_of_their_batches():
+    steps = KnownSizes.of(pipeline(10, 2), batches_a_step=3).steps()
+    assert list(steps) == [6, 4]
+    assert list(itertools.islice(KnownSizes.of(pipeline(4, 2).repeat(), 1, 3).steps(), 2)) == [6, 6]
 
 
 def test_a_step_for_which_nobody_has_rows_is_none():
