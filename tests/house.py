@@ -56,11 +56,12 @@ ADDED = {
     "steps that do not grow with the workers": 30,
     "constructors in place of attributes": 24,
     "sizes that the types of data say": 66,
+    "backups as often as pays": 107,
 }
 
 FIGURES = (
     Figure("lines of code", 29_510 + sum(ADDED.values()), 23_500),
-    Figure("files", 244, 250),
+    Figure("files", 245, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),

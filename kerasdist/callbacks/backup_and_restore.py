@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
@@ -14,6 +15,7 @@ from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup import fit_call, storage
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
+from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_folder
 from kerasdist.callbacks.backup.variables import (
@@ -34,6 +36,7 @@ from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import Job, current_job
+from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
 
 
@@ -75,8 +78,9 @@ class BackupAndRestore(Callback):
     def __init__(
         self,
         backup_dir: str | Path,
-        save_freq: Literal["epoch"] | int = "epoch",
+        save_freq: Literal["epoch", "auto"] | int = "epoch",
         *,
+        hours_between_failures: float | None = None,
         keep: int = 2,
         delete_checkpoint: bool = True,
         file_mode: int = storage.PRIVATE,
@@ -88,7 +92,15 @@ class BackupAndRestore(Callback):
             backup_dir: The folder of the backups, for this run alone. The chief's machine needs it;
                 let all machines see it if the workers divide the state.
             save_freq: ``"epoch"``: at the end of each epoch. A number: also after so many batches
-                of an epoch, and every so many after that.
+                of an epoch, and every so many after that. ``"auto"``: as often as loses the least
+                time, by Daly's formula, ``sqrt(2 * cost * time between failures)`` in the first
+                order. The cost is for how long training stands still for the first backup, which
+                is made after 20 batches or at the end of the first epoch, and then written once
+                more, with what was chosen. An epoch's end has a backup if half of the time has
+                passed, the last one always.
+            hours_between_failures: The mean time between failures of the job, for
+                ``save_freq="auto"``: 8,000 hours divided by the number of replicas, if it is None.
+                What takes a machine away counts as a failure too.
             keep: How many backups stay, at least 1. With 2 there is one left if the last is torn.
             delete_checkpoint: Whether the backups go when training ends as it should. Under
                 ``kerasdist run`` the last one stays until the script has ended.
@@ -104,10 +116,19 @@ class BackupAndRestore(Callback):
         super().__init__()
         if not str(backup_dir):
             raise ValueError("Expected a folder. Received: backup_dir=''.")
-        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
+        if save_freq not in ("epoch", "auto") and not (
+            isinstance(save_freq, int) and save_freq > 0
+        ):
             raise ValueError(
-                "Expected save_freq to be 'epoch' or a positive number of batches. Received: "
-                f"{save_freq=}."
+                "Expected save_freq to be 'epoch', 'auto' or a positive number of batches. "
+                f"Received: {save_freq=}."
+            )
+        if hours_between_failures is not None and (
+            save_freq != "auto" or not 0 < hours_between_failures < math.inf
+        ):
+            raise ValueError(
+                "Expected a positive number of hours_between_failures, and save_freq='auto', which "
+                f"alone uses it. Received: {hours_between_failures=}, {save_freq=}."
             )
         if keep < 1:
             raise ValueError(f"Expected to keep at least one backup. Received: {keep=}.")
@@ -115,6 +136,7 @@ class BackupAndRestore(Callback):
             raise ValueError(f"Expected resume to be 'exact' or 'weights'. Received: {resume=}.")
         self.backup_dir = Path(backup_dir)
         self.save_freq = save_freq
+        self._interval = Interval(save_freq, hours_between_failures)
         self._keep = keep
         self._mode = file_mode
         self._delete = delete_checkpoint
@@ -127,7 +149,6 @@ class BackupAndRestore(Callback):
         self._logs: dict[str, object] | None = None
         self._resumed: Restored | None = None
         self._skipped = 0
-        self._last_saved = 0
         self._stops = self._has_said = False
         self._listens = self._asked = self._in_training = False
 
@@ -174,8 +195,7 @@ class BackupAndRestore(Callback):
         del logs
         self._in_training = True
         model: Any = self.model
-        every = 0 if isinstance(self.save_freq, str) else self.save_freq
-        self._position.backs_up(every, model.steps_per_execution)
+        self._position.backs_up(self._interval, model.steps_per_execution)
         if not model.built:
             raise BackupError(
                 "Expected a model that is built, to restore its variables. Received: "
@@ -206,9 +226,12 @@ class BackupAndRestore(Callback):
             raise BackupError(f"{place}{refusal}")
         self._resumed = None
         self._skipped, self._stops, self._has_said = 0, False, False
-        if facts is None:
-            return
         with self._restoring():
+            kept = facts.get("interval") if facts is not None and of_this_call else None
+            replicas = 1 if binding is None else binding.replicas.num_replicas
+            self._interval.train_begins(model.steps_per_execution, replicas, kept)
+            if facts is None:
+                return
             facts |= {name: int(facts[name]) for name in ("number", "epoch", "batches")}
             self._files.number = facts["number"]
             in_parts = self._files.in_parts
@@ -270,15 +293,16 @@ class BackupAndRestore(Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Restores the rest of a backup that was made within the epoch."""
         del logs
-        self._epoch, self._last_saved, self._skipped = epoch, 0, 0
+        self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
                 self._go_on(self._resumed)
             self._resumed = None
+        self._interval.epoch_begins(self._skipped)
         self._position.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
-        """Backs up after each ``save_freq`` batches."""
+        """Backs up if it is time."""
         done = batch + 1
         self._logs = logs
         if done == self._skipped:
@@ -288,19 +312,21 @@ class BackupAndRestore(Callback):
         if done <= self._skipped:
             return
         self._position.batches_passed(done)
+        self._interval.batches_passed(done, self._wait_for_devices)
         if self._asked and current_job() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
-        if isinstance(self.save_freq, str):
-            return
-        if done // self.save_freq > self._last_saved // self.save_freq:
-            self.save(self._epoch, done)
+        if self._interval.is_due(done):
+            self._save_and_choose(self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Backs up."""
+        """Backs up if it is time, and at the end of the last epoch."""
         del logs
         if self._asked and current_job() is None:
             self.leave(epoch + 1, 0)
-        self.save(epoch + 1, 0)
+        if epoch + 1 == (self.params or {}).get("epochs"):
+            self.save(epoch + 1, 0)
+        elif self._interval.is_due_at_end():
+            self._save_and_choose(epoch + 1, 0)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Removes the backups, if they are not needed any more."""
@@ -310,12 +336,32 @@ class BackupAndRestore(Callback):
         keras_compat.set_initial_epoch(self.model, None)
         self._files.training_ended(removes=self._delete)
 
+    def _save_and_choose(self, epoch: int, batches: int) -> None:
+        """Backs up; the first time twice, if the number of batches to the next one is open.
+
+        All workers must call it.
+        """
+
+        def agree(every: int) -> int:
+            job = current_job()
+            return every if job is None else job.broadcast_object("batches between backups", every)
+
+        if self._interval.is_open and self._interval.is_measured:
+            self._wait_for_devices()
+            self._interval.choose(lambda: self.save(epoch, batches), agree)
+        self.save(epoch, batches)
+
+    def _wait_for_devices(self) -> None:
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is not None:  # a step of the user's may have another way
+            ops.convert_to_numpy(optimizer.iterations)
+
     def save(self, epoch: int, batches: int) -> None:
         """Writes a backup, from which a run goes on after ``batches`` of ``epoch``.
 
         All workers must call it. Each writes what it alone holds, the chief the rest.
         """
-        self._last_saved = batches
+        self._interval.saved(batches)
         self._files.number += 1
         variables, binding = variables_of(self.model), binding_of(self.model)
         if batches and binding is not None:  # at the end of an epoch they are known to be equal
@@ -352,6 +398,7 @@ class BackupAndRestore(Callback):
             "epoch": epoch,
             "batches": batches,
             "stopping": stopping,
+            "interval": self._interval.kept(),
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
             "random": random_states.kept(),
@@ -394,7 +441,7 @@ class BackupAndRestore(Callback):
         kept.restore()
         self._remembering.put_back(facts["callbacks"], kept.arrays)
         self._position.go_to(facts["position"], kept.arrays, within=True)
-        self._skipped = self._last_saved = facts["batches"]
+        self._skipped = facts["batches"]
         self._stops = facts["stopping"]
         for callback in self._listed:
             self._unmute.enter_context(_hearing_nothing_of_batches(callback))

@@ -70,6 +70,7 @@ def run(
     at=None,
     build=network,
     strategy=None,
+    backups=(("save_freq", 3),),
     **options,
 ):
     """A process of a script: all of it is made again, and the folder is all that stays."""
@@ -80,7 +81,7 @@ def run(
     listed = callbacks(folder)
     if at is not None:
         listed.append(interrupting(at))
-    backup = kd.callbacks.BackupAndRestore(folder / "backups", save_freq=3)
+    backup = kd.callbacks.BackupAndRestore(folder / "backups", **dict(backups))
     keras.utils.set_random_seed(5)
     history = model.fit(callbacks=[backup, *listed], **arguments)
     return {

@@ -39,5 +39,6 @@ if __name__ == "__main__":
         "arguments": sys.argv[1:],
         "runs": runs,
     }
-    print(json.dumps(told))
+    # At once: `print` writes the end of a line by itself, and the other worker's may come between.
+    sys.stdout.write(json.dumps(told) + "\n")
     sys.exit(3)

@@ -57,8 +57,9 @@ def test_a_job_on_a_terminal(tmp_path):
     assert code == 0, drawn
     lines = CODES.sub("", drawn).replace("\r", "").split("\n")
     assert any("[worker 0/2] trained on 2 replicas" in line for line in lines)
-    assert any(line.startswith("1") and "slowest:" in line for line in lines)
-    assert not any(line.startswith("0") and "slowest:" in line for line in lines)
+    slowest = [line[0] for line in lines if "slowest:" in line and line[0] in "01"]
+    # While the first step is made, the other may be.
+    assert slowest.count("1") > slowest.count("0"), slowest
     assert "samples/s" in drawn
     [first, second] = [line.split() for line in lines if line.rstrip().endswith("done")][-2:]
     assert first[:3] == ["0", "2/2", "6/6"]

@@ -19,6 +19,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup.encoding import Remembering, renumbered
+from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.places import Places
 from kerasdist.input.autoshard import OwnSource
 from kerasdist.input.fit_adapter import WrappedAdapter
@@ -82,7 +83,8 @@ class Position:
         self._lost = _lost_of(source)
         self._begin: _Begin | None = None
         self._reads_aside = False
-        self._every, self._at_once = 0, 1
+        self._interval: Interval | None = None
+        self._at_once = 1
         self._passed_before, self._passed = 0, 0
         self._resume: _Resume | None = None
         self._epochs = 0
@@ -93,12 +95,9 @@ class Position:
         self._is_heard_later = isinstance(source, keras_compat.PyDataset)
         self._pass_epochs: Callable[[int], None] | None = None
 
-    def backs_up(self, every: int, at_once: int) -> None:
-        """Hears that there are backups each so many batches (0: as epochs end).
-
-        ``at_once`` is how many of them an execution has.
-        """
-        self._every, self._at_once = every, at_once
+    def backs_up(self, interval: Interval, at_once: int) -> None:
+        """Takes when backups are due; ``at_once`` is how many batches an execution has."""
+        self._interval, self._at_once = interval, at_once
 
     def follow(self, adapter: Any) -> None:
         """Takes the adapter that Keras made, and follows its source where that has places."""
@@ -153,9 +152,9 @@ class Position:
             count %= self._steps
         if count in (0, self._length):
             return self._goes_on
-        before = count - self._at_once
-        is_executed = count % self._at_once == 0
-        return bool(self._every) and is_executed and count // self._every > before // self._every
+        if self._interval is None or count % self._at_once:
+            return False
+        return self._interval.is_due(count, count - self._at_once)
 
     def _follow_own(self, source: OwnSource) -> None:
         """Follows data that only this worker reads; the chief cannot save their position."""
