@@ -104,7 +104,8 @@ class Events(Striker):
             possible.remove("return")
         if len(down) == len(self._names) - 1:
             possible.remove("lose")
-        if len(marks) == 1:  # no collective leaves its process
+        trains = all(mark.phase not in ("start", "compile") for mark in marks)
+        if len(marks) == 1 or not trains:  # no collective leaves its process
             possible.remove("fail")
         kind = self._random.choice(sorted(possible))
         victim = self._random.choice(marks)
