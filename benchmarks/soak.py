@@ -1,6 +1,7 @@
 """Is anything lost of a training run whose workers are killed again and again?
 
     python benchmarks/soak.py --backend torch [--kills 20] [--workers 2] [--seed 0] [--json FILE]
+    python benchmarks/soak.py --backend torch --elastic [--events 200] [--mtbf 20] [--workers 3]
 
 A run (soaking/training.py) goes to its end without a disturbance. What it trains on and beside
 which callbacks, the seed chooses (soaking/jobs.py). The same run is then started by
@@ -9,6 +10,11 @@ in four: as the script starts, as the first step is compiled, in an epoch, in va
 backup is written. What the second run ends with must be what the first did: weights, the state of
 the optimizer, seeds, metrics, the history; to the last bit, since both add the same numbers in the
 same order. The exit status is 0 if nothing was lost.
+
+With ``--elastic`` each worker is on a host of its own, and the job goes on with the hosts that are
+left (soaking/events.py). It ends with the epoch in which enough has happened, and is then compared
+with a run of so many epochs that has all workers from its start to its end: in float64, to 1e-9, as
+another number of workers adds in another order.
 """
 
 from __future__ import annotations
@@ -21,18 +27,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from soaking.killer import Killer
+from soaking.events import KINDS, Events
+from soaking.killer import Killer, Striker
 from soaking.marks import PHASES, read
-from soaking.verdict import differences, result
+from soaking.verdict import differences, furthest, result
 
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
+from tests.multiprocess import hosts
 
 BACKENDS = ("tensorflow", "jax", "torch")
 TRAINING = Path(__file__).with_name("soaking") / "training.py"
@@ -41,6 +51,11 @@ SPARE_RESTARTS = 3
 """More than the kills; a job that needs one has failed by itself, which is a loss."""
 
 STOP_SECONDS = 3.0
+
+TOLERANCE = 1e-9
+"""Of a job of a changing size; rounding makes 1e-13 of some hundred steps."""
+
+ENDLESS = 1_000_000
 
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -57,28 +72,40 @@ class Run:
 
     folder: Path
     job: JobResult
-    killer: Killer
+    cause: Any
     seconds: float
 
 
-def run(folder: Path, options: argparse.Namespace, kills: int, lengths: Mapping[str, float]) -> Run:
+def run(
+    folder: Path,
+    options: argparse.Namespace,
+    epochs: int,
+    strike: Callable[[Launcher], Striker | None],
+    **more: Any,
+) -> Run:
     (folder / "marks").mkdir(parents=True)
-    arguments = (str(folder), str(options.epochs or 2 * options.kills + 5), str(options.seed))
+    elastic = ["elastic"] if options.elastic else []
+    arguments = (str(folder), str(epochs), str(options.seed), *elastic)
+    environment = {**ENVIRONMENT, "KERAS_BACKEND": options.backend}
+    if options.elastic:
+        environment |= {"PYTHONPATH": hosts.make(folder)["PYTHONPATH"]}
     spec = JobSpec(
         python_command(str(TRAINING), arguments),
         workers=options.workers,
-        max_restarts=kills + SPARE_RESTARTS if kills else 0,
         logs=folder / "logs",
         stop_seconds=STOP_SECONDS,
-        environment={**ENVIRONMENT, "KERAS_BACKEND": options.backend},
+        environment=environment,
+        **more,
     )
     launcher = Launcher(spec)
     began = time.monotonic()
     with (folder / "launcher.log").open("w", encoding="utf-8") as log:
-        killer = Killer(folder / "marks", kills, lengths, options.seed, launcher.stop)
-        with killer, contextlib.redirect_stderr(log):
+        cause = strike(launcher)
+        with cause or contextlib.nullcontext(), contextlib.redirect_stderr(log):
             job = launcher.run()
-    return Run(folder, job, killer, time.monotonic() - began)
+    if cause is None and job.exit_code:
+        sys.exit((folder / "launcher.log").read_text(encoding="utf-8"))
+    return Run(folder, job, cause, time.monotonic() - began)
 
 
 def running(interrupted: Run) -> list[int]:
@@ -88,45 +115,102 @@ def running(interrupted: Run) -> list[int]:
     return [mark.pid for mark in marks if Path(f"/proc/{mark.pid}").exists()]
 
 
-def losses(expected: Run, interrupted: Run, options: argparse.Namespace) -> list[str]:
+def losses(expected: Run, interrupted: Run, tolerance: float) -> list[str]:
     """Returns all that is not as in the run without a disturbance."""
-    lost = list(interrupted.killer.hung)
-    if (kills := len(interrupted.killer.strikes)) < options.kills:
-        lost.append(f"only {kills} of {options.kills} kills happened; raise --epochs")
-    if (restarts := interrupted.job.restarts) > kills:
-        lost.append(f"the job failed {restarts - kills} times by itself")
-    if interrupted.job.exit_code:
-        return [*lost, f"the job ended with exit code {interrupted.job.exit_code}"]
-    for rank in range(options.workers):
-        pair = result(expected.folder, rank), result(interrupted.folder, rank)
-        lost += [f"worker {rank}: {line}" for line in differences(*pair)]
+    lost = []
+    for each in interrupted.job.attempts[-1].endings:
+        pair = result(expected.folder, each.rank), result(interrupted.folder, each.rank)
+        lost += [f"worker {each.rank}: {line}" for line in differences(*pair, tolerance)]
     left = sorted(path.name for path in (interrupted.folder / "backups").iterdir())
     lost += [f"left in the folder of the backups: {name}" for name in left]
     lost += [f"process {pid} is still running" for pid in running(interrupted)]
     return lost
 
 
-def report(interrupted: Run, lost: list[str], options: argparse.Namespace) -> dict[str, object]:
-    struck = interrupted.killer.strikes
+def failures(interrupted: Run, done: int, wanted: int) -> list[str]:
+    """Returns why the run that was interrupted is not what it should be, or cannot be compared."""
+    lost = list(interrupted.cause.hung)
+    if done < wanted:
+        lost.append(f"only {done} of {wanted} happened; raise --epochs")
+    if (restarts := interrupted.job.restarts) > done:
+        lost.append(f"the job failed {restarts - done} times by itself")
+    if interrupted.job.exit_code:
+        lost.append(f"the job ended with exit code {interrupted.job.exit_code}")
+    return lost
+
+
+def of_plain(
+    undisturbed: Path, interrupted: Path, options: argparse.Namespace
+) -> tuple[list[str], dict[str, object]]:
+    """Runs the training, and again while workers are killed; returns what is lost, and facts."""
+    epochs = options.epochs or 2 * options.kills + 5
+    expected = run(undisturbed, options, epochs, lambda _: None)
+    results = [result(undisturbed, rank) for rank in range(options.workers)]
+    # A phase that is on some workers alone, as that of the backups, has no length on the others.
+    lengths = {phase: max(one.lengths.get(phase, 0.0) for one in results) for phase in PHASES}
+
+    def strike(launcher: Launcher) -> Killer:
+        return Killer(interrupted / "marks", options.kills, lengths, options.seed, launcher.stop)
+
+    restarts = options.kills + SPARE_RESTARTS
+    found = run(interrupted, options, epochs, strike, max_restarts=restarts)
+    struck = found.cause.strikes
+    lost = failures(found, len(struck), options.kills)
+    if not found.job.exit_code:
+        lost += losses(expected, found, 0.0)
     phases = Counter(one.phase for one in struck)
     signals = Counter(one.number.name for one in struck)
     longest = {
         name: max((one.seconds for one in struck if one.number.name == name), default=0.0)
         for name in signals
     }
-    return {
-        "backend": options.backend,
-        "workers": options.workers,
-        "seed": options.seed,
+    return lost, {
         "kills": len(struck),
         "kills by phase": {phase: phases[phase] for phase in PHASES},
         "kills by signal": dict(signals),
         "kills of the chief": sum(one.victim.rank == 0 for one in struck),
-        "restarts": interrupted.job.restarts,
+        "restarts": found.job.restarts,
         "longest time from a kill to the next start, in seconds": longest,
-        "seconds": interrupted.seconds,
-        "lost": lost,
+        "seconds": found.seconds,
     }
+
+
+def of_elastic(
+    undisturbed: Path, interrupted: Path, options: argparse.Namespace
+) -> tuple[list[str], dict[str, object]]:
+    """Runs the training while hosts go and come, and as many epochs of it without."""
+    names = hosts.NAMES[: options.workers]
+
+    def strike(launcher: Launcher) -> Events:
+        os.environ["PATH"] = hosts.make(interrupted)["PATH"]  # where the launcher finds its ssh
+        plan = options.events, options.mtbf, options.seed
+        return Events(interrupted, names, *plan, launcher.stop)
+
+    restarts = options.events + SPARE_RESTARTS
+    more = {"max_restarts": restarts, "hosts": names, "min_workers": 1}
+    found = run(interrupted, options, ENDLESS, strike, **more)
+    events = found.cause.events
+    facts: dict[str, object] = {
+        "events": len(events),
+        "events by kind": dict(Counter(one.kind for one in events)),
+        "changes of size": sum(one.before != one.after for one in events),
+        "restarts": found.job.restarts,
+        "seconds": found.seconds,
+    }
+    for kind in KINDS:
+        for what in ("start", "step"):
+            times = [getattr(one, what) for one in events if one.kind == kind]
+            if times := [each for each in times if each is not None]:
+                figures = {"median": median(times), "longest": max(times)}
+                facts[f"seconds from {kind} to the next {what}"] = figures
+    lost = failures(found, len(events), options.events)
+    if not found.job.exit_code:
+        epochs = len(result(interrupted, 0).epochs)
+        expected = run(undisturbed, options, epochs, lambda _: None)
+        lost += losses(expected, found, TOLERANCE)
+        facts["epochs"] = epochs
+        facts["largest difference"] = furthest(result(undisturbed, 0), result(interrupted, 0))
+    return lost, facts
 
 
 def show(facts: dict[str, object]) -> None:
@@ -150,7 +234,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=BACKENDS, default=os.environ.get("KERAS_BACKEND"))
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--elastic", action="store_true", help="hosts go and come")
+    parser.add_argument("--events", type=int, default=200, help="with --elastic")
+    parser.add_argument(
+        "--mtbf", type=float, default=20.0, help="mean seconds from a start to the next event"
+    )
+    parser.add_argument("--workers", type=int, help="default: 2; with --elastic 3, and at most 4")
     parser.add_argument("--seed", type=int, default=0, help="of the plan and of the training")
     parser.add_argument(
         "--epochs", type=int, help="of the training; default: twice the kills, and five"
@@ -160,17 +249,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.backend is None:
         parser.error("name a --backend, or set KERAS_BACKEND")
+    options.workers = options.workers or (3 if options.elastic else 2)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="kerasdist-soak-"))
-    expected = run(folder / "undisturbed", options, 0, {})
-    if expected.job.exit_code:
-        print((expected.folder / "launcher.log").read_text(encoding="utf-8"))
-        return 1
-    results = [result(expected.folder, rank) for rank in range(options.workers)]
-    # A phase that is on some workers alone, as that of the backups, has no length on the others.
-    lengths = {phase: max(one.lengths.get(phase, 0.0) for one in results) for phase in PHASES}
-    interrupted = run(folder / "interrupted", options, options.kills, lengths)
-    lost = losses(expected, interrupted, options)
-    facts = report(interrupted, lost, options)
+    compare = of_elastic if options.elastic else of_plain
+    lost, facts = compare(folder / "undisturbed", folder / "interrupted", options)
+    names = ("backend", "workers", "seed")
+    facts = {**{name: getattr(options, name) for name in names}, **facts, "lost": lost}
     show(facts)
     if options.json is not None:
         options.json.write_text(json.dumps(facts, indent=2), encoding="utf-8")

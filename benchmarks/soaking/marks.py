@@ -22,6 +22,10 @@ END = "end"
 """After training; nobody is killed there."""
 
 
+ENOUGH, BREAK = "enough", "break"
+"""Files that tell workers to end training, and one of them to break its connections."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """A worker of a job's start number `attempt`, and what it is doing."""

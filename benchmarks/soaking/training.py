@@ -1,24 +1,31 @@
 """The training run that the soak interrupts; the launcher starts it, again and again.
 
-    python training.py FOLDER EPOCHS SEED
+    python training.py FOLDER EPOCHS SEED [elastic]
 
 It draws random numbers wherever a run does: initial weights, the order of the data, dropout; and
 what it trains on, by which optimizer, beside which callbacks, chance decides (`jobs.py`). What has
 become of it, each worker writes to `FOLDER/result-RANK.npz` and `.json`.
+
+A job of a changing size trains in float64, draws for the global batch, and ends with the epoch in
+which it is told that it is enough.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
-from marks import END, Teller
+from marks import BREAK, END, ENOUGH, Teller
 
 FOLDER = Path(sys.argv[1])
 EPOCHS, SEED = int(sys.argv[2]), int(sys.argv[3])
+ELASTIC = sys.argv[4:] == ["elastic"]
 TELLER = Teller(FOLDER / "marks")
 
 import jobs  # noqa: E402
@@ -26,6 +33,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import kerasdist as kd  # noqa: E402
+from tests.conformance.double import double_precision  # noqa: E402
 
 ROWS, VALIDATION_ROWS, FEATURES, CLASSES = 304, 70, 20, 4
 SAVE_EVERY = 5  # batches
@@ -64,6 +72,9 @@ class Pace(keras.callbacks.Callback):
     def on_test_end(self, logs=None):
         TELLER.tell("epoch")
 
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= (FOLDER / ENOUGH).exists()
+
     def _updates(self) -> int:
         return int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
 
@@ -78,6 +89,20 @@ def slow_down_the_disk() -> None:
             flush(descriptor)
 
     os.fsync = fsync
+
+
+def break_when_told() -> None:
+    """Breaks the connections by which this worker's collectives go, but not that to the job."""
+    of_job = int(os.environ["KERASDIST_COORDINATOR"].rpartition(":")[2])
+    told = FOLDER / BREAK
+    while not told.exists() or told.read_text(encoding="utf-8") != str(os.getpid()):
+        time.sleep(0.02)
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # a file that is closed, a socket that listens
+            if str(file.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(file.name))) as one:
+                    if of_job not in (one.getpeername()[1], one.getsockname()[1]):
+                        one.shutdown(socket.SHUT_RDWR)
 
 
 def rows(number: int, seed: int):
@@ -123,6 +148,9 @@ def keep(model, history) -> None:
 
 def main() -> None:
     slow_down_the_disk()
+    if ELASTIC:
+        kd.config.set_draws("global")
+        threading.Thread(target=break_when_told, daemon=True).start()
     strategy = kd.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(SEED)
     with strategy.scope():
@@ -148,4 +176,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with double_precision(keras.backend.backend()) if ELASTIC else contextlib.nullcontext():
+        main()

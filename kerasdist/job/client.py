@@ -148,7 +148,7 @@ class Client:
         while True:
             left = max(1.0, deadline - time.monotonic())
             try:
-                return self._introduced(host, port, credentials, min(wait, left))
+                return handshake.introduced(host, port, credentials, min(wait, left))
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise JobError(
@@ -161,25 +161,6 @@ class Client:
                 time.sleep(0.1)
             except JobError as error:
                 raise JobError(f"{self.who} {error}") from error
-
-    def _introduced(
-        self, host: str, port: int, credentials: Credentials, wait: float
-    ) -> socket.socket:
-        """Returns a connection to the chief, after both have proved that they belong to the job."""
-        connection = socket.create_connection((host, port), timeout=5)
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A chief that is still starting accepts later; its port may be open already.
-            connection.settimeout(wait)
-            asked = protocol.receive(connection, handshake.MAX_BYTES)
-            answered = handshake.answer(asked, credentials)
-            connection.sendall(protocol.packed(answered))
-            proof = protocol.receive(connection, handshake.MAX_BYTES)
-            handshake.check_proof(asked, answered, proof, credentials)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _admitted(self) -> Mapping[str, Any]:
         here = self._socket.getsockname()[0]

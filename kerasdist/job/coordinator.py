@@ -228,7 +228,7 @@ class Coordinator:
         self._now = 0.0
         self._ended = threading.Event()
         self._told = threading.Event()
-        self._gate = Gate(credentials, workers)
+        self._gate = Gate(credentials, workers, f"[worker 0/{workers}]")
         listening.require_file_descriptors(workers)
         self._socket = listening.listen(host, port)
         threading.Thread(target=self._serve, name="kerasdist-coordinator", daemon=True).start()

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import socket
 import sys
 import time
 from typing import Any, final
@@ -103,6 +104,23 @@ def check_proof(asked: Message, answered: Message, proof: object, mine: Credenti
         raise ConnectionError("the peer at the chief's address does not know the job's secret")
 
 
+def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.socket:
+    """Returns a connection to the chief, after both have proved that they belong to the job."""
+    connection = socket.create_connection((host, port), timeout=5)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A chief that is still starting accepts later; its port may be open already.
+        connection.settimeout(wait)
+        asked = protocol.receive(connection, MAX_BYTES)
+        answered = answer(asked, mine)
+        connection.sendall(protocol.packed(answered))
+        check_proof(asked, answered, protocol.receive(connection, MAX_BYTES), mine)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def _digest(mine: Credentials, role: str, chiefs_nonce: str, workers_nonce: str) -> str:
     parts = (role, mine.job_id, chiefs_nonce, workers_nonce)
     # Lengths keep one list of parts from being read as another.
@@ -137,9 +155,9 @@ _SECONDS_BETWEEN_REPORTS = 10.0
 class Gate:
     """Admits peers that know the secret of the job."""
 
-    def __init__(self, credentials: Credentials, workers: int) -> None:
+    def __init__(self, credentials: Credentials, workers: int, who: str) -> None:
         self._credentials = credentials
-        self._who = f"[worker 0/{workers}]"
+        self._who = who
         self._limit = max(_MOST_STRANGERS, 2 * workers)
         # Open connections that have not proved yet that they belong to the job, oldest first.
         self._strangers: dict[asyncio.StreamWriter, None] = {}

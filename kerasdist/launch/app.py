@@ -14,12 +14,14 @@ import typer
 from typer.core import TyperCommand
 
 from kerasdist._version import __version__
+from kerasdist.cluster import addresses
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
 from kerasdist.job import launcher
 from kerasdist.launch import live as live_view
 from kerasdist.launch import report
 from kerasdist.launch.job import run_job
+from kerasdist.launch.placement import counted
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
 
 _TYPE = re.compile(r" <[a-z\[\]]+>")
@@ -128,6 +130,16 @@ def run(
         str | None,
         _option("HOSTS", "Machines reached by ssh: h1,h2, or h1:4,h2:4, or gpu[01-16]:8."),
     ] = None,
+    join_port: Annotated[
+        int | None,
+        _option(
+            "PORT",
+            "With A:B: other machines may join (kerasdist join), by this port; 0: any that is "
+            "free. They and this process have the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
     logs: Annotated[
         Path | None,
         _option(
@@ -185,6 +197,7 @@ def run(
         devices_per_worker=devices_per_worker,
         max_restarts=max_restarts,
         hosts=_listed(hosts),
+        join_port=join_port,
         logs=logs,
         live=live == "on" or (live == "auto" and live_view.is_possible()),
         profile=None if profile is None else _profiled(profile, profile_dir),
@@ -200,6 +213,38 @@ def run(
             typer.echo(report.of_dry_run(spec))
             return
         raise typer.Exit(run_job(spec).exit_code)
+
+
+@app.command(short_help="Add this machine to a job that is running.")
+def join(
+    launcher: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run says, with --join-port.")
+    ],
+    *,
+    workers: Annotated[
+        str | None,
+        _option(
+            "N|gpu",
+            "Number of workers here; gpu: one per GPU (default: gpu on PyTorch, if there are "
+            "GPUs, and 1 elsewhere).",
+            "--workers",
+            "-n",
+        ),
+    ] = None,
+) -> None:
+    """Add this machine to a job of kerasdist run --workers A:B --join-port PORT.
+
+    The job takes its workers in at the next backup, up to B, and this command ends with the job.
+    This machine has the job's KERASDIST_SECRET or KERASDIST_SECRET_FILE, and the same script,
+    interpreter and packages at the same paths: run it in the folder of kerasdist run.
+    """
+    from kerasdist.launch.joined.machine import Machine
+
+    with _errors(1):
+        host, port = addresses.split(launcher, "HOST:PORT")
+        count = counted(JobSpec((), _number_of(workers))).workers
+        assert isinstance(count, int)
+        raise typer.Exit(Machine(host, port, count).serve())
 
 
 @app.command(short_help="Show the cluster that is detected, and what is installed.")

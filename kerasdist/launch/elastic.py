@@ -3,7 +3,8 @@
 A worker is a process, and a process that ended can be started again at once. So a slot is lost for
 two reasons only. A host that ssh does not reach is left out until it answers. A slot whose worker
 was the first to fail in two attempts, without a backup in between, is left out for a while, such as
-one with a broken GPU. Slots that wait are taken in when the job starts again anyway, or at a
+one with a broken GPU. A machine that joins by itself (joined/) adds slots, which are there as long
+as it holds its connections. Slots that wait are taken in when the job starts again anyway, or at a
 backup, at which the workers are then ended: what one number of workers has backed up, another
 continues.
 """
@@ -23,7 +24,8 @@ from typing import final
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import start
-from kerasdist.launch.placement import Slot, place
+from kerasdist.launch.joined.seats import Seats
+from kerasdist.launch.placement import Slot, listed, place
 from kerasdist.launch.spec import AttemptResult, JobSpec
 from kerasdist.launch.worker import Event, Screen, Signalled, Waiting
 
@@ -48,12 +50,19 @@ class ElasticSlots:
         spec: The job.
         events: Where it is told that workers wait.
         screen: Where it says what it waits for.
+        seats: Those of machines that join; None: none can.
 
     Raises:
         ClusterError: If the workers cannot be placed.
     """
 
-    def __init__(self, spec: JobSpec, events: queue.SimpleQueue[Event], screen: Screen) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        events: queue.SimpleQueue[Event],
+        screen: Screen,
+        seats: Seats | None = None,
+    ) -> None:
         least, most = spec.min_workers, spec.workers
         if least is None or not isinstance(most, int) or not 1 <= least <= most:
             raise ClusterError(
@@ -61,12 +70,12 @@ class ElasticSlots:
                 f"Received: workers={most!r}, min_workers={least!r}."
             )
         self._least, self._most = least, most
-        self._spec, self._events, self._screen = spec, events, screen
-        listed = place(None, spec.hosts) if spec.hosts else ()
-        if len(listed) < self._most:  # else there are hosts to spare
-            listed = place(self._most, spec.hosts)
-        self._slots = listed
-        self._down = {slot.host for slot in listed if slot.host is not None}
+        self._spec, self._events, self._screen, self._seats = spec, events, screen, seats
+        slots = place(None, spec.hosts) if spec.hosts else ()
+        if len(slots) < self._most:  # else there are hosts to spare
+            slots = listed(spec)
+        self._slots = list(slots)
+        self._down = {slot.host for slot in slots if slot.host is not None}
         self._answers: set[str] = set()
         self._asking = threading.Lock()
         self._failures: Counter[int] = Counter()
@@ -125,7 +134,8 @@ class ElasticSlots:
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
             host = self._slots[self._used[each.rank]].host
-            if each.exit_code == start.SSH_FAILED and host is not None:
+            is_listed = not self._slots[self._used[each.rank]].machine
+            if each.exit_code == start.SSH_FAILED and host is not None and is_listed:
                 self._down.add(host)  # it is asked before the next attempt
         if len(to_blame) == len(endings):
             return  # that is the script's failure
@@ -158,7 +168,13 @@ class ElasticSlots:
     def _usable(self, answering: Collection[str] = ()) -> list[int]:
         """Returns the slots that can be used; those that failed last, if they are needed."""
         down = self._down.difference(answering)
-        there = [one for one, slot in enumerate(self._slots) if slot.host not in down]
+        seats = [] if self._seats is None else self._seats.waiting()
+        self._slots += [slot for slot in seats if slot not in self._slots]
+        there = [
+            one
+            for one, slot in enumerate(self._slots)
+            if (slot in seats if slot.machine else slot.host not in down)
+        ]
         now = time.monotonic()
         away = [one for one in there if self._away_until.get(one, now) > now]
         ready = [one for one in there if one not in away]
@@ -173,7 +189,8 @@ class ElasticSlots:
         for rank, one in enumerate(chosen):
             slot = self._slots[one]
             place = (before[slot.host], sizes[slot.host])
-            numbered.append(Slot(slot.host, rank, *place, share=slot.own_share))
+            connection = self._seats.take(slot) if self._seats and slot.machine else None
+            numbered.append(Slot(slot.host, rank, *place, slot.own_share, slot.machine, connection))
             before[slot.host] += 1
         return tuple(numbered)
 

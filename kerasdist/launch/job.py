@@ -20,9 +20,12 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, final
 
+from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
+from kerasdist.job.secret import credentials
 from kerasdist.launch import live, report, traces
 from kerasdist.launch.elastic import ElasticSlots
+from kerasdist.launch.joined.seats import Seats
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
@@ -236,12 +239,22 @@ class Launcher:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = counted(spec)
-        self._slots = place(self._spec.workers, spec.hosts)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._screen = Screen()
-        self._elastic = None
+        self._elastic = self._seats = None
+        if spec.join_port is not None:
+            if spec.min_workers is None:
+                raise ClusterError(
+                    "Expected a range of workers, where machines may join. Received: workers="
+                    f"{spec.workers!r}. Write for example --workers 2:8."
+                )
+            secret = credentials(spec.variables).secret
+            self._seats = Seats(spec.join_port, secret, self._screen)
         if spec.min_workers is not None:
-            self._elastic = ElasticSlots(self._spec, self._events, self._screen)
+            self._slots: Sequence[Slot] = ()
+            self._elastic = ElasticSlots(self._spec, self._events, self._screen, self._seats)
+        else:
+            self._slots = place(self._spec.workers, spec.hosts)
         watched = spec.live or spec.logs is not None
         self._board = Board(self._slots, spec.logs) if watched else None
 
@@ -269,7 +282,10 @@ class Launcher:
                 attempts.append(last)
                 failures += last.failed
                 if not (last.failed or last.grows) or failures > self._spec.max_restarts:
-                    return JobResult(tuple(attempts))
+                    result = JobResult(tuple(attempts))
+                    if self._seats is not None:
+                        self._seats.end(result.exit_code)
+                    return result
                 again = f"{failures} of {self._spec.max_restarts}"
                 if elastic is not None:
                     elastic.learn(last)

@@ -14,7 +14,7 @@ from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, MIRRORED
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE, backend_choice
 from kerasdist.errors import ClusterError, DeviceError
-from kerasdist.job.listening import BACKLOG
+from kerasdist.job.listening import BACKLOG, is_loopback
 from kerasdist.launch.spec import GPU, JobSpec
 
 # No name begins with a dash: ssh would take it for an option.
@@ -35,6 +35,8 @@ class Slot:
         local_workers: How many workers the machine has.
         share: Which share of the machine's GPUs and cores it has, and how many shares there are,
             where slots of the machine are left out; None: `local_rank` of `local_workers`.
+        machine: The name of the machine if it has joined by itself; else empty.
+        connection: On which it is then told what to start.
     """
 
     host: str | None
@@ -42,6 +44,8 @@ class Slot:
     local_rank: int
     local_workers: int
     share: tuple[int, int] | None = None
+    machine: str = ""
+    connection: socket.socket | None = None
 
     @property
     def own_share(self) -> tuple[int, int]:
@@ -94,6 +98,13 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
     return tuple(slots)
 
 
+def listed(spec: JobSpec) -> tuple[Slot, ...]:
+    """Places a job's workers; where machines join, all that there are slots for before."""
+    if spec.join_port is not None:
+        return place(None if spec.hosts else spec.min_workers, spec.hosts)
+    return place(spec.workers, spec.hosts)
+
+
 def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
     """Chooses the coordinator's address, on the machine of rank 0.
 
@@ -111,8 +122,11 @@ def host_of_chief(slots: Sequence[Slot]) -> str:
     """Returns the name by which workers look for the chief."""
     if slots[0].host is not None:
         return slots[0].host.rpartition("@")[2]
-    alone = all(slot.host is None for slot in slots)
-    return _LOOPBACK if alone else socket.gethostname()
+    if all(slot.host is None for slot in slots):
+        return _LOOPBACK
+    reached = [slot.connection.getsockname()[0] for slot in slots if slot.connection is not None]
+    # A pod's name means nothing to other pods, but one that has joined has found this machine.
+    return next((one for one in reached if not is_loopback(one)), socket.gethostname())
 
 
 def free_port() -> int:

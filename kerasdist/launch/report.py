@@ -16,7 +16,7 @@ from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.secret import JOB_ID, SECRET
 from kerasdist.launch import start
-from kerasdist.launch.placement import Slot, counted, host_of_chief, place
+from kerasdist.launch.placement import Slot, counted, host_of_chief, listed
 from kerasdist.launch.spec import AttemptResult, JobSpec
 from kerasdist.launch.start import log_file
 
@@ -106,7 +106,7 @@ def of_dry_run(spec: JobSpec) -> str:
         DeviceError: If there is to be a worker a GPU, and there is none.
     """
     spec = counted(spec)
-    slots = place(spec.workers, spec.hosts)
+    slots = listed(spec)
     parts = [of_start(spec, slots)]
     given = start.variables_of(spec, slots, f"{host_of_chief(slots)}:<port>", 0)
     for slot, own in zip(slots, given, strict=True):

@@ -159,6 +159,11 @@ def begin(
             if slot.host is not None:
                 orders["variables"] = for_another_machine(os.environ) | variables
                 orders["gpus_of"] = slot.own_share[0]
+            if slot.connection is not None:
+                for name in (SECRET, SECRET_FILE):  # which it has, and the connection is in clear
+                    orders["variables"].pop(name, None)
+                command = (*SUPERVISOR_HERE, str(slot.connection.fileno()))
+            elif slot.host is not None:
                 command = supervisor_there(spec, slot.host, orders["variables"].get("PYTHONPATH"))
             elif slot.rank == 0 and listener is not None:
                 variables[COORDINATOR_FD] = str(listener.fileno())
@@ -171,6 +176,7 @@ def begin(
                 directory=spec.directory,
                 log=spec.logs and log_file(spec.logs, number, slot.rank),
                 told=None if hear is None else partial(hear, slot.rank),
+                connection=slot.connection,
             )
             yield Worker(begun, screen, events)
 

@@ -10,6 +10,9 @@ The worker leads a process group, and what it leaves behind there is ended with 
 the worker alone: a data loader's processes that got SIGTERM would take the worker down before it
 has backed up.
 
+For a worker on a machine that has joined, this file run with the number of a connection takes the
+place of ssh: the supervisor is at the other end.
+
 This file is run by its path, and imports nothing but the standard library; on another machine it is
 run as a module.
 """
@@ -21,6 +24,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +38,12 @@ _STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.launcher
 
 MARK = b"\x1ekerasdist "
 """Stands before a worker's report, where it comes by the output."""
+
+ENDED = b"\x04"
+"""Stands before a worker's exit code, a byte, at the end of what a joined machine sends."""
+
+LOST = 255
+"""How it ends if the machine is lost, as ssh does."""
 
 APART = "kerasdist: this worker has ended without joining the job"
 """A supervisor's last line, where a worker ended well and has not joined the others."""
@@ -107,6 +117,28 @@ def relay(reports: int) -> None:
             os.write(sys.stdout.fileno(), MARK + line)
 
 
+def stand_in(connection: socket.socket) -> int:
+    """Passes orders on to a machine that has joined, and output back; returns the exit code."""
+
+    def order() -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(sys.stdin.fileno(), 1 << 16):
+                connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)  # the launcher is gone
+
+    threading.Thread(target=order, daemon=True).start()
+    text = b""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        while chunk := connection.recv(1 << 16):
+            text += chunk
+            begin = text.rfind(ENDED, max(0, len(text) - 2))
+            end = len(text) if begin < 0 else begin
+            while end:
+                written = os.write(sys.stdout.fileno(), text[:end])
+                text, end = text[written:], end - written
+    return text[1] if len(text) == 2 else LOST
+
+
 def pass_over(number: int, frame: FrameType | None) -> None:
     """Ignores a signal."""
     del number, frame
@@ -173,7 +205,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main() if len(sys.argv) == 1 else stand_in(socket.socket(fileno=int(sys.argv[1])))
     sys.stderr.flush()
     # Not sys.exit: at the end of the interpreter the thread that waits for orders holds a lock of
     # the standard input, and that would be a fatal error.

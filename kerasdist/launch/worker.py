@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -230,6 +231,7 @@ class Start:
         directory: Where it runs; None: where this process does.
         log: The file for its output; None: the screen.
         told: Is called with each report that its output carries; None: it sends none.
+        connection: That of the machine, if it has joined; it is then the command's.
     """
 
     rank: int
@@ -239,6 +241,7 @@ class Start:
     directory: Path | None = None
     log: Path | None = None
     told: Callable[[bytes], None] | None = None
+    connection: socket.socket | None = None
 
 
 @final
@@ -252,6 +255,7 @@ class Worker:
         self._stopped = self._killed = False
         self._log = None if start.log is None else LogFile(start.log)
         self._pump = Pump(self._log or screen, f"[{start.name}]", start.rank, start.told)
+        own = start.connection
         self._process = subprocess.Popen(
             start.command,
             stdin=subprocess.PIPE,
@@ -260,8 +264,10 @@ class Worker:
             cwd=start.directory,
             # Ctrl-C is for the launcher, which passes it on.
             start_new_session=True,
-            pass_fds=start.orders["inherited"],
+            pass_fds=start.orders["inherited"] if own is None else [own.fileno()],
         )
+        if own is not None:
+            own.close()
         self._order(json.dumps(start.orders))
         outputs = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
         for source, stream in outputs:

@@ -1,0 +1,135 @@
+"""What happens to a job of a changing size, at random moments: workers and hosts go and come.
+
+The hosts are those of `tests.multiprocess.hosts`: addresses of this machine, to which an ``ssh`` of
+the soak's leads, or no longer.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from soaking.killer import Striker
+from soaking.marks import BREAK, ENOUGH, Mark
+from tests.multiprocess import hosts
+
+KINDS = ("kill", "stop", "fail", "lose", "return")
+"""SIGKILL and SIGSTOP of a worker; its connections to the others break, so that a collective fails
+in it; a host that goes, with all that runs there; hosts that are up again."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What has happened, in a job of how many workers, and how many it then has.
+
+    `start` and `step` are the seconds until the job had started again, and until it had made a
+    step; `step` is None if the next event came before.
+    """
+
+    kind: str
+    victim: str
+    before: int
+    after: int
+    start: float
+    step: float | None
+
+
+class Events(Striker):
+    """Makes events happen until there are enough, then tells the workers that they may end.
+
+    Args:
+        folder: The job's.
+        names: Its hosts.
+        count: How many events are enough.
+        mean: The mean time between a start of the job and the next event, in seconds.
+        seed: Of all that is random here.
+        give_up: Ends the job when it hangs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        count: int,
+        mean: float,
+        seed: int,
+        give_up: Callable[[], None],
+    ) -> None:
+        super().__init__(folder / "marks", seed, give_up)
+        self._folder, self._names, self._count, self._mean = folder, names, count, mean
+        self.events: list[Event] = []
+
+    def _act(self) -> None:
+        marks = self._started(0)
+        kind, victim, before, began, start = "", "", 0, 0.0, 0.0
+        while True:
+            step = self._pass(self._random.expovariate(1 / self._mean), marks[0].attempt, began)
+            if kind:
+                self.events.append(Event(kind, victim, before, len(marks), start, step))
+                print(f"{len(self.events)}: {self.events[-1]}", flush=True)
+            if self._over.is_set() or len(self.events) >= self._count:
+                break
+            began = time.monotonic()
+            kind, victim = self._strike(self._newest(marks[0].attempt))
+            before, attempt = len(marks), marks[0].attempt + 1
+            marks = self._started(attempt)
+            start = time.monotonic() - began
+        (self._folder / ENOUGH).touch()
+
+    def _started(self, attempt: int) -> list[Mark]:
+        """Waits for a start of the job, and returns the marks of its workers."""
+        self._wait(functools.partial(self._newest, attempt), f"start {attempt}")
+        time.sleep(1.0)  # the others, which start within some milliseconds
+        return self._newest(attempt)
+
+    def _pass(self, seconds: float, attempt: int, began: float) -> float | None:
+        """Lets time pass; returns how long after `began` this start of the job made a step."""
+        until, step = time.monotonic() + seconds, None
+        while time.monotonic() < until and not self._over.wait(0.02):
+            trains = any(mark.phase not in ("start", "compile") for mark in self._newest(attempt))
+            if step is None and trains:
+                step = time.monotonic() - began
+        return step
+
+    def _strike(self, marks: Sequence[Mark]) -> tuple[str, str]:
+        """Makes something happen; returns what, and to whom."""
+        down = [name for name in self._names if (self._folder / f"down-{name}").exists()]
+        possible = set(KINDS)
+        if not down:
+            possible.remove("return")
+        if len(down) == len(self._names) - 1:
+            possible.remove("lose")
+        trains = all(mark.phase not in ("start", "compile") for mark in marks)
+        if len(marks) == 1 or not trains:  # no collective leaves its process
+            possible.remove("fail")
+        kind = self._random.choice(sorted(possible))
+        victim = self._random.choice(marks)
+        host = _variable(victim.pid, "ON")
+        if kind == "return":
+            hosts.bring_back(self._folder)
+            return kind, " ".join(down)
+        if kind == "fail":
+            (self._folder / BREAK).write_text(str(victim.pid), encoding="utf-8")
+        elif kind == "lose":
+            hosts.take_down(self._folder, host)
+            victims = [mark.pid for mark in marks if _variable(mark.pid, "ON") == host]
+            for pid in map(_parent, victims):  # the supervisors, with which the workers end
+                os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(victim.pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+        return kind, f"worker {victim.rank} on {host}, in {victim.phase}"
+
+
+def _variable(pid: int, name: str) -> str:
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(pair.partition("=")[::2] for pair in pairs)[name]
+
+
+def _parent(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))

@@ -1,0 +1,140 @@
+"""The machines that have joined a job by themselves, as its launcher sees them.
+
+A machine has a seat for each of its workers: a connection that has proved to know the job's secret,
+on which it waits for what a worker's supervisor is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from typing import final
+
+from kerasdist.cluster import addresses
+from kerasdist.errors import ClusterError
+from kerasdist.job import handshake, protocol
+from kerasdist.job.listening import BACKLOG
+from kerasdist.job.secret import SECRET, Credentials
+from kerasdist.launch.placement import Slot
+from kerasdist.launch.worker import Screen
+
+OF_JOINERS = "kerasdist join"
+"""In the place of the job's name, which a machine that joins does not know."""
+
+ENDED = b"ended "
+"""Stands before the job's exit code, which a seat gets in the place of orders."""
+
+
+@final
+class Seats:
+    """The seats that wait for a worker.
+
+    Args:
+        port: Where to listen; 0: anywhere.
+        secret: The job's.
+        screen: Where it says who has joined.
+
+    Raises:
+        ClusterError: If the job has no secret that other machines can know, or the port is taken.
+    """
+
+    def __init__(self, port: int, secret: bytes | None, screen: Screen) -> None:
+        if secret is None:
+            raise ClusterError(
+                f"Expected {SECRET} or {SECRET}_FILE, by which a machine that joins proves that it "
+                "may. Received: none of them. Set the same secret here and there."
+            )
+        try:
+            self._listener = socket.create_server(("", port), backlog=BACKLOG)
+        except OSError as error:
+            raise ClusterError(
+                f"Expected a free port for machines that join. Received: {port}: {error}."
+            ) from error
+        self._screen = screen
+        self._gate = handshake.Gate(Credentials(secret, OF_JOINERS), 1, "[kerasdist]")
+        self._waiting: dict[Slot, socket.socket] = {}
+        self._machines: set[str] = set()
+        self._lock = threading.Lock()
+        loop = asyncio.new_event_loop()
+        self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        address = addresses.join(socket.gethostname(), self._listener.getsockname()[1])
+        screen.say(f"other machines join by: kerasdist join {address}")
+
+    def waiting(self) -> list[Slot]:
+        """Returns the seats on which a worker can be started."""
+        with self._lock:
+            for slot in [one for one, held in self._waiting.items() if not _is_open(held)]:
+                self._waiting.pop(slot).close()
+            return list(self._waiting)
+
+    def take(self, slot: Slot) -> socket.socket:
+        """Returns a seat's connection, on which a worker is now started."""
+        with self._lock:
+            return self._waiting.pop(slot)
+
+    def end(self, code: int) -> None:
+        """Tells all seats how the job has ended, and lets nobody join."""
+        self._listening.cancel()
+        with self._lock:
+            for held in self._waiting.values():
+                with contextlib.suppress(OSError):
+                    held.sendall(ENDED + str(code).encode())
+                held.close()
+            self._waiting.clear()
+
+    async def _listen(self) -> None:
+        async with await asyncio.start_server(self._admit, sock=self._listener) as server:
+            await server.serve_forever()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if await self._gate.admits(reader, writer):
+                async with asyncio.timeout(handshake.SECONDS):
+                    told = await handshake.read(reader, handshake.MAX_BYTES)
+                match told:
+                    case {"machine": str(machine), "number": int(number), "count": int(count)}:
+                        self._seat(writer, machine, number, count)
+                    case _:
+                        pass
+        except (OSError, EOFError):
+            pass  # it has left
+        finally:
+            writer.close()
+
+    def _seat(self, writer: asyncio.StreamWriter, machine: str, number: int, count: int) -> None:
+        connection: socket.socket = writer.get_extra_info("socket").dup()
+        keep_alive(connection)
+        host = connection.getpeername()[0]
+        with self._lock:  # before it knows, it is there: so it may end its former worker then
+            self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
+            writer.write(protocol.packed({"type": "seated"}))
+            writer.close()
+            connection.setblocking(True)  # as the connection is the same, when the other is done
+            is_new = machine not in self._machines
+            self._machines.add(machine)
+        if is_new:
+            said = f"{host} has joined with {count} worker{'s'[: count != 1]}"
+            self._screen.say(f"{said}, which the job takes in at its next backup, if it has room")
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Ends a connection whose other end is silent for half a minute, as ssh does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
+    for name, value in options.items():
+        if hasattr(socket, name):  # not all systems have all
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Returns whether a seat waits: it says nothing before it has orders, but that it has left."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
