@@ -49,7 +49,7 @@ class Figure:
 # What has been added to the 29,510 lines since the layout was done.
 ADDED = {
     "elastic jobs": 226,
-    "machines that join": 285,
+    "machines that join": 291,
     "draws for the global batch": 113,
     "sharded within a machine": 123,
     "a record of collectives": 148,
@@ -62,8 +62,7 @@ ADDED = {
 
 FIGURES = (
     Figure("lines of code", 29_510 + sum(ADDED.values()), 23_500),
-    Figure("files", 245, 250),
-    Figure("files", 246, 250),
+    Figure("files", 247, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),

@@ -165,10 +165,10 @@ class EqualBatches(NamedTuple):
 
     rows: int
     count: int | None
-    form: list[Any]
+    form: list[object]
 
 
-def equal_batches(dataset: Any) -> EqualBatches | None:
+def equal_batches(dataset: object) -> EqualBatches | None:
     """Returns what a pipeline's types say of its batches, None if they are not all alike."""
     if not is_tf_dataset(dataset) or not isinstance(dataset, tf.data.Dataset):
         return None

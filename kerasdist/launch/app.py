@@ -25,7 +25,7 @@ from kerasdist.launch.placement import counted
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
 
 _TYPE = re.compile(r" <[a-z\[\]]+>")
-_BRACES = re.compile(r"{([A-Z]+)}")
+_BRACES = re.compile(r"{([A-Z:]+)}")
 
 
 @final
@@ -137,7 +137,6 @@ def run(
             "With A:B: other machines may join (kerasdist join), by this port; 0: any that is "
             "free. They and this process have the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
             min=0,
-            max=65535,
         ),
     ] = None,
     logs: Annotated[
@@ -215,7 +214,7 @@ def run(
         raise typer.Exit(run_job(spec).exit_code)
 
 
-@app.command(short_help="Add this machine to a job that is running.")
+@app.command(cls=_PlainCommand, short_help="Add this machine to a job that is running.")
 def join(
     launcher: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run says, with --join-port.")

@@ -48,7 +48,7 @@ class Seats:
             )
         try:
             self._listener = socket.create_server(("", port), backlog=BACKLOG)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # an odd number of a port
             raise ClusterError(
                 f"Expected a free port for machines that join. Received: {port}: {error}."
             ) from error

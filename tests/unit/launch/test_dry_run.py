@@ -66,7 +66,7 @@ def test_nothing_is_started(tmp_path):
     assert done.output.splitlines()[-1].endswith(f" {script}")
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "bench", "test", "doctor", "info"])
+@pytest.mark.parametrize("command", ["run", "join", "plan", "bench", "test", "doctor", "info"])
 def test_the_help_has_no_types_of_python(command):
     done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0
@@ -79,7 +79,7 @@ def test_the_commands_are_told_in_whole_sentences():
     done = CliRunner().invoke(app, ["--help"])
     _, _, commands = done.output.partition("Commands:\n")
     lines = commands.strip().splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
