@@ -164,7 +164,7 @@ class ShardedAdapter(keras_compat.DataAdapter):
         return None
 
 
-def _described(batches: Sequence[Any], like: object) -> dict[str, Any]:
+def _described(batches: Sequence[Any], like: object) -> dict[str, object]:
     """Returns what the other workers must know of the batches of the next steps, if there are any.
 
     That is their numbers of rows, and the arrays' types and shapes, which some backends need equal.

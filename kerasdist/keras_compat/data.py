@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -165,10 +165,10 @@ class EqualBatches(NamedTuple):
 
     rows: int
     count: int | None
-    form: list[object]
+    form: Sequence[object]
 
 
-def equal_batches(dataset: object) -> EqualBatches | None:
+def equal_batches(dataset: Any) -> EqualBatches | None:
     """Returns what a pipeline's types say of its batches, None if they are not all alike."""
     if not is_tf_dataset(dataset) or not isinstance(dataset, tf.data.Dataset):
         return None
