@@ -105,7 +105,9 @@ class Events(Striker):
         if len(down) == len(self._names) - 1:
             possible.remove("lose")
         trains = all(mark.phase not in ("start", "compile") for mark in marks)
-        if len(marks) == 1 or not trains:  # no collective leaves its process
+        if len(marks) == 1:  # nobody is there to notice
+            possible -= {"stop", "fail"}
+        elif not trains:  # no connection is there to break
             possible.remove("fail")
         kind = self._random.choice(sorted(possible))
         victim = self._random.choice(marks)
