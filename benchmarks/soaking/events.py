@@ -23,19 +23,24 @@ KINDS = ("kill", "stop", "fail", "lose", "return")
 in it; a host that goes, with all that runs there; hosts that are up again."""
 
 
+BORNE_SECONDS = 40.0
+"""A job that has not started again so long after a worker's connections broke has new ones: gRPC,
+by which TensorFlow's collectives go, connects again."""
+
+
 @dataclass(frozen=True)
 class Event:
     """What has happened, in a job of how many workers, and how many it then has.
 
     `start` and `step` are the seconds until the job had started again, and until it had made a
-    step; `step` is None if the next event came before.
+    step. `start` is None if it went on without, `step` also if the next event came before.
     """
 
     kind: str
     victim: str
     before: int
     after: int
-    start: float
+    start: float | None
     step: float | None
 
 
@@ -66,20 +71,26 @@ class Events(Striker):
 
     def _act(self) -> None:
         marks = self._started(0)
-        kind, victim, before, began, start = "", "", 0, 0.0, 0.0
-        while True:
-            step = self._pass(self._random.expovariate(1 / self._mean), marks[0].attempt, began)
-            if kind:
-                self.events.append(Event(kind, victim, before, len(marks), start, step))
-                print(f"{len(self.events)}: {self.events[-1]}", flush=True)
-            if self._over.is_set() or len(self.events) >= self._count:
-                break
-            began = time.monotonic()
-            kind, victim = self._strike(self._newest(marks[0].attempt))
-            before, attempt = len(marks), marks[0].attempt + 1
-            marks = self._started(attempt)
-            start = time.monotonic() - began
+        self._pass(self._random.expovariate(1 / self._mean), 0, 0.0)
+        while len(self.events) < self._count and not self._over.is_set():
+            before, attempt, began = len(marks), marks[0].attempt, time.monotonic()
+            kind, victim = self._strike(self._newest(attempt))
+            start = None
+            if kind != "fail" or not self._is_borne(attempt):
+                marks = self._started(attempt + 1)
+                start = time.monotonic() - began
+            step = self._pass(self._random.expovariate(1 / self._mean), attempt + 1, began)
+            self.events.append(Event(kind, victim, before, len(marks), start, step))
+            print(f"{len(self.events)}: {self.events[-1]}", flush=True)
         (self._folder / ENOUGH).touch()
+
+    def _is_borne(self, attempt: int) -> bool:
+        """Waits; returns whether this start of the job goes on."""
+        until = time.monotonic() + BORNE_SECONDS
+        while time.monotonic() < until and not self._over.wait(0.1):
+            if self._newest(attempt + 1):
+                return False
+        return True
 
     def _started(self, attempt: int) -> list[Mark]:
         """Waits for a start of the job, and returns the marks of its workers."""
