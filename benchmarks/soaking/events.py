@@ -116,7 +116,7 @@ class Events(Striker):
         if len(down) == len(self._names) - 1:
             possible.remove("lose")
         trains = all(mark.phase not in ("start", "compile") for mark in marks)
-        if len(marks) == 1:  # nobody is there to notice
+        if len(marks) == 1:  # no other worker would notice
             possible -= {"stop", "fail"}
         elif not trains:  # no connection is there to break
             possible.remove("fail")

@@ -353,7 +353,7 @@ class BackupAndRestore(Callback):
 
     def _wait_for_devices(self) -> None:
         optimizer = getattr(self.model, "optimizer", None)
-        if optimizer is not None:  # a step of the user's may have another way
+        if optimizer is not None:  # a user's train_step may need none
             ops.convert_to_numpy(optimizer.iterations)
 
     def save(self, epoch: int, batches: int) -> None:

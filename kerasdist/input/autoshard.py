@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from kerasdist import keras_compat
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.options import AutoShardPolicy
-from kerasdist.input.sharding import bounds_of_replicas, examples, rows
+from kerasdist.input.sharding import bounds_of_replicas, examples, piece_sizes, rows
 from kerasdist.input.sources import (
     EveryNth,
     EveryNthBatch,
@@ -48,12 +48,9 @@ class KnownSizes:
         found = keras_compat.equal_batches(dataset)
         if found is None or found.count == 0 or found.rows < steps:
             return None
-        batch = [end - begin for begin, end in bounds_of_replicas(found.rows, steps)]
-        if found.count is None or batches_a_step == 1:
-            return cls([size * batches_a_step for size in batch], found.count, (), found.form)
-        count, rest = divmod(found.count, batches_a_step)
-        last = [rest * found.rows] * bool(rest)
-        return cls([batches_a_step * found.rows], count, last, found.form)
+        count, rest = (None, 0) if found.count is None else divmod(found.count, batches_a_step)
+        batch = [size * batches_a_step for size in piece_sizes(found.rows, steps)]
+        return cls(batch, count, [found.rows * rest] * bool(rest), found.form)
 
     def steps(self) -> Iterator[int]:
         """Yields the rows of each step."""

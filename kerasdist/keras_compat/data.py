@@ -147,9 +147,14 @@ def _is_configured(config: Any, devices: Any, kind: str) -> bool:
     )
 
 
+def _is_pipeline(dataset: object) -> bool:
+    """Returns whether a dataset is one of ``tf.data``, and not one that ``tf.distribute`` made."""
+    return is_tf_dataset(dataset) and isinstance(dataset, tf.data.Dataset)
+
+
 def auto_shard_policy(dataset: Any) -> str | None:
     """Returns the policy in the options of a ``tf.data`` dataset, None for other datasets."""
-    if not is_tf_dataset(dataset) or not isinstance(dataset, tf.data.Dataset):
+    if not _is_pipeline(dataset):
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name
 
@@ -170,7 +175,7 @@ class EqualBatches(NamedTuple):
 
 def equal_batches(dataset: Any) -> EqualBatches | None:
     """Returns what a pipeline's types say of its batches, None if they are not all alike."""
-    if not is_tf_dataset(dataset) or not isinstance(dataset, tf.data.Dataset):
+    if not _is_pipeline(dataset):
         return None
     leaves = [leaf for leaf in tf.nest.flatten(dataset.element_spec) if leaf is not None]
     count = int(dataset.cardinality())

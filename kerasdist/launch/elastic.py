@@ -133,10 +133,9 @@ class ElasticSlots:
         # A worker that hangs is named by the others, and then has to be killed.
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
-            host = self._slots[self._used[each.rank]].host
-            is_listed = not self._slots[self._used[each.rank]].machine
-            if each.exit_code == start.SSH_FAILED and host is not None and is_listed:
-                self._down.add(host)  # it is asked before the next attempt
+            slot = self._slots[self._used[each.rank]]
+            if each.exit_code == start.SSH_FAILED and slot.host is not None and not slot.machine:
+                self._down.add(slot.host)  # it is asked before the next attempt
         if len(to_blame) == len(endings):
             return  # that is the script's failure
         for each in to_blame:

@@ -253,7 +253,7 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
         backend: Each gets another part of what all backends have in common.
         layout: The layout.
     """
-    own = registry.load(OWN)
+    own, everyone = registry.load(OWN), cases()
     for key in keys(backend, layout):
         if layout.sharding:
             few = layout.within and not everything()
@@ -261,7 +261,7 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
         else:
             chosen = layout != PAIR or key in own or key.startswith(_ALWAYS) or _drawn(backend, key)
         if layout in pairs(backend):
-            case = cases()[key]
+            case = everyone[key]
             has_its_like = registry.has_its_like(case, backend) if key in own else bool(case.like)
             is_left_out = has_its_like and not key.startswith(_ALWAYS)
             chosen = chosen and is_left_out == everything()

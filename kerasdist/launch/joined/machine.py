@@ -21,7 +21,7 @@ from kerasdist.errors import ClusterError, JobError
 from kerasdist.job import handshake, protocol
 from kerasdist.job.secret import SECRET, Credentials, credentials
 from kerasdist.launch import supervisor
-from kerasdist.launch.joined.seats import ENDED, OF_JOINERS, keep_alive
+from kerasdist.launch.joined.seats import JOB_ENDED, OF_JOINERS, keep_alive
 
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 5.0
@@ -69,11 +69,11 @@ class Machine:
     def _hold(self, number: int) -> None:
         try:
             connection = self._seated(number)
-            while not (first := connection.recv(_CHUNK)).startswith(ENDED):
+            while not (first := connection.recv(_CHUNK)).startswith(JOB_ENDED):
                 if not first:
                     raise ConnectionError("the connection was closed")
                 connection = self._work(number, connection, first)
-            self._ends.put(int(first.removeprefix(ENDED)))
+            self._ends.put(int(first.removeprefix(JOB_ENDED)))
         except (OSError, ValueError, JobError) as error:
             self._ends.put(error)
 

@@ -23,7 +23,7 @@ from kerasdist.launch.worker import Screen
 OF_JOINERS = "kerasdist join"
 """In the place of the job's name, which a machine that joins does not know."""
 
-ENDED = b"ended "
+JOB_ENDED = b"ended "
 """Stands before the job's exit code, which a seat gets in the place of orders."""
 
 
@@ -81,7 +81,7 @@ class Seats:
         with self._lock:
             for held in self._waiting.values():
                 with contextlib.suppress(OSError):
-                    held.sendall(ENDED + str(code).encode())
+                    held.sendall(JOB_ENDED + str(code).encode())
                 held.close()
             self._waiting.clear()
 
