@@ -6,9 +6,11 @@ started again: new seeds, model, data and callbacks, and only the folder of the 
 
 import contextlib
 import warnings
+from unittest import mock
 
 import numpy as np
 
+from kerasdist.callbacks.backup import interval
 from tests.conformance.lab import fresh, optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
@@ -118,6 +120,45 @@ def exact(lab, data, callbacks=lambda folder: [], at=INTERRUPTED_AT, lost=(), **
         return
     for name, one in expected.items():
         lab.check(same(found[name], one), f"{name}: {found[name]} instead of {one}")
+
+
+def with_chosen_interval(lab, run, clock, saves, interruptions):
+    """A run with `save_freq="auto"` that is interrupted backs up where the other does.
+
+    Args:
+        lab: The case's.
+        run: Runs the script, given the folder of its files and after which batch to end it.
+        clock: What time it is, each time that the interval asks.
+        saves: The epoch and batches of each backup of the run that nothing interrupts.
+        interruptions: After which batch the other is ended each time, and the backups it has made.
+
+    Returns:
+        What both runs end with.
+    """
+    saved, save = [], kd.callbacks.BackupAndRestore.save
+
+    def noting(backup, epoch, batches):
+        saved.append((epoch, batches))
+        save(backup, epoch, batches)
+
+    with (
+        mock.patch.object(kd.callbacks.BackupAndRestore, "save", noting),
+        mock.patch.object(interval, "perf_counter", clock),
+        lab.folder() as whole,
+        lab.folder() as torn,
+    ):
+        expected = run(whole, None)
+        lab.equal(saved, saves)
+        for at, made in interruptions:
+            saved.clear()
+            with contextlib.suppress(InterruptionError):
+                run(torn, at)
+                lab.check(False, f"not interrupted after {at} batches")
+            lab.equal(saved, made)
+        saved.clear()
+        found = run(torn, None)
+        lab.equal(saved, saves[-1:])
+    return expected, found
 
 
 def same(one, other):

@@ -8,10 +8,13 @@ from unittest import mock
 
 import numpy as np
 
-from kerasdist.callbacks.backup import interval
 from tests.conformance.cases_async_checkpoint import disk
 from tests.conformance.cases_telemetry import lines_of, of_kind, require_sound, slow_batches
-from tests.conformance.interruptions import InterruptionError, interrupting_after
+from tests.conformance.interruptions import (
+    InterruptionError,
+    interrupting_after,
+    with_chosen_interval,
+)
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
@@ -261,40 +264,24 @@ def backups_to_the_last_bit(lab):
 @case("workers", like="worker_callbacks.restart_of_shards")
 def auto_backups(lab):
     """`save_freq="auto"`: the chief chooses for all, though their clocks differ; all restart so."""
-    saved = []
-    save = kd.callbacks.BackupAndRestore.save
 
-    def noting(backup, epoch, batches):
-        saved.append((epoch, batches))
-        save(backup, epoch, batches)
-
-    def run(folder, at=None):
-        saved.clear()
+    def run(folder, at):
         model = _model(lab)
         # By the chief's clock three batches take a second, and a backup another one; this
         # time between failures gives 1.6 seconds, or five batches, between two backups.
         backup = kd.callbacks.BackupAndRestore(folder, "auto", hours_between_failures=2.5 / 3600)
         callbacks = [backup] if at is None else [backup, interrupting_after(at)]
-        with contextlib.suppress(InterruptionError):
-            # Equal parts: with others torch applies the weights elsewhere in a run's first step.
-            history = _fit(model, callbacks, shuffle=True, batch_size=4)
-            return [history.history["loss"], *model.get_weights()]
-        return None
+        # Equal parts: with others torch applies the weights elsewhere in a run's first step.
+        history = _fit(model, callbacks, shuffle=True, batch_size=4)
+        return [history.history["loss"], *model.get_weights()]
 
-    clock = itertools.count(0, lab.job.rank + 1).__next__
-    with (
-        mock.patch.object(kd.callbacks.BackupAndRestore, "save", noting),
-        mock.patch.object(interval, "perf_counter", clock),
-        lab.folder() as whole,
-        lab.folder() as torn,
-    ):
-        expected = run(whole)
-        lab.equal(saved, [(1, 0), (1, 0), (1, 5), (2, 4), (3, 0)])
-        for at, made in ((4, []), (12, [(1, 0), (1, 0), (1, 5)]), (6, [(2, 4)])):
-            lab.check(run(torn, at) is None, f"not interrupted after {at} batches")
-            lab.equal(saved, made)
-        found = run(torn)
-        lab.equal(saved, [(3, 0)])
+    expected, found = with_chosen_interval(
+        lab,
+        run,
+        itertools.count(0, lab.job.rank + 1).__next__,
+        [(1, 0), (1, 0), (1, 5), (2, 4), (3, 0)],
+        ((4, []), (12, [(1, 0), (1, 0), (1, 5)]), (6, [(2, 4)])),
+    )
     for one, other in zip(found, expected, strict=True):
         lab.check(np.array_equal(one, other), f"{one} instead of {other}")
 
