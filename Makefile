@@ -78,7 +78,7 @@ unit-others: $(STAMP)
 
 # Side by side, since many tests wait for processes rather than compute. Those that watch the clock
 # go first: what computes is nice. --output-sync keeps the reports apart.
-test: $(STAMP) ## each promise on each backend with two replicas (half an hour on 2 cores)
+test: $(STAMP) ## each promise on each backend with two replicas (half an hour to an hour on 2 cores)
 	+$(MAKE) --no-print-directory --jobs=5 --output-sync=target lint $(BESIDE_OTHERS:%=test-%) test-others
 
 $(COMPUTING:%=test-%): NICE := nice -n 5
