@@ -10,7 +10,7 @@ from kerasdist.core import whole_files
 from tests.conformance.interruptions import arrays, exact
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 
 N, BATCH = 22, 4
@@ -98,9 +98,7 @@ def with_averages():
     optimizer = keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.9)
     layers = keras.layers
     inner = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3)]
-    model = keras.Sequential([keras.Input((4,)), *inner, layers.Dense(1)])
-    model.compile(optimizer, "mse", metrics=["mae"])
-    return model
+    return stack([*inner, layers.Dense(1)], optimizer, metrics=["mae"])
 
 
 def with_own_step():

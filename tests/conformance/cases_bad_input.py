@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.conformance.actions import fit, quiet_fit
 from tests.conformance.lazy import kd, keras, tf
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
@@ -348,9 +348,9 @@ def wrong_label_or_ragged_batch(lab):
 
 
 def classifier(classes):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(classes, "softmax")])
-    model.compile("adam", "sparse_categorical_crossentropy")
-    return model
+    return stack(
+        [keras.layers.Dense(classes, "softmax")], "adam", "sparse_categorical_crossentropy"
+    )
 
 
 @case("bad input", backends=("tensorflow", "torch"), replicas=(2,))

@@ -9,7 +9,14 @@ from tests.conformance.compare import ADAPTIVE
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import STEPS_IN_TIME, VOCABULARY, regression, tokens, weights_for
+from tests.conformance.models import (
+    STEPS_IN_TIME,
+    VOCABULARY,
+    regression,
+    stack,
+    tokens,
+    weights_for,
+)
 from tests.conformance.registry import case
 
 # Batches of 7 and 4 rows on 3 replicas: no share is a round number.
@@ -47,16 +54,12 @@ def dense_layers(lab):
 
     def build():
         layers = keras.layers
-        model = keras.Sequential(
-            [keras.Input((4,)), layers.Dense(6, activation="tanh"), layers.Dense(1)]
-        )
-        model.compile(
+        return stack(
+            [layers.Dense(6, activation="tanh"), layers.Dense(1)],
             keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
-            "mse",
             metrics=["mae", keras.metrics.RootMeanSquaredError()],
             weighted_metrics=["mse", keras.metrics.R2Score()],
         )
-        return model
 
     train_and_test(lab, build, x, y, sample_weight=np.float64(weights_for(N)))
 
@@ -69,19 +72,19 @@ def normalization(lab):
 
     def build():
         layers = keras.layers
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((4,)),
                 layers.BatchNormalization(momentum=0.7),
                 layers.Dense(6, activation="tanh"),
                 layers.LayerNormalization(),
                 layers.Dense(5),
                 layers.BatchNormalization(momentum=0.7),
                 layers.Dense(1),
-            ]
+            ],
+            keras.optimizers.Adam(0.01, global_clipnorm=0.5),
+            "huber",
+            metrics=["mse"],
         )
-        model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5), "huber", metrics=["mse"])
-        return model
 
     train_and_test(lab, build, x, y)
 
@@ -122,9 +125,8 @@ def convolutions(lab):
 
     def build():
         layers = keras.layers
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((8, 8, 3)),
                 layers.Conv2D(4, 3, padding="same", use_bias=False),
                 layers.BatchNormalization(momentum=0.7),
                 layers.ReLU(),
@@ -133,14 +135,12 @@ def convolutions(lab):
                 layers.MaxPooling2D(),
                 layers.Flatten(),
                 layers.Dense(3, activation="softmax", activity_regularizer="l2"),
-            ]
-        )
-        model.compile(
+            ],
             keras.optimizers.RMSprop(0.01, clipvalue=0.1),
             "sparse_categorical_crossentropy",
+            inputs=(8, 8, 3),
             metrics=["accuracy"],
         )
-        return model
 
     lab.same(
         build,
@@ -159,17 +159,17 @@ def float32_where_jax_has_64_bits(lab):
 
     def build():
         layers = keras.layers
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((4,)),
                 layers.Dense(6, activation="tanh"),
                 layers.BatchNormalization(momentum=0.7),
                 layers.Dropout(0.0),
                 layers.Dense(1),
-            ]
+            ],
+            keras.optimizers.Adam(0.01),
+            "huber",
+            metrics=["mse"],
         )
-        model.compile(keras.optimizers.Adam(0.01), "huber", metrics=["mse"])
-        return model
 
     with jax.enable_x64(True):
         train_and_test(lab, build, x, y, ADAPTIVE, sample_weight=weights_for(N))
@@ -184,11 +184,9 @@ def loop(lab):
 
     def build():
         layers = keras.layers
-        model = keras.Sequential(
-            [keras.Input((4,)), layers.Dense(6, activation="tanh"), layers.Dense(1)]
+        return stack(
+            [layers.Dense(6, activation="tanh"), layers.Dense(1)], keras.optimizers.Adam(0.01), None
         )
-        model.compile(keras.optimizers.Adam(0.01))
-        return model
 
     def train(model):
         def step(features, targets, total):

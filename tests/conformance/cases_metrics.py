@@ -14,6 +14,7 @@ from tests.conformance.models import (
     dense,
     largest_error,
     regression,
+    stack,
     tagger,
     tokens,
     weights_for,
@@ -51,9 +52,12 @@ def of_binary_classification(lab):
 
 
 def binary_model(**options):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation="sigmoid")])
-    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", **options)
-    return model
+    return stack(
+        [keras.layers.Dense(1, activation="sigmoid")],
+        keras.optimizers.SGD(0.1),
+        "binary_crossentropy",
+        **options,
+    )
 
 
 @case("metrics")
@@ -108,10 +112,9 @@ def of_regression(lab):
 
     def build():
         m = keras.metrics
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        model.compile(
+        return stack(
+            [keras.layers.Dense(2)],
             keras.optimizers.SGD(0.05),
-            "mse",
             metrics=[
                 m.R2Score(),
                 m.RootMeanSquaredError(),
@@ -123,7 +126,6 @@ def of_regression(lab):
                 m.ConcordanceCorrelation(),
             ],
         )
-        return model
 
     check(lab, build, x, y)
 
@@ -325,11 +327,7 @@ def metric_in_a_layer(lab):
                 self.watch.update_state(keras.ops.mean(x, axis=-1))
                 return x
 
-        model = keras.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(5), Watched(), keras.layers.Dense(1)]
-        )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return stack([keras.layers.Dense(5), Watched(), keras.layers.Dense(1)])
 
     check(lab, build, x, y)
 

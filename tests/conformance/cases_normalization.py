@@ -9,32 +9,28 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, predict, quiet_fit
 from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import keras
-from tests.conformance.models import regression, tokens
+from tests.conformance.models import regression, stack, tokens
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
 
 
 def normalised(momentum=0.9, **options):
-    model = keras.Sequential(
+    return stack(
         [
-            keras.Input((4,)),
             keras.layers.Dense(5),
             keras.layers.BatchNormalization(momentum=momentum, **options),
             keras.layers.Activation("tanh"),
             keras.layers.Dense(1),
-        ]
+        ],
+        metrics=["mae"],
     )
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-    return model
 
 
 def only_normalisation(momentum=0.0):
-    model = keras.Sequential(
-        [keras.Input((1,)), keras.layers.BatchNormalization(momentum=momentum)]
+    return stack(
+        [keras.layers.BatchNormalization(momentum=momentum)], keras.optimizers.SGD(0.0), inputs=(1,)
     )
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    return model
 
 
 def far_apart(replicas):
@@ -104,17 +100,15 @@ def with_masks(lab):
     y = regression(N)[1]
 
     def build():
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((5, 3)),
                 keras.layers.Masking(),
                 keras.layers.BatchNormalization(momentum=0.8),
                 keras.layers.GlobalAveragePooling1D(),
                 keras.layers.Dense(1),
-            ]
+            ],
+            inputs=(5, 3),
         )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
 
     lab.same(
         build,
@@ -136,9 +130,7 @@ def of_many_replicas(lab):
     def masked():
         layers = [keras.layers.Masking(), keras.layers.BatchNormalization(momentum=0.8)]
         layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((5, 4)), *layers])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return stack([*layers], inputs=(5, 4))
 
     with mock.patch.object(batch_norm, "MOST_GATHERED", 1):
         for build, inputs in ((normalised, x), (masked, series)):
@@ -158,9 +150,8 @@ def in_a_convolution(lab):
 
     def build():
         layers = keras.layers
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((6, 6, 2)),
                 layers.Conv2D(3, 3, use_bias=False),
                 layers.BatchNormalization(),
                 layers.ReLU(),
@@ -168,10 +159,9 @@ def in_a_convolution(lab):
                 layers.BatchNormalization(center=False, scale=False),
                 layers.GlobalAveragePooling2D(),
                 layers.Dense(1),
-            ]
+            ],
+            inputs=(6, 6, 2),
         )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
 
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), tolerance=NORMAL)
 

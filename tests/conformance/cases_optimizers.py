@@ -11,6 +11,7 @@ from tests.conformance.models import (
     dense,
     in_half_precision,
     regression,
+    stack,
     tagger,
     tokens,
     weights_for,
@@ -82,9 +83,7 @@ def clip_case(option, value):
 
         def build():
             layer = keras.layers.Dense(1, kernel_initializer="zeros")
-            model = keras.Sequential([keras.Input((1,)), layer])
-            model.compile(keras.optimizers.SGD(0.1, **{option: value}), "mse")
-            return model
+            return stack([layer], keras.optimizers.SGD(0.1, **{option: value}), inputs=(1,))
 
         lab.same(build, fit(x, y, batch_size=len(x), shuffle=False, epochs=2), share_plain=False)
 
@@ -336,9 +335,7 @@ def constraints(lab):
     def build():
         constraint = keras.constraints.MaxNorm(0.3)
         layer = keras.layers.Dense(5, kernel_constraint=constraint)
-        model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return stack([layer, keras.layers.Dense(1)])
 
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import REPLICAS, case
 
 BATCH = 6
@@ -12,14 +12,11 @@ BATCH = 6
 
 def one_weight(optimizer=None):
     """One kernel and nothing else: the weight after one step can be worked out by hand."""
-    model = keras.Sequential(
-        [
-            keras.Input((1,)),
-            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
-        ]
+    return stack(
+        [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")],
+        optimizer or keras.optimizers.SGD(0.1),
+        inputs=(1,),
     )
-    model.compile(optimizer=optimizer or keras.optimizers.SGD(0.1), loss="mse")
-    return model
 
 
 @case("ragged batches", replicas=REPLICAS)

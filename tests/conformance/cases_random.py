@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
@@ -18,17 +18,14 @@ BY_REPLICA = dict.fromkeys(("tensorflow", "torch"), OWN_DRAWS)
 
 
 def with_dropout():
-    model = keras.Sequential(
+    return stack(
         [
-            keras.Input((4,)),
             keras.layers.Dense(16, activation="tanh"),
             keras.layers.Dropout(0.4),
             keras.layers.GaussianNoise(0.2),
             keras.layers.Dense(1),
         ]
     )
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
 
 
 def always_dropping(width=32):
@@ -103,9 +100,7 @@ def wide_dropout(lab):
 
     def build():
         layers = [keras.layers.Dense(256, "tanh"), keras.layers.Dropout(0.4)]
-        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(256)])
-        model.compile(keras.optimizers.SGD(0.01), "mse")
-        return model
+        return stack([*layers, keras.layers.Dense(256)], keras.optimizers.SGD(0.01))
 
     as_one_device_or_by_the_seed(
         lab, build, fit(x, np.repeat(y, 256, axis=1), batch_size=64, epochs=3)
@@ -120,9 +115,7 @@ def dropout_in_a_cell(lab):
 
     def build():
         cells = keras.layers.LSTM(4, dropout=0.3, recurrent_dropout=0.2)
-        model = keras.Sequential([keras.Input((3, 4)), cells, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return stack([cells, keras.layers.Dense(1)], inputs=(3, 4))
 
     as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH, epochs=2))
 
@@ -163,9 +156,7 @@ def draws_of_the_user(lab):
                     return x + 0.1 * noise
                 return x
 
-        model = keras.Sequential([keras.Input((4,)), Jitter(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return stack([Jitter(), keras.layers.Dense(1)])
 
     x, y = regression(N)
     as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH, epochs=2))
@@ -219,16 +210,14 @@ def image_augmentation(lab):
 
     def build():
         layers = keras.layers
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((6, 6, 1)),
                 layers.RandomFlip("horizontal"),
                 layers.RandomBrightness(0.2, value_range=(0.0, 1.0)),
                 layers.Flatten(),
                 layers.Dense(1),
-            ]
+            ],
+            inputs=(6, 6, 1),
         )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
 
     as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH))

@@ -16,7 +16,7 @@ from tests.conformance.interruptions import (
 )
 from tests.conformance.lab import fresh, optimizer_values, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import FEATURES, dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 
 TOPIC = "sharding"
@@ -28,16 +28,14 @@ REFUSED = {"tensorflow": _ON_TENSORFLOW, "torch": _NONE}
 def even():
     """Every weight can be divided by 2 and by 4; Adam has two slots for each."""
     layers = keras.layers
-    model = keras.Sequential(
+    return stack(
         [
-            keras.Input((FEATURES,)),
             layers.Dense(8, activation="tanh", name="up"),
             layers.Dense(4, activation="tanh", name="down"),
             layers.Dense(4, name="last"),
-        ]
+        ],
+        keras.optimizers.Adam(0.01),
     )
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
 
 
 def part(variable):

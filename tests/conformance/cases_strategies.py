@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import FEATURES, dense, regression
+from tests.conformance.models import FEATURES, dense, regression, stack
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 4
@@ -58,9 +58,7 @@ def central_storage_normalized(lab):
         # Without a bias before the normalization, whose gradient would be rounding alone.
         first = layers.Dense(6, use_bias=False)
         normalized = [first, layers.BatchNormalization(), layers.Dense(1)]
-        model = keras.Sequential([keras.Input((FEATURES,)), *normalized])
-        model.compile(keras.optimizers.Adam(0.01, clipnorm=0.1), "mse", metrics=["mae"])
-        return model
+        return stack([*normalized], keras.optimizers.Adam(0.01, clipnorm=0.1), metrics=["mae"])
 
     lab.same(build, *all_of_it(), strategy=kd.CentralStorageStrategy(lab.devices))
 
@@ -114,9 +112,7 @@ def logical_devices_in_a_model(lab):
     def build():
         layer = Placed()
         layer.placed = kd.has_strategy()
-        model = keras.Sequential([keras.Input((FEATURES,)), layer, keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        return model
+        return stack([layer, keras.layers.Dense(1)], "sgd")
 
     lab.same(build, *all_of_it(), strategy=strategy)
     x = np.zeros((4, 6), "float32")

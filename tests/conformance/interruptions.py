@@ -13,7 +13,7 @@ import numpy as np
 from kerasdist.callbacks.backup import interval
 from tests.conformance.lab import fresh, optimizer_values, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression
+from tests.conformance.models import regression, stack
 
 ROWS, BATCH, BATCHES, EPOCHS = 32, 4, 8, 3
 INTERRUPTED_AT = (7, 20)
@@ -57,11 +57,9 @@ def interrupting(at):
 
 def network(optimizer="adam", **options):
     layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(4, "tanh"), layers.Dropout(0.3), layers.Dense(1)]
+    return stack(
+        [layers.Dense(4, "tanh"), layers.Dropout(0.3), layers.Dense(1)], optimizer, **options
     )
-    model.compile(optimizer, "mse", **options)
-    return model
 
 
 def run(

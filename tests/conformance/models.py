@@ -48,16 +48,25 @@ def tokens(n: int, seed: int = 0) -> np.ndarray:
     return ids
 
 
+def stack(
+    layers: list[Any],
+    optimizer: Any = None,
+    loss: Any = "mse",
+    inputs: Any = (FEATURES,),
+    **options,
+) -> Any:
+    """A Sequential of these layers, compiled with what `compile` is given, or SGD and squares."""
+    first = keras.Input(inputs) if isinstance(inputs, tuple) else inputs
+    model = keras.Sequential([first, *layers])
+    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **options)
+    return model
+
+
 def dense(optimizer: Any = None, loss: Any = "mse", metrics: Any = ("mae",), **options) -> Any:
     """Dense 4→6→1, SGD with momentum: enough state to go wrong, quick to trace."""
-    layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((FEATURES,)), layers.Dense(6, activation="tanh"), layers.Dense(1)]
-    )
-    if optimizer is None:
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(optimizer=optimizer, loss=loss, metrics=list(metrics), **options)
-    return model
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)]
+    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+    return stack(layers, optimizer, loss, metrics=list(metrics), **options)
 
 
 def in_half_precision() -> Any:
@@ -68,48 +77,26 @@ def in_half_precision() -> Any:
     keras.config.set_dtype_policy("mixed_float16")
     layers = keras.layers
     normal = layers.BatchNormalization(momentum=0.5)
-    model = keras.Sequential(
-        [keras.Input((FEATURES,)), layers.Dense(6, activation="tanh"), normal, layers.Dense(1)]
-    )
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.05), initial_scale=2.0**8
-    )
-    model.compile(optimizer, "mse", weighted_metrics=["mae"])
-    return model
+    inner = keras.optimizers.SGD(0.05)
+    optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**8)
+    layers = [layers.Dense(6, activation="tanh"), normal, layers.Dense(1)]
+    return stack(layers, optimizer, weighted_metrics=["mae"])
 
 
 def tagger(loss: Any = None, **options) -> Any:
     """A label for every step in time, with the mask of the padding."""
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((STEPS_IN_TIME,), dtype="int32"),
-            layers.Embedding(VOCABULARY, 4, mask_zero=True),
-            layers.Dense(5, activation="tanh"),
-            layers.Dense(1),
-        ]
-    )
+    words = layers.Embedding(VOCABULARY, 4, mask_zero=True)
+    tokens = keras.Input((STEPS_IN_TIME,), dtype="int32")
     options.setdefault("metrics", ["mae"])
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=loss or "mse", **options)
-    return model
+    layers = [words, layers.Dense(5, activation="tanh"), layers.Dense(1)]
+    return stack(layers, None, loss or "mse", tokens, **options)
 
 
 def classifier(optimizer: Any = None, **options) -> Any:
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((FEATURES,)),
-            layers.Dense(6, activation="tanh"),
-            layers.Dense(CLASSES, activation="softmax"),
-        ]
-    )
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(CLASSES, "softmax")]
     options.setdefault("metrics", ["accuracy"])
-    model.compile(
-        optimizer=optimizer or keras.optimizers.SGD(0.1),
-        loss="sparse_categorical_crossentropy",
-        **options,
-    )
-    return model
+    return stack(layers, optimizer, "sparse_categorical_crossentropy", **options)
 
 
 def largest_error(name="largest"):

@@ -15,7 +15,7 @@ from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 
 TOPIC = "workers"
@@ -25,9 +25,7 @@ BACKENDS = ("jax", "torch")
 
 def wide(units=8, features=4):
     layers = [keras.layers.Dense(units, "tanh"), keras.layers.Dense(units, "tanh")]
-    model = keras.Sequential([keras.Input((features,)), *layers, keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
+    return stack([*layers, keras.layers.Dense(1)], keras.optimizers.Adam(0.01), inputs=(features,))
 
 
 class _Watch:
@@ -244,9 +242,7 @@ def gathered_while_one_computes(lab):
 def recurrent():
     cells = [keras.layers.LSTMCell(3), keras.layers.GRUCell(3)]
     layers = [keras.layers.LSTM(4, return_sequences=True), keras.layers.RNN(cells)]
-    model = keras.Sequential([keras.Input((5, 2)), *layers, keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
+    return stack([*layers, keras.layers.Dense(1)], keras.optimizers.Adam(0.01), inputs=(5, 2))
 
 
 @case(TOPIC, backends=BACKENDS, like="sharded_models.shared_and_tied_weights")
@@ -260,9 +256,7 @@ def recurrent_layers(lab):
 def computed_again():
     with keras.RematScope("full"):
         layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(4, "tanh")]
-        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        return model
+        return stack([*layers, keras.layers.Dense(1)], "sgd")
 
 
 @case(TOPIC, backends=TORCH)

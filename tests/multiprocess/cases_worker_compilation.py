@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from tests.conformance.actions import quiet_fit
 from tests.conformance.lazy import keras
-from tests.conformance.models import FEATURES, dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 
 
@@ -18,17 +18,9 @@ def compiled_with_collectives(lab):
     def build(**options):
         layers = keras.layers
         normal = layers.BatchNormalization(momentum=0.5)
-        model = keras.Sequential(
-            [
-                keras.Input((FEATURES,)),
-                layers.Dense(6),
-                normal,
-                layers.Dropout(0.5),
-                layers.Dense(1),
-            ]
+        return stack(
+            [layers.Dense(6), normal, layers.Dropout(0.5), layers.Dense(1)], "sgd", **options
         )
-        model.compile("sgd", "mse", **options)
-        return model
 
     x, y = regression(8)
     acts = [quiet_fit(x, y, batch_size=4)]

@@ -16,7 +16,7 @@ from tests.conformance.cases_training import check_predict_to, two_outputs
 from tests.conformance.compare import FLOAT16
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, in_half_precision, regression, weights_for
+from tests.conformance.models import dense, in_half_precision, regression, stack, weights_for
 from tests.conformance.registry import case
 from tests.multiprocess.loops import squared_error_step
 
@@ -251,9 +251,7 @@ def eagerly_each_has_its_rows(lab):
 
     def build():
         layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((4,)), Seen(), *layers])
-        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
-        return model
+        return stack([Seen(), *layers], "sgd", metrics=["mae"], run_eagerly=True)
 
     even = 2 * lab.replicas
     x, y = regression(2 * even + 1)
@@ -578,9 +576,7 @@ def model_made_outside_of_the_scope(lab):
     pattern = r"\[worker \d/\d\] Expected a model made in the scope.*Received: model=.*scope\(\)"
 
     def plain():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        return model
+        return stack([keras.layers.Dense(1)], "sgd")
 
     model, main = plain(), lab.strategy()
     with main.scope(), lab.raises(kd.errors.ScopeError, pattern):

@@ -13,6 +13,7 @@ from tests.conformance.models import (
     classifier,
     dense,
     regression,
+    stack,
     tagger,
     tokens,
     weights_for,
@@ -116,16 +117,17 @@ def embedding_and_lstm(lab):
     x, y = tokens(N), binary(N)[1]
 
     def build():
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((STEPS_IN_TIME,), dtype="int32"),
                 keras.layers.Embedding(11, 4, mask_zero=True),
                 keras.layers.LSTM(4),
                 keras.layers.Dense(1, activation="sigmoid"),
-            ]
+            ],
+            keras.optimizers.SGD(0.1),
+            "binary_crossentropy",
+            inputs=keras.Input((STEPS_IN_TIME,), dtype="int32"),
+            metrics=["accuracy"],
         )
-        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=["accuracy"])
-        return model
 
     lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 

@@ -2,7 +2,7 @@
 
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
-from tests.conformance.models import binary, dense, regression, weights_for
+from tests.conformance.models import binary, dense, regression, stack, weights_for
 from tests.conformance.registry import case
 
 N, BATCH = 11, 6
@@ -15,15 +15,12 @@ def regularizers(lab):
 
     def build():
         l2 = keras.regularizers.L2(0.05)
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((4,)),
                 keras.layers.Dense(5, kernel_regularizer=l2, bias_regularizer="l1"),
                 keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02)),
             ]
         )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
 
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
 
@@ -34,15 +31,12 @@ def activity_regularizer(lab):
     x, y = regression(N)
 
     def build():
-        model = keras.Sequential(
+        return stack(
             [
-                keras.Input((4,)),
                 keras.layers.Dense(5, activity_regularizer=keras.regularizers.L2(0.1)),
                 keras.layers.Dense(1),
             ]
         )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
 
     lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 
@@ -53,11 +47,9 @@ def with_add_loss(reduce):
             self.add_loss(0.1 * getattr(keras.ops, reduce)(keras.ops.square(x)))
             return x
 
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(5), Penalty(), keras.layers.Dense(1)]
+    return stack(
+        [keras.layers.Dense(5), Penalty(), keras.layers.Dense(1)], keras.optimizers.SGD(0.05)
     )
-    model.compile(keras.optimizers.SGD(0.05), "mse")
-    return model
 
 
 @case("extra losses")

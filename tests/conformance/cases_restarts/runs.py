@@ -17,6 +17,7 @@ from tests.conformance.interruptions import (
 )
 from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
+from tests.conformance.models import stack
 from tests.conformance.registry import case
 
 
@@ -192,11 +193,11 @@ def on_twice_as_many_replicas(lab):
     def build():
         layers = keras.layers
         norm = layers.BatchNormalization(momentum=0.5)
-        model = keras.Sequential(
-            [keras.Input((4,)), layers.Dense(4, "tanh"), norm, layers.Dense(1)]
+        return stack(
+            [layers.Dense(4, "tanh"), norm, layers.Dense(1)],
+            keras.optimizers.Adam(),
+            metrics=["mae"],
         )
-        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
-        return model
 
     more, options = lab.with_replicas(2 * lab.replicas), {"build": build, "epochs": 2}
     with double_precision(lab.backend), lab.folder() as whole, lab.folder() as torn:
