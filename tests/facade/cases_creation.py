@@ -32,39 +32,8 @@ def a_variable_made_in_run(lab):
 
 
 @case
-def a_model_and_an_optimizer_built_in_run(lab):
-    """A model and an optimizer that are built in the first step train on."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)])
-        optimizer = keras.optimizers.Adam(0.1)
-    x = np.random.default_rng(0).random((8, 2)).astype("float32")
-
-    def step(x):
-        def loss():
-            return ops.sum(ops.square(model(x, training=True) - 1.0)) / 8
-
-        model(x)
-        variables = model.trainable_variables
-        value, gradients = kd.value_and_grad(loss, variables)
-        optimizer.apply(gradients, variables)
-        return value
-
-    values = []
-    for _ in range(3):
-        for batch in strategy.distribute_dataset([x]):
-            values.append(float(strategy.reduce("SUM", strategy.run(step, args=(batch,)), None)))
-    lab.equal(4, len(model.trainable_variables))
-    lab.equal(3, int(optimizer.iterations.numpy()))
-    lab.check(values[2] < values[0], f"the loss falls, received {values}")
-    for variable in model.trainable_variables:
-        one, other = lab.components(variable, strategy)
-        lab.equal(one, other)
-
-
-@case
 def dropout_in_replicas(lab):
-    """Replicas drop other units, reproducibly; the seeds advance as on one device."""
+    """Replicas drop other units, reproducibly, compiled or not; seeds advance as on one device."""
 
     def masks():
         keras.utils.set_random_seed(11)
@@ -72,8 +41,8 @@ def dropout_in_replicas(lab):
         strategy = lab.strategy()
         with strategy.scope():
             layer = keras.layers.Dropout(0.5, seed=3)
-        step = lambda: layer(ops.ones((64,)), training=True)  # noqa: E731
-        runs = [lab.components(strategy.run(step), strategy) for _ in range(2)]
+        run = lambda: strategy.run(lambda: layer(ops.ones((64,)), training=True))  # noqa: E731
+        runs = [lab.components(one(), strategy) for one in (run, kd.function(run))]
         return runs, lab.numpy(layer.seed_generator.state)
 
     runs, state = masks()

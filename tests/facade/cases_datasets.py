@@ -179,6 +179,11 @@ def a_function_for_all_replicas(lab):
     lab.equal(X, np.concatenate(flat))
     lab.check(all(len(part) in (0, 2) for part in flat), "batches are handed on as they are")
     lab.equal(len(rounds), len(list(data)))
+    one = kd.OneDeviceStrategy("cpu:0")
+    alone = one.distribute_datasets_from_function(
+        lambda here: [np.ones((here.get_per_replica_batch_size(4), 1), "float32")] * 3
+    )
+    lab.equal([4.0, 4.0, 4.0], [one.run(ops.sum, args=(batch,)) for batch in alone])
 
 
 @case(backends=("tensorflow",), replicas=(2, 3))

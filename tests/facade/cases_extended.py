@@ -73,7 +73,12 @@ def update_with_components(lab):
             variable, lambda v, x, scale: v.assign_add(x * scale), args=(mirrored,),
             kwargs={"scale": 2.0},
         )  # fmt: skip
+        found = strategy.extended.update(
+            variable, lambda v, x, y: v + x + y, args=(mirrored,), kwargs={"y": 0.5}, group=False
+        )
     lab.equal([7.0, 7.0], lab.components(variable, strategy))
+    lab.check(isinstance(found, list), "a list, one a copy")
+    lab.equal({10.5}, {float(one) for one in lab.numpy(found)})
 
 
 @case
@@ -94,6 +99,16 @@ def update_in_a_merge_call(lab):
     lab.equal([7.0, 7.0], lab.components(variable, strategy))
     kd.function(lambda x: strategy.run(step, args=(x,)))(numbered(strategy))
     lab.equal([4.0, 4.0], lab.components(variable, strategy))
+
+    def assign(given, value):  # one that was reduced before
+        given.extended.update(variable, lambda v, new: v.assign(new / 2.0), args=(value,))
+
+    def reduced(x):
+        here = kd.get_replica_context()
+        here.merge_call(assign, args=(here.all_reduce("SUM", x * 10.0),))
+
+    strategy.run(reduced, args=(numbered(strategy),))
+    lab.equal([15.0, 15.0], lab.components(variable, strategy))
 
 
 @case

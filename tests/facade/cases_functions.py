@@ -96,8 +96,8 @@ def functions_in_functions(lab):
 
 @case
 def static_arguments(lab):
-    """Texts, numbers, booleans and None are constants: compiled for each value."""
-    seen = []
+    """Texts, numbers, booleans and None are constants; arrays are traced by shape and type."""
+    seen, bodies = [], []
 
     @kd.function
     def compiled(x, mode, scale=1, *, negate=False, extra=None):
@@ -108,14 +108,22 @@ def static_arguments(lab):
             x = -x
         return x * scale if extra is None else x + extra
 
+    @kd.function
+    def doubled(x):
+        bodies.append(1)
+        return ops.sum(x) * 2.0
+
     x = ops.convert_to_tensor([1.0, 2.0])
     for _ in range(2):
         lab.equal([2.0, 4.0], compiled(x, "double"))
         lab.equal([1.0, 2.0], compiled(x, "as it is"))
         lab.equal([-3.0, -6.0], compiled(x, "as it is", 3, negate=True))
         lab.equal([2.0, 3.0], compiled(x, "as it is", extra=x * 0.0 + 1.0))
+    found = [doubled(np.float32([index, 1.0])) for index in range(4)]
+    lab.equal([2.0, 4.0, 6.0, 8.0], found)
     if compiled_on(lab):
         lab.check(len(seen) <= 8, f"traced again and again: {seen}")
+        lab.check(len(bodies) <= 2, f"traced for each value, {len(bodies)} times")
 
 
 @case
@@ -202,34 +210,6 @@ def xla_around_a_run_is_refused(lab):
 
 
 @case
-def arrays_are_arguments(lab):
-    """NumPy arrays are traced by shape and type, not by value."""
-    bodies = []
-
-    @kd.function
-    def compiled(x):
-        bodies.append(1)
-        return ops.sum(x) * 2.0
-
-    found = [compiled(np.float32([index, 1.0])) for index in range(4)]
-    lab.equal([2.0, 4.0, 6.0, 8.0], found)
-    if compiled_on(lab):
-        lab.check(len(bodies) <= 2, f"traced for each value, {len(bodies)} times")
-
-
-@case
-def variables_assigned_between_calls_are_seen(lab):
-    """A compiled function reads what was assigned outside of it."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(1.0)
-    compiled = kd.function(lambda: strategy.run(lambda: v * 2.0))
-    lab.equal([2.0, 2.0], lab.components(compiled(), strategy))
-    v.assign(5.0)
-    lab.equal([10.0, 10.0], lab.components(compiled(), strategy))
-
-
-@case
 def an_error_in_a_compiled_function(lab):
     """It comes out with its type, and the variables are as they were."""
     strategy = lab.strategy()
@@ -275,6 +255,10 @@ def values_read_before_a_call_stay(lab):
     # Whatever a component is, a copy or the variable's own memory, it can still be read.
     lab.equal(2, len(lab.numpy(kept)))
     lab.equal([3.0, 4.0], plain)
+    doubled = kd.function(lambda: strategy.run(lambda: ops.sum(v) * 2.0))
+    lab.equal([14.0, 14.0], lab.components(doubled(), strategy))
+    v.assign([5.0, 6.0])  # and what is assigned between two calls is seen
+    lab.equal([22.0, 22.0], lab.components(doubled(), strategy))
 
 
 @case
@@ -326,47 +310,31 @@ def collectives_in_inner_functions(lab):
 
 @case
 def a_model_built_in_a_compiled_step(lab):
-    """The first call of a compiled step builds the model and the optimizer."""
+    """The first call of a step, compiled or not, builds the model and the optimizer."""
     strategy = lab.strategy()
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)])
-        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-
-    def replica_step(x):
-        model(x)
-        variables = model.trainable_variables
-        loss = lambda: ops.sum(ops.square(model(x, training=True) - 1.0)) / 8  # noqa: E731
-        value, gradients = kd.value_and_grad(loss, variables)
-        optimizer.apply(gradients, variables)
-        return value
-
-    step = kd.function(
-        lambda x: strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
-    )
     x = np.random.default_rng(0).random((8, 2)).astype("float32")
-    data = strategy.distribute_dataset([x])
-    values = [float(step(batch)) for _ in range(4) for batch in data]
-    lab.check(values[-1] < values[0], f"the loss falls, received {values}")
-    lab.equal(4, int(optimizer.iterations.numpy()))
-    for variable in model.trainable_variables:
-        one, other = lab.components(variable, strategy)
-        lab.equal(one, other)
-
-
-@case
-def random_draws(lab):
-    """Draws in compiled steps differ from call to call and from replica to replica."""
-
-    def draws():
-        keras.utils.set_random_seed(5)
-        strategy = lab.strategy()
+    for compile_ in (kd.function, lambda function: function):
         with strategy.scope():
-            seeds = keras.random.SeedGenerator(7)
-        step = kd.function(lambda: strategy.run(lambda: keras.random.uniform((16,), seed=seeds)))
-        return [one for _ in range(2) for one in lab.components(step(), strategy)]
+            layers = [keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
 
-    found = draws()
-    for index, one in enumerate(found):
-        for other in found[:index]:
-            lab.check((one != other).any(), "two draws are one")
-    lab.equal(found, draws())
+        def replica_step(x, model=model, optimizer=optimizer):
+            model(x)
+            variables = model.trainable_variables
+            loss = lambda: ops.sum(ops.square(model(x, training=True) - 1.0)) / 8  # noqa: E731
+            value, gradients = kd.value_and_grad(loss, variables)
+            optimizer.apply(gradients, variables)
+            return value
+
+        step = compile_(
+            lambda x, step=replica_step: strategy.reduce("SUM", strategy.run(step, (x,)), None)
+        )
+        data = strategy.distribute_dataset([x])
+        values = [float(step(batch)) for _ in range(4) for batch in data]
+        lab.check(values[-1] < values[0], f"the loss falls, received {values}")
+        lab.equal(4, int(optimizer.iterations.numpy()))
+        lab.equal(4, len(model.trainable_variables))
+        for variable in model.trainable_variables:
+            one, other = lab.components(variable, strategy)
+            lab.equal(one, other)

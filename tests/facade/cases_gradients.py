@@ -158,26 +158,30 @@ def what_the_function_assigns_stays(lab):
 
 
 @case
-def no_variables_at_all(lab):
-    """An empty list of variables, and an error in the function."""
+def what_is_differentiated(lab):
+    """No variables, one that is named twice or not trainable, a constant, each type, an error."""
     value, gradients = kd.value_and_grad(lambda: ops.convert_to_tensor(3.0), [])
     lab.equal([3.0, []], [value, gradients])
+    v = keras.Variable(3.0)
+    lab.equal([6.0, 6.0], kd.value_and_grad(lambda: v * v, [v, v])[1])
+    value, [gradient] = kd.value_and_grad(lambda: ops.convert_to_tensor(3.0), [v])
+    lab.equal(3.0, value)
+    lab.check(gradient is None, f"None, received {gradient!r}")
+    fixed = keras.Variable(3.0, trainable=False)
+    value, [gradient] = kd.value_and_grad(lambda: fixed * fixed, [fixed])
+    lab.equal([9.0, 6.0], [value, gradient])
+    for dtype in ("float32", "float16", "bfloat16"):
+        one = keras.Variable(np.ones((2, 1)), dtype=dtype)
+        _, [gradient] = kd.value_and_grad(lambda one=one: ops.sum(one * one), [one])
+        lab.equal(dtype, keras.backend.standardize_dtype(gradient.dtype))
+        lab.equal([[2.0], [2.0]], ops.cast(gradient, "float32"))
 
     def wrong():
         raise KeyError("of the user's")
 
-    v = keras.Variable(1.0)
     with lab.raises(KeyError, "of the user's"):
         kd.value_and_grad(wrong, [v])
-    lab.equal(2.0, kd.value_and_grad(lambda: v * v, [v])[1][0])
-
-
-@case
-def a_variable_named_twice(lab):
-    """Each place of a variable in the list gets its gradient."""
-    v = keras.Variable(3.0)
-    _, gradients = kd.value_and_grad(lambda: v * v, [v, v])
-    lab.equal([6.0, 6.0], gradients)
+    lab.equal(6.0, kd.value_and_grad(lambda: v * v, [v])[1][0])
 
 
 @case
@@ -191,33 +195,6 @@ def values_that_are_no_scalar(lab):
     ):
         kd.value_and_grad(lambda: ops.sum(v), [v], has_aux=True)
     lab.equal([2.0, 4.0], kd.value_and_grad(lambda: ops.sum(v * v), [v])[1][0])
-
-
-@case
-def constants(lab):
-    """A value without any variable in it."""
-    v = keras.Variable([1.0, 2.0])
-    value, [gradient] = kd.value_and_grad(lambda: ops.convert_to_tensor(3.0), [v])
-    lab.equal(3.0, value)
-    lab.check(gradient is None, f"None, received {gradient!r}")
-
-
-@case
-def variables_that_are_not_trainable(lab):
-    """A gradient by a variable that is not trainable is its gradient all the same."""
-    v = keras.Variable(3.0, trainable=False)
-    value, [gradient] = kd.value_and_grad(lambda: v * v, [v])
-    lab.equal([9.0, 6.0], [value, gradient])
-
-
-@case
-def types_of_gradients(lab):
-    """A gradient has the shape and the type of its variable."""
-    for dtype in ("float32", "float16", "bfloat16"):
-        v = keras.Variable(np.ones((2, 1)), dtype=dtype)
-        _, [gradient] = kd.value_and_grad(lambda v=v: ops.sum(v * v), [v])
-        lab.equal(dtype, keras.backend.standardize_dtype(gradient.dtype))
-        lab.equal([[2.0], [2.0]], ops.cast(gradient, "float32"))
 
 
 @case

@@ -35,18 +35,11 @@ def compute_average_loss(lab):
 
 
 @case
-def the_global_batch_size_by_default(lab):
-    """It is the replica's number of rows, times the replicas."""
-    strategy = lab.strategy()
-    losses = np.arange(6, dtype="float32")
-    result = strategy.run(kd.compute_average_loss, args=(divided(strategy, losses),))
-    lab.equal([0.5, 2.0], lab.components(result, strategy))
-    lab.equal(2.5, strategy.reduce("SUM", result, axis=None))
-
-
-@case
 def losses_of_more_dimensions(lab):
-    """An example's loss is the sum along its axes; weights may be one an example."""
+    """An example's loss is the sum along its axes; weights may be one an example.
+
+    The global batch size is by default the replica's number of rows, times the replicas.
+    """
     strategy = lab.strategy()
     losses = np.arange(8, dtype="float32").reshape(4, 2)
     weights = np.float32([1.0, 2.0, 3.0, 4.0])
@@ -56,6 +49,10 @@ def losses_of_more_dimensions(lab):
     )
     expected = (losses * weights[:, None]).sum() / 4
     lab.equal(expected, strategy.reduce("SUM", result, axis=None), FLOAT32)
+    rows = divided(strategy, np.arange(6, dtype="float32"))
+    result = strategy.run(kd.compute_average_loss, args=(rows,))
+    lab.equal([0.5, 2.0], lab.components(result, strategy))
+    lab.equal(2.5, strategy.reduce("SUM", result, axis=None))
 
 
 @case

@@ -26,38 +26,15 @@ def who_a_replica_is(lab):
 
 @case
 def the_context_is_found_everywhere(lab):
-    """In nested functions, in layers, in what `value_and_grad` differentiates."""
+    """In nested functions, layers, metrics, in what `value_and_grad` differentiates."""
     strategy = lab.strategy()
+    total = lambda given, value: given.reduce("SUM", value, axis=None)  # noqa: E731
 
-    class Numbered(keras.layers.Layer):
+    class Summed(keras.layers.Layer):
         def call(self, x):
-            return x + ops.cast(kd.get_replica_context().replica_id_in_sync_group, x.dtype)
-
-    with strategy.scope():
-        layer = Numbered()
-        weight = keras.Variable(2.0)
-
-    def step():
-        def inner():
-            return kd.get_replica_context().replica_id_in_sync_group
-
-        def loss():
-            return weight * ops.cast(kd.get_replica_context().replica_id_in_sync_group, "float32")
-
-        y = layer(ops.zeros((2,)))
-        _, [gradient] = kd.value_and_grad(loss, [weight])
-        return ops.convert_to_tensor(inner()), y, gradient
-
-    numbers, outputs, gradients = strategy.run(step)
-    lab.equal([0, 1], lab.components(numbers, strategy))
-    lab.equal([[0.0, 0.0], [1.0, 1.0]], lab.components(outputs, strategy))
-    lab.equal([0.0, 1.0], lab.components(gradients, strategy))
-
-
-@case
-def the_context_is_found_in_a_metric(lab):
-    """A user-defined metric communicates in its update; its state is summed on reading."""
-    strategy = lab.strategy()
+            here = kd.get_replica_context()
+            number = ops.cast(here.replica_id_in_sync_group, x.dtype)
+            return here.merge_call(total, args=(x,)) + number
 
     class Communicating(keras.metrics.Metric):
         def __init__(self):
@@ -72,14 +49,28 @@ def the_context_is_found_in_a_metric(lab):
             return self.seen + 0.0
 
     with strategy.scope():
-        metric = Communicating()
+        layer, metric, weight = Summed(), Communicating(), keras.Variable(2.0)
+
+    def step(x):
+        def inner(value):
+            return kd.get_replica_context().merge_call(total, args=(value,))
+
+        def loss():
+            return weight * ops.cast(kd.get_replica_context().replica_id_in_sync_group, "float32")
+
+        metric.update_state(x)
+        _, [gradient] = kd.value_and_grad(loss, [weight])
+        return inner(layer(x) + x), gradient
+
     value = strategy.distribute_values_from_function(
-        lambda context: np.float32([context.replica_id_in_sync_group] * 2)
+        lambda context: np.float32([1.0 + context.replica_id_in_sync_group])
     )
-    strategy.run(lambda x: metric.update_state(x), args=(value,))  # noqa: PLW0108
+    outputs, gradients = strategy.run(step, args=(value,))
+    # The layer: 3 and 4; with their own: 4 and 6.
+    lab.equal([[10.0], [10.0]], lab.components(outputs, strategy))
+    lab.equal([0.0, 1.0], lab.components(gradients, strategy))
     with strategy.scope():
-        # Both replicas add the sum over both.
-        lab.equal(4.0, metric.result())
+        lab.equal(6.0, metric.result())  # both replicas add the sum over both
 
 
 @case
@@ -183,32 +174,6 @@ def merge_calls_return_each_its_component(lab):
 
 
 @case
-def merge_calls_in_nested_functions_layers_and_metrics(lab):
-    """Two merge calls a step, from inside a layer and a nested function."""
-    strategy = lab.strategy()
-    total = lambda given, value: given.reduce("SUM", value, axis=None)  # noqa: E731
-
-    class Summed(keras.layers.Layer):
-        def call(self, x):
-            return kd.get_replica_context().merge_call(total, args=(x,))
-
-    with strategy.scope():
-        layer = Summed()
-
-    def step(x):
-        def inner(value):
-            return kd.get_replica_context().merge_call(total, args=(value,))
-
-        return inner(layer(x) + x)
-
-    value = strategy.distribute_values_from_function(
-        lambda context: np.float32([1.0 + context.replica_id_in_sync_group])
-    )
-    # Layer: 3 on both; plus their own: 4 and 5.
-    lab.equal([[9.0], [9.0]], lab.components(strategy.run(step, args=(value,)), strategy))
-
-
-@case
 def merge_calls_in_compiled_steps(lab):
     """A merge call in `run` in a compiled function, called again and again."""
     strategy = lab.strategy()
@@ -244,8 +209,16 @@ def another_replicas_context_is_refused(lab):
 
 @case
 def the_default_strategys_context(lab):
-    """Outside of every scope collectives are of one replica."""
+    """Outside of every scope collectives are of one replica, and a merge call is a call."""
     here = kd.get_replica_context()
+    seen = []
+
+    def merge(strategy, value, more):
+        seen.append((strategy is kd.get_strategy(), kd.in_cross_replica_context()))
+        return value + more
+
+    lab.equal(3, here.merge_call(merge, args=(1,), kwargs={"more": 2}))
+    lab.equal([(True, True)], seen)
     lab.equal((0, 1), (here.replica_id_in_sync_group, here.num_replicas_in_sync))
     x = ops.convert_to_tensor([1.0, 2.0])
     lab.equal([1.0, 2.0], here.all_reduce("MEAN", x))

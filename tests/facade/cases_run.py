@@ -59,49 +59,31 @@ def nests_come_back_with_a_distributed_value_at_each_leaf(lab):
 
 @case
 def plain_results_stay_plain(lab):
-    """A text and a number that all replicas return come back once."""
+    """A text or number comes back once; args may be a list; results are arguments of the next."""
     strategy = lab.strategy()
     lab.equal("text", strategy.run(lambda: "text"))
     lab.equal({3}, {int(one) for one in lab.components(strategy.run(lambda: 3), strategy)})
     lab.check(strategy.run(lambda: None) is None, "None comes back")
-
-
-@case
-def results_go_in_again(lab):
-    """What `run` returned is an argument of the next."""
-    strategy = lab.strategy()
     value = numbered(strategy)
     for _ in range(3):
-        value = strategy.run(lambda x: x * 2.0 + 1.0, args=(value,))
+        value = strategy.run(lambda x, one: x * 2.0 + one, args=[value, 1.0])
     lab.equal([7.0, 15.0], lab.components(value, strategy))
-
-
-@case
-def args_may_be_a_list(lab):
-    """Args in a list, as `tf.distribute`'s own examples have them."""
-    strategy = lab.strategy()
-    result = strategy.run(lambda a, b: a - b, args=[numbered(strategy), 1.0])
-    lab.equal([-1.0, 0.0], lab.components(result, strategy))
 
 
 @case(replicas=(1, 2, 3))
 def ragged_components(lab):
-    """Components of other sizes, a replica without a row among them."""
+    """Components of other sizes, a replica without a row among them; with a collective."""
     strategy = lab.strategy()
     value = numbered(strategy, lambda index: np.arange(lab.replicas - 1 - index, dtype="float32"))
-    result = strategy.run(lambda x: (x + 1.0, ops.sum(x)), args=(value,))
+    total = lambda x: kd.get_replica_context().all_reduce("SUM", x)  # noqa: E731
+    rows, sums, all_sums = strategy.run(
+        lambda x: (x + 1.0, ops.sum(x), total(ops.sum(x))), args=(value,)
+    )
     expected = [np.arange(lab.replicas - 1 - i, dtype="float32") + 1 for i in range(lab.replicas)]
-    lab.equal(expected, lab.components(result[0], strategy))
-    lab.equal([float(np.sum(one - 1)) for one in expected], lab.components(result[1], strategy))
-
-
-@case(replicas=(3,))
-def ragged_components_and_a_collective(lab):
-    """Components of other sizes in a step that communicates."""
-    strategy = lab.strategy()
-    value = numbered(strategy, lambda index: np.arange(index + 1, dtype="float32"))
-    step = lambda x: kd.get_replica_context().all_reduce("SUM", ops.sum(x))  # noqa: E731
-    lab.equal([4.0] * 3, lab.components(strategy.run(step, args=(value,)), strategy))
+    each = [float(np.sum(one - 1)) for one in expected]
+    lab.equal(expected, lab.components(rows, strategy))
+    lab.equal(each, lab.components(sums, strategy))
+    lab.equal([sum(each)] * lab.replicas, lab.components(all_sums, strategy))
 
 
 @case
@@ -113,28 +95,6 @@ def dtypes_are_kept(lab):
         result = strategy.run(lambda x: ops.reshape(x, (2, 1)), args=(value,))
         expected = [np.array([[index], [1]], dtype) for index in range(2)]
         lab.equal(expected, lab.components(result, strategy))
-
-
-@case
-def the_scope_is_open_in_run(lab):
-    """In `run` the strategy is in force, whether or not its scope was open."""
-    strategy = lab.strategy()
-    seen = []
-    step = lambda: seen.append(kd.get_strategy() is strategy and kd.has_strategy())  # noqa: E731
-    strategy.run(step)
-    with strategy.scope():
-        strategy.run(step)
-    lab.check(seen and all(seen), f"the strategy is in force, received {seen}")
-    lab.check(not kd.has_strategy(), "no scope is left open")
-
-
-@case
-def run_inside_run_is_refused(lab):
-    """A replica calls the function itself."""
-    strategy = lab.strategy()
-    with lab.raises(RuntimeError, "Expected strategy.run in cross-replica.*Received"):
-        strategy.run(lambda: strategy.run(lambda: 1.0))
-    lab.still_usable(strategy)
 
 
 @case

@@ -113,13 +113,17 @@ def not_compiled(lab):
 
 @case(replicas=(1, 2, 4))
 def keras_loss_objects(lab):
-    """A Keras loss with a mean: divided by the replicas, summed by `apply`."""
+    """A Keras loss with a mean, of weights too: divided by the replicas, summed by `apply`."""
 
     def made():
         loss = keras.losses.MeanSquaredError()
         return lambda y, p, size: loss(y, p)
 
+    def weighing(y, p, size=0):
+        return keras.losses.MeanSquaredError()(y, p, sample_weight=ops.abs(y[:, 0]) + 1.0)
+
     same(lab, Loop(loss=made), batched(rows(16), 8))
+    same(lab, Loop(loss=lambda: weighing, plain_loss=weighing), batched(rows(16), 8))
 
 
 OPTIMIZERS = {
@@ -136,6 +140,8 @@ OPTIMIZERS = {
         keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     ),
 }
+
+
 # Each clips its own, and updates element by element.
 LIKE_ADAM_CLIPNORM = {"adam", "sgd_clipvalue", "adamw_decay", "sgd_schedule"}
 
@@ -175,49 +181,6 @@ def regularizers(lab):
         return keras.Sequential([keras.Input((4,)), *layers])
 
     same(lab, Loop(build=build), batched(rows(13), 8))
-
-
-@case
-def batch_normalization(lab):
-    """Where replicas' rows have equal statistics, BatchNormalization is that of one device."""
-
-    def build():
-        layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-        return keras.Sequential([keras.Input((4,)), *layers])
-
-    batches = [tuple(np.tile(a, (2, 1)) for a in rows(4, seed)) for seed in range(3)]
-    tolerance = FLOAT32
-    same(lab, Loop(build=build), batches, tolerance)
-
-
-@case
-def models_with_dropout(lab):
-    """Dropout in a compiled step: replicas agree on the weights, and two runs are one."""
-
-    def build():
-        layers = [keras.layers.Dense(8), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
-        return keras.Sequential([keras.Input((4,)), *layers])
-
-    loop, batches = Loop(build=build), batched(rows(20), 8)
-    (first, losses), (second, again) = (loop.under(lab.strategy(), batches) for _ in range(2))
-    lab.equal(first, second, FLOAT32)
-    lab.equal(losses, again, FLOAT32)
-    fresh()
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = build()
-        optimizer = keras.optimizers.SGD(0.1)
-
-    def step(x, y):
-        forward = lambda: squared(y, model(x, training=True), 8)  # noqa: E731
-        _, gradients = kd.value_and_grad(forward, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-
-    for batch in strategy.distribute_dataset(batched(rows(16), 8)):
-        strategy.run(step, args=batch)
-    for variable in [*model.trainable_variables, optimizer.iterations]:
-        one, other = lab.components(variable, strategy)
-        lab.equal(one, other)
 
 
 @case
@@ -310,33 +273,6 @@ def fit_and_a_custom_loop_on_one_model(lab):
     lab.equal(train(kd.get_strategy()), train(lab.strategy()), FLOAT32)
 
 
-# On TensorFlow Keras's optimizer itself insists on being called in a replica.
-@case(backends=("jax", "torch"))
-def apply_in_cross_replica_context(lab):
-    """In a scope gradients are applied as they are, on every device."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(5.0)
-        optimizer = keras.optimizers.SGD(0.5)
-        optimizer.build([v])
-        optimizer.apply([ops.convert_to_tensor(2.0)], [v])
-    lab.equal([4.0, 4.0], lab.components(v, strategy))
-
-
-@case
-def sample_weights_in_keras_losses(lab):
-    """A Keras loss with sample weights: the replicas' parts, summed."""
-
-    def made():
-        loss = keras.losses.MeanSquaredError()
-        return lambda y, p, size: loss(y, p, sample_weight=ops.abs(y[:, 0]) + 1.0)
-
-    def plain(y, p):
-        return keras.losses.MeanSquaredError()(y, p, sample_weight=ops.abs(y[:, 0]) + 1.0)
-
-    same(lab, Loop(loss=made, plain_loss=plain), batched(rows(16), 8))
-
-
 def scaling_losses(strategy, batches):
     fresh()
     with strategy.scope():
@@ -367,37 +303,3 @@ def loss_scaling(lab):
     weights, scale, steps = scaling_losses(lab.strategy(), [first, overflowing, last])
     lab.equal(unscaled["weights"], weights, FLOAT32)
     lab.equal([2.0**14, 2], [scale, steps])
-
-
-@case(replicas=(3,), like="training.by_hand")
-def convolutions(lab):
-    """A small image model with pooling, on three replicas."""
-
-    def build():
-        layers = keras.layers
-        return keras.Sequential(
-            [
-                keras.Input((8, 8, 1)),
-                layers.Conv2D(4, 3, activation="relu"),
-                layers.MaxPooling2D(),
-                layers.GlobalAveragePooling2D(),
-                layers.Dense(1),
-            ]
-        )
-
-    data = np.random.default_rng(2)
-    x = data.random((10, 8, 8, 1)).astype("float32")
-    same(lab, Loop(build=build), batched((x, x.mean((1, 2))), 6))
-
-
-@case(like="training.by_hand")
-def recurrent_layers(lab):
-    """A GRU over sequences."""
-
-    def build():
-        layers = [keras.Input((5, 2)), keras.layers.GRU(3), keras.layers.Dense(1)]
-        return keras.Sequential(layers)
-
-    data = np.random.default_rng(2)
-    x = data.random((10, 5, 2)).astype("float32")
-    same(lab, Loop(build=build), batched((x, x.mean((1, 2))[:, None]), 6))

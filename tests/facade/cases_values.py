@@ -130,22 +130,9 @@ def a_strategy_is_never_copied(lab):
     lab.still_usable(strategy)
 
 
-@case
-def deep_copies_of_models(lab):
-    """A model of a strategy is cloned with its configuration, in the scope."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        twin = keras.models.clone_model(model)
-        twin.set_weights(model.get_weights())
-    x = np.ones((4, 3), "float32")
-    step = lambda: twin(x) - model(x)  # noqa: E731
-    lab.equal([np.zeros((4, 2), "float32")] * 2, lab.components(strategy.run(step), strategy))
-
-
 @case(replicas=(2, 3))
 def reduce_values(lab):
-    """Sum and mean, without an axis, with one, of nests; equal components count each."""
+    """Sum and mean, without an axis, along each, of nests, of integers; equal components count."""
     strategy = lab.strategy()
     n = lab.replicas
     value = numbered(strategy)
@@ -166,30 +153,19 @@ def reduce_values(lab):
     count = n * (n + 1) / 2
     lab.equal([squares] * 2, strategy.reduce("SUM", rows, axis=0))
     lab.equal([squares / count] * 2, strategy.reduce("MEAN", rows, axis=0), FLOAT32)
-
-
-@case
-def reduce_along_other_axes(lab):
-    """Axis 1 and axis -1 of matrices."""
-    strategy = lab.strategy()
-    rows = strategy.distribute_values_from_function(
+    pair = lab.strategy(2)
+    whole = pair.distribute_values_from_function(
         lambda c: np.arange(6, dtype="float32").reshape(2, 3) + c.replica_id_in_sync_group
     )
-    lab.equal([9.0, 27.0], strategy.reduce("SUM", rows, axis=1))
-    lab.equal([9.0, 27.0], strategy.reduce("SUM", rows, axis=-1))
-    lab.equal([1.5, 4.5], strategy.reduce("MEAN", rows, axis=-1))
-
-
-@case
-def reduce_integers(lab):
-    """Integers are summed in their type; a mean that is whole is exact."""
-    strategy = lab.strategy()
-    value = strategy.distribute_values_from_function(
+    for axis in (1, -1):
+        lab.equal([9.0, 27.0], pair.reduce("SUM", whole, axis=axis))
+        lab.equal([1.5, 4.5], pair.reduce("MEAN", whole, axis=axis))
+    integers = pair.distribute_values_from_function(
         lambda c: np.array([1, 3][c.replica_id_in_sync_group], "int32")
     )
-    total = lab.numpy(strategy.reduce("SUM", value, axis=None))
-    lab.equal(np.array(4, "int32"), total)
-    lab.equal(2.0, float(lab.numpy(strategy.reduce("MEAN", value, axis=None))))
+    # In their type; a mean that is whole is exact.
+    lab.equal(np.array(4, "int32"), lab.numpy(pair.reduce("SUM", integers, axis=None)))
+    lab.equal(2.0, float(lab.numpy(pair.reduce("MEAN", integers, axis=None))))
 
 
 @case(replicas=(2, 3))

@@ -26,12 +26,17 @@ THEME = "docstrings."
 
 # Examples that a case covers beside others, by the case.
 COVERED_BY = {
-    "collectives.gathers_of_nests_and_types": ("distribute_lib__ReplicaContext_all_gather__3",),
+    "collectives.gathers_of_nests_and_types": (
+        "distribute_lib__ReplicaContext_all_gather__1",
+        "distribute_lib__ReplicaContext_all_gather__2",
+        "distribute_lib__ReplicaContext_all_gather__3",
+    ),
     "collectives.sums_and_means_of_nests": (
         "distribute_lib__ReplicaContextBase_all_reduce__1",
         "distribute_lib__ReplicaContextBase_all_reduce__2",
     ),
     "datasets.a_function_for_all_replicas": (
+        "one_device_strategy__OneDeviceStrategy_distribute_datasets_from_function__1",
         "distribute_lib__StrategyV1_make_input_fn_iterator__1",
         "tpu_strategy__TPUStrategyV2__3",
     ),
@@ -41,22 +46,24 @@ COVERED_BY = {
     "datasets_in_fit.fit_of_one_replica": (
         "one_device_strategy__OneDeviceStrategy_experimental_distribute_dataset__1",
     ),
-    "docstrings.central_storage_strategy__CentralStorageStrategy_reduce__1": (
+    "docstrings.central_storage_strategy__CentralStorageStrategy__1": (
+        "central_storage_strategy__CentralStorageStrategy_reduce__1",
         "central_storage_strategy__CentralStorageStrategy_experimental_distribute_dataset__1",
     ),
-    "docstrings.distribute_lib__ReplicaContext_all_gather__2": (
-        "distribute_lib__ReplicaContext_all_gather__1",
+    "docstrings.distribute_lib__StrategyBase_run__2": (
+        "distribute_lib__StrategyBase_run__3",
+        "tpu_strategy__TPUStrategyV2_run__1",
     ),
-    "docstrings.distribute_lib__StrategyBase_run__2": ("tpu_strategy__TPUStrategyV2_run__1",),
     "docstrings.distribute_lib__Strategy_gather__2": ("distribute_lib__Strategy_gather__1",),
     "docstrings.distribute_lib__get_strategy__1": (
         "distribute_lib__get_replica_context__1",
         "distribute_lib__has_strategy__1",
         "distribute_lib__in_cross_replica_context__1",
     ),
-    "docstrings.tpu_strategy__TPUStrategyV1_run__5": (
+    "docstrings.tpu_strategy__TPUStrategyV1_run__2": (
         "tpu_strategy__TPUStrategyV1_run__3",
         "tpu_strategy__TPUStrategyV1_run__4",
+        "tpu_strategy__TPUStrategyV1_run__5",
     ),
     "docstrings.tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1": (
         "tpu_strategy__TPUStrategyV2__7",
@@ -69,7 +76,11 @@ COVERED_BY = {
         "one_device_strategy__OneDeviceStrategy__1",
         "one_device_strategy__OneDeviceStrategy_reduce__1",
     ),
-    "extended.update_in_a_merge_call": ("distribute_lib__ReplicaContext__update__1",),
+    "extended.update_in_a_merge_call": (
+        "distribute_lib__ReplicaContext__update__1",
+        "distribute_lib__ReplicaContext__update__2",
+    ),
+    "extended.update_with_components": ("distribute_lib__StrategyExtendedV2_update__2",),
     "extended.variables_of_a_scope": (
         "distribute_lib__StrategyBase_scope__1",
         "distribute_lib__StrategyExtendedV2_variable_created_in_scope__1",
@@ -82,6 +93,9 @@ COVERED_BY = {
         "mirrored_strategy__MirroredStrategy__3",
     ),
     "functions.functions_in_functions": ("distribute_lib__StrategyBase_run__1",),
+    "replica_context.the_default_strategys_context": (
+        "distribute_lib__ReplicaContextBase_merge_call__1",
+    ),
     "replica_context.who_a_replica_is": ("distribute_lib__ReplicaContextBase__1",),
     "run.two_strategies_one_after_the_other": ("distribute_lib__experimental_set_strategy__2",),
     "values.reduce_values": (

@@ -63,15 +63,16 @@ def reduce_gather_and_more_in_a_replica(lab):
 
 @case
 def scopes_that_do_not_fit(lab):
-    """A scope in another strategy's, and in a replica."""
+    """A scope in another strategy's, and in a replica; one's own scope twice works."""
     first, second = lab.strategy(), lab.strategy(3)
-    with first.scope():
+    with first.scope(), first.scope():
         pattern = "Expected one strategy at a time.*Received"
         with lab.raises(kd.errors.ScopeError, pattern), second.scope():
             pass
         with lab.raises(kd.errors.ScopeError, pattern):
             second.run(lambda: 1.0)
         lab.check(kd.get_strategy() is first, "the first stays")
+    lab.check(not kd.has_strategy(), "the first scope is left")
 
     def step():
         with first.scope():
@@ -146,10 +147,7 @@ def shapes_that_do_not_match(lab):
             call()
             raise KeyError(name)  # no error came
         lab.still_usable(strategy)
-    for step in (
-        lambda x: here().all_reduce("SUM", x),
-        lambda x: here().all_gather(x, axis=0),
-    ):
+    for step in (lambda x: here().all_reduce("SUM", x), lambda x: here().all_gather(x, axis=0)):
         with lab.raises((ValueError, RuntimeError), "Expected.*shape|Expected.*same"):
             strategy.run(step, args=(ragged,))
         lab.still_usable(strategy)
@@ -157,16 +155,20 @@ def shapes_that_do_not_match(lab):
 
 @case(replicas=(1, 2))
 def an_axis_out_of_range(lab):
-    """In `reduce` and `gather`."""
+    """In `reduce` and `gather`, and in a replica."""
     strategy = lab.strategy()
     value = shaped(strategy, [(2,), (2,)])
     scalars = shaped(strategy, [(), ()])
-    for call in (
+    calls = [
         lambda: strategy.reduce("SUM", value, axis=1),
         lambda: strategy.reduce("MEAN", value, axis=-2),
         lambda: strategy.gather(value, axis=1),
         lambda: strategy.gather(scalars, axis=0),
-    ):
+    ]
+    for shape, axis in (((), 0), ((2,), 1), ((2,), -2)):
+        step = lambda s=shape, a=axis: here().all_gather(ops.ones(s), axis=a)  # noqa: E731
+        calls.append(lambda step=step: strategy.run(step))
+    for call in calls:
         with lab.raises(ValueError, "Expected axis.*Received: axis="):
             call()
         lab.still_usable(strategy)
@@ -261,35 +263,22 @@ def odd_one(action):
 
 @case(backends=UNEQUAL, replicas=(2, 3))
 def unequal_numbers_of_all_reduces(lab):
-    """A replica that communicates once more ends the step with an error, in bounded time."""
-    strategy = lab.strategy()
-    with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
-        strategy.run(odd_one(lambda: here().all_reduce("SUM", ops.ones(2))))
-    lab.still_usable(strategy)
-
-
-@case(backends=UNEQUAL, replicas=(2, 3))
-def unequal_numbers_of_merge_calls(lab):
-    """The same with merge calls."""
-    strategy = lab.strategy()
-    with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
-        strategy.run(odd_one(lambda: here().merge_call(lambda given: 1.0)))
-    lab.still_usable(strategy)
-
-
-@case(backends=UNEQUAL)
-def other_collectives_in_other_replicas(lab):
-    """One replica sums where the other gathers."""
+    """A replica that communicates once more, or otherwise, ends the step with an error, soon."""
     strategy = lab.strategy()
 
-    def step():
+    def other_kinds():
         if here().replica_id_in_sync_group == 0:
             return here().all_reduce("SUM", ops.ones(2))
         return here().merge_call(lambda given: 1.0)
 
-    with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
-        strategy.run(step)
-    lab.still_usable(strategy)
+    for step in (
+        odd_one(lambda: here().all_reduce("SUM", ops.ones(2))),
+        odd_one(lambda: here().merge_call(lambda given: 1.0)),
+        other_kinds,
+    ):
+        with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
+            strategy.run(step)
+        lab.still_usable(strategy)
 
 
 @case(backends=("jax",))

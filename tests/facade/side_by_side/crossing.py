@@ -179,11 +179,7 @@ def datasets(d, strategy):
         return tf.data.Dataset.from_tensor_slices((x, {"y": np.arange(13)})).batch(5)
 
     distributed = strategy.experimental_distribute_dataset(batches())
-    results = [
-        list(distributed),
-        list(distributed),
-        distributed.element_spec == 0,
-    ]
+    results = [list(distributed), list(distributed), distributed.element_spec == 0]
 
     @tf.function
     def loop(dataset):
