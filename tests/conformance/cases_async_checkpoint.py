@@ -8,9 +8,8 @@ from unittest import mock
 
 from kerasdist.core import whole_files
 from tests.conformance.interruptions import arrays, exact
-from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, stack
+from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 22, 4
@@ -95,39 +94,32 @@ def require_equal_twins(lab, folder, count):
 
 
 def with_averages():
-    optimizer = keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.9)
-    layers = keras.layers
-    inner = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3)]
-    return stack([*inner, layers.Dense(1)], optimizer, metrics=["mae"])
+    """A model with a step and state of its own, moving averages, and a layer in half precision."""
 
-
-def with_own_step():
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
             self.words = keras.layers.StringLookup()
             self.words.set_vocabulary(["a", "b"])
             self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False)
+            self.normal = keras.layers.BatchNormalization()
+            self.drop = keras.layers.Dropout(0.3)
+            self.half = keras.layers.Dense(2, dtype="bfloat16")
             self.out = keras.layers.Dense(1)
 
         def call(self, x, training=False):
             if training:
                 self.steps.assign(self.steps + 1)
-            return self.out(x)
+            x = self.drop(self.normal(x, training=training), training=training)
+            return self.out(keras.ops.cast(self.half(x), "float32"))
 
         def train_step(self, *arguments):
             return super().train_step(*arguments)
 
     model = Own()
     model.build((None, 4))
-    model.compile("adam", "mse")
-    return model
-
-
-def in_half_precision():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="bfloat16")])
-    model.add(keras.layers.Dense(1))
-    model.compile("adam", "mse")
+    optimizer = keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.9)
+    model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
 
@@ -139,24 +131,13 @@ def same_bytes(lab):
             [array * 0.5 for array in change.model.get_weights()]
         )
     )
-    for build in (with_averages, with_own_step, in_half_precision):
-        fresh()
-        with lab.strategy().scope():
-            model = build()
-        with lab.folder() as folder, disk() as slow:
-            listed = twins(folder, "{epoch}.keras")
-            listed += twins(folder, "{epoch}.weights.h5", save_weights_only=True)
-            fit(model, [*listed, change, slow.after(1, 2)])
-            require_equal_twins(lab, folder, 4)
-
-
-@case("callbacks", replicas=(2,), like="async_checkpoint.same_bytes")
-def same_bytes_plain(lab):
-    """The same in plain Keras, of a model that was made outside of every scope."""
-    model = with_averages()
+    with lab.strategy().scope():
+        model = with_averages()
     with lab.folder() as folder, disk() as slow:
-        fit(model, [*twins(folder, "{epoch}.keras"), slow.after(1, 2)])
-        require_equal_twins(lab, folder, 2)
+        listed = twins(folder, "{epoch}.keras")
+        listed += twins(folder, "{epoch}.weights.h5", save_weights_only=True)
+        fit(model, [*listed, change, slow.after(1, 2)])
+        require_equal_twins(lab, folder, 4)
 
 
 @case("callbacks", like="async_checkpoint.checkpoints_and_backups")
@@ -178,15 +159,16 @@ def faster_than_the_disk(lab):
 
 @case("callbacks", like="async_checkpoint.checkpoints_and_backups")
 def best_alone(lab):
-    """`save_best_only` and `initial_value_threshold` decide as Keras's do."""
-    with lab.strategy().scope():
-        model = dense(keras.optimizers.SGD(0.3))
-    with lab.folder() as folder:
-        options = {"monitor": "loss", "save_best_only": True, "initial_value_threshold": 0.4}
-        ours, plain = listed = twins(folder, "{epoch}.keras", **options)
-        fit(model, listed, epochs=4)
-        lab.equal(ours.best, plain.best)
-        require_equal_twins(lab, folder, len(list(folder.glob("sync-*"))))
+    """`save_best_only` and `initial_value_threshold` decide as Keras's do, in plain Keras too."""
+    options = {"monitor": "loss", "save_best_only": True, "initial_value_threshold": 0.4}
+    for scope in (lab.strategy().scope(), contextlib.nullcontext()):
+        with scope:
+            model = dense(keras.optimizers.SGD(0.3))
+        with lab.folder() as folder:
+            ours, plain = listed = twins(folder, "{epoch}.keras", **options)
+            fit(model, listed, epochs=4)
+            lab.equal(ours.best, plain.best)
+            require_equal_twins(lab, folder, len(list(folder.glob("sync-*"))))
 
 
 @case("callbacks")

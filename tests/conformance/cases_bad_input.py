@@ -6,15 +6,15 @@ import numpy as np
 
 from tests.conformance.actions import fit, quiet_fit
 from tests.conformance.lazy import kd, keras, tf
-from tests.conformance.models import dense, regression, stack
+from tests.conformance.models import classifier, dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
 
 
-@case("bad input", like="bad_input.no_device")
-def unknown_device(lab):
-    """A device that is not there, a name that is none (DEFECTS 10)."""
+@case("bad input")
+def no_device(lab):
+    """No device, one that is not there, or named twice, a name that is none (DEFECTS 10)."""
     for names in (["gpu:7"], ["cpux:0"], [3], ["cpu:0", "cpu:63"], ["cpu:99"]):
         # Which one is not there, and on CPUs what there is.
         there = "'cpu:0', 'cpu:1'.*" if "cpu:" in str(names[-1]) else ""
@@ -23,45 +23,48 @@ def unknown_device(lab):
             kd.MirroredStrategy(names)
         with lab.raises(kd.errors.DeviceError, message):
             kd.OneDeviceStrategy(names[-1])
-    lab.still_usable(lab.strategy())
-
-
-@case("bad input", like="bad_input.no_device")
-def duplicate_device(lab):
-    """A device named twice, in two spellings too."""
     for names in (["cpu:0", "cpu:0"], ["cpu:1", "/device:CPU:1"]):
         with lab.raises(kd.errors.DeviceError, "once.*received"):
             kd.MirroredStrategy(names)
-    lab.still_usable(lab.strategy())
-
-
-@case("bad input")
-def no_device(lab):
-    """No device."""
     with lab.raises(kd.errors.DeviceError, "at least one device.*received"):
         kd.MirroredStrategy([])
+    with lab.raises(ValueError, "batch_norm.*received.*batch_norm"):
+        kd.MirroredStrategy(lab.devices, batch_norm="global")
     lab.still_usable(lab.strategy())
 
 
 @case("bad input")
-def unknown_option(lab):
-    """An option's value that is none."""
-    with lab.raises(ValueError, "batch_norm.*received.*batch_norm"):
-        kd.MirroredStrategy(lab.devices, batch_norm="global")
-
-
-@case("bad input")
-def two_scopes(lab):
-    """A scope inside another strategy's scope; one's own scope twice works."""
-    one, two = lab.strategy(), lab.strategy()
-    with one.scope(), lab.raises(kd.errors.ScopeError, "expected.*received"), two.scope():
-        pass
-    lab.check(not kd.has_strategy(), "the first scope is left")
-    with one.scope(), one.scope():
+def data_that_do_not_fit(lab):
+    """Lengths that differ, changing shapes, no data, no `compile`: Keras's error or ours, soon."""
+    strategy = lab.strategy()
+    x, y = regression(7)
+    with strategy.scope():
         model = dense()
-    model.fit(*regression(6), batch_size=3, verbose=0)
-    lab.still_usable(one)
-    lab.still_usable(two)
+        not_compiled = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with lab.raises(ValueError, "sizes|cardinality|length|number of samples"):
+        model.fit(x, y[:5], verbose=0)
+    said = "shape|dimension|size|length|examples|expected|incompatible|broadcast|axis"
+    for batches in ([(x, y[:5])], [(x, y), (x[:, :3], y)]):
+        with lab.raises(Exception, said):
+            model.fit((batch for batch in batches), verbose=0)
+    with lab.raises(ValueError, "compile"):
+        not_compiled.fit(x, y, verbose=0)
+
+    def outcomes(model):
+        found = []
+        for call in (
+            lambda: model.fit(iter(()), verbose=0),
+            lambda: model.predict(np.zeros((0, 4), "float32"), verbose=0),
+        ):
+            try:
+                call()
+                found.append("works")
+            except Exception as error:  # noqa: BLE001 (plain Keras decides which)
+                found.append(type(error).__name__)
+        return found
+
+    lab.equal(outcomes(lab.run(dense, [])[0]), outcomes(lab.run(dense, [], strategy)[0]))
+    lab.still_usable(strategy)
 
 
 def works_or_says(lab, action):
@@ -107,41 +110,6 @@ def shared_with_a_plain_model(lab):
     works_or_says(lab, lambda: plain.predict(x, verbose=0))
     expected = np.tanh(x @ model.get_weights()[0] + model.get_weights()[1])
     lab.equal(expected, plain.predict(x, verbose=0))
-    lab.still_usable(strategy)
-
-
-@case("bad input")
-def inconsistent_shapes(lab):
-    """A source that yields other shapes in a later batch: Keras's error or ours, soon."""
-
-    def make():
-        yield regression(6)
-        x, y = regression(6)
-        yield x[:, :3], y
-
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = dense()
-    with lab.raises(Exception, "shape|dimension|size|expected|incompatible|axis"):
-        model.fit(make(), verbose=0)
-    lab.still_usable(strategy)
-
-
-@case("bad input")
-def lengths_that_differ(lab):
-    """x and y of different lengths."""
-    strategy = lab.strategy()
-    x, y = regression(7)
-    with strategy.scope():
-        model = dense()
-    with lab.raises(ValueError, "sizes|cardinality|length|number of samples"):
-        model.fit(x, y[:5], verbose=0)
-
-    def make():
-        yield x, y[:5]
-
-    with lab.raises(Exception, "shape|dimension|size|length|examples|incompatible|broadcast"):
-        model.fit(make(), verbose=0)
     lab.still_usable(strategy)
 
 
@@ -271,70 +239,33 @@ def a_thread_predicts_by_a_model_in_training(lab):
 def error_in_a_step(lab):
     """A layer that raises on one replica, in the middle: the error comes out, nothing hangs."""
 
-    def build():
-        class Raises(keras.layers.Layer):
-            def call(self, x):
-                inside = kd.get_replica_context()
-                # On JAX there is one program: nothing in it belongs to a replica.
-                if lab.backend == "jax" or (inside and inside.replica_id_in_sync_group == 1):
-                    raise RuntimeError("the user's own error")
-                return x
-
-        model = keras.Sequential([Raises(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+    class Raises(keras.layers.Layer):
+        def call(self, x):
+            inside = kd.get_replica_context()
+            # On JAX there is one program: nothing in it belongs to a replica.
+            if lab.backend == "jax" or (inside and inside.replica_id_in_sync_group == 1):
+                raise RuntimeError("the user's own error")
+            return x
 
     strategy = lab.strategy()
-    model = lab.run(build, [], strategy)[0]
+    with strategy.scope():
+        model = keras.Sequential([Raises(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
     with lab.raises(Exception, "the user's own error"):
         model.fit(*regression(12), batch_size=12, verbose=0)
     lab.still_usable(strategy)
 
 
-@case("bad input", like="bad_input.lengths_that_differ")
-def no_data(lab):
-    """An empty source: what plain Keras says."""
-    strategy = lab.strategy()
-
-    def outcome(chosen):
-        model = lab.run(dense, [], chosen)[0]
-        found = []
-        for call in (
-            lambda: model.fit(iter(()), verbose=0),
-            lambda: model.predict(np.zeros((0, 4), "float32"), verbose=0),
-        ):
-            try:
-                call()
-                found.append("works")
-            except Exception as error:  # noqa: BLE001 (plain Keras decides which)
-                found.append(type(error).__name__)
-        return found
-
-    lab.equal(outcome(None), outcome(strategy))
-    lab.still_usable(strategy)
-
-
-@case("bad input")
-def not_compiled(lab):
-    """fit without compile: Keras's own error."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    with lab.raises(ValueError, "compile"):
-        model.fit(*regression(6), verbose=0)
-    lab.still_usable(strategy)
-
-
-@case("bad input", backends=("tensorflow",), replicas=(2,), like="bad_input.inconsistent_shapes")
+@case("bad input", backends=("tensorflow",), replicas=(2,), like="bad_input.data_that_do_not_fit")
 def wrong_label_or_ragged_batch(lab):
     """A label out of range, targets fewer than the inputs: the error names its cause."""
     from kerasdist.backends.tensorflow.fit.batches import division_errors
 
     strategy = lab.strategy()
-    model = lab.run(lambda: classifier(3), [], strategy)[0]
+    model = lab.run(classifier, [], strategy)[0]
     with lab.raises(tf.errors.InvalidArgumentError, "label value of 7"):
         model.fit(np.ones((8, 4), "float32"), np.full(8, 7), batch_size=8, verbose=0)
-    model = lab.run(lambda: classifier(3), [], strategy)[0]
+    model = lab.run(classifier, [], strategy)[0]
     specs = tf.TensorSpec((None, 4)), tf.TensorSpec((None,), "int32")
     batches = [(np.ones((rows, 4), "float32"), np.zeros(4, "int32")) for rows in (4, 6)]
     source = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=specs)
@@ -345,12 +276,6 @@ def wrong_label_or_ragged_batch(lab):
     with lab.raises(tf.errors.InvalidArgumentError, "label value of 7"), division_errors():
         raise tf.errors.InvalidArgumentError(None, None, waited)
     lab.still_usable(strategy)
-
-
-def classifier(classes):
-    return stack(
-        [keras.layers.Dense(classes, "softmax")], "adam", "sparse_categorical_crossentropy"
-    )
 
 
 @case("bad input", backends=("tensorflow", "torch"), replicas=(2,))

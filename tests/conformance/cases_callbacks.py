@@ -1,7 +1,6 @@
 """Callbacks: the decisions, the logs and the files of one device (trap 10)."""
 
 import contextlib
-import csv
 import tempfile
 from pathlib import Path
 
@@ -21,97 +20,73 @@ def data():
     return x, y, (v, u)
 
 
-def same_with(lab, *make, **options):
-    """fit with the callbacks that ``make`` makes, epochs enough for them to act."""
-    x, y, validation = data()
-    options = {"epochs": 4, "validation_data": validation, "batch_size": BATCH, **options}
-    return lab.same(
-        lambda: dense(keras.optimizers.SGD(0.3)),
-        fit(x, y, callbacks=lambda: [one() for one in make], **options),
-        evaluate(x, y, batch_size=BATCH),
-    )
-
-
 @case("callbacks", like="callbacks.batch_logs")
 def early_stopping(lab):
-    """`EarlyStopping`, which restores the best weights."""
-    same_with(
-        lab,
-        lambda: keras.callbacks.EarlyStopping(
-            patience=1, min_delta=0.02, restore_best_weights=True, monitor="val_loss"
-        ),
-        epochs=12,
-    )
+    """`EarlyStopping`, callbacks that set the rate, `TerminateOnNaN`, `stop_training`."""
+    x, y, validation = data()
+    wrong = x.copy()
+    wrong[6] = np.nan
+    c = keras.callbacks
 
+    class Stop(c.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.model.stop_training = True
 
-@case("callbacks", like="callbacks.callback_reads_and_writes")
-def rates(lab):
-    """`ReduceLROnPlateau` and `LearningRateScheduler`."""
-    callbacks = keras.callbacks
-    same_with(
-        lab,
-        lambda: callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
-        lambda: callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.1, factor=0.5),
+    def stopping():
+        best = {"restore_best_weights": True, "monitor": "val_loss"}
+        return [c.EarlyStopping(patience=1, min_delta=0.02, **best)]
+
+    def rates():
+        plateau = c.ReduceLROnPlateau("loss", patience=1, min_delta=0.1, factor=0.5)
+        return [c.LearningRateScheduler(lambda epoch, rate: rate * 0.7), plateau]
+
+    options = {"batch_size": BATCH, "validation_data": validation}
+    in_order = {"batch_size": BATCH, "shuffle": False, "epochs": 2}
+    lab.same(
+        lambda: dense(keras.optimizers.SGD(0.3)),
+        fit(x, y, epochs=12, callbacks=stopping, **options),
+        fit(x, y, epochs=4, callbacks=rates, **options),
+        fit(x, y, epochs=3, batch_size=2, callbacks=lambda: [Stop()]),
+        evaluate(x, y, batch_size=BATCH),
+        lambda model: model.get_weights(),
+        fit(wrong, y, callbacks=lambda: [c.TerminateOnNaN()], **in_order),
     )
 
 
 @case("callbacks")
 def model_checkpoint(lab):
-    """`ModelCheckpoint`: models and weights, by epoch and by batch; plain Keras loads them."""
+    """`ModelCheckpoint`, `CSVLogger`, `TensorBoard`: the same files, which plain Keras loads."""
     x, y, validation = data()
-    with tempfile.TemporaryDirectory() as folder:
 
-        def action(model):
-            sub = Path(tempfile.mkdtemp(dir=folder))
-            model.fit(
-                x,
-                y,
-                batch_size=BATCH,
-                epochs=3,
-                validation_data=validation,
-                verbose=0,
-                callbacks=[
-                    keras.callbacks.ModelCheckpoint(
-                        sub / "{epoch}.weights.h5", save_weights_only=True
-                    ),
-                    keras.callbacks.ModelCheckpoint(sub / "best.keras", save_best_only=True),
-                    keras.callbacks.ModelCheckpoint(
-                        sub / "batch{batch}.weights.h5",
-                        save_weights_only=True,
-                        save_freq=2,
-                    ),
-                ],
-            )
-            kept = sorted(path.name for path in sub.iterdir())
-            loaded = keras.models.load_model(sub / "best.keras")
+    def action(model):
+        c = keras.callbacks
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            listed = [
+                c.ModelCheckpoint(folder / "{epoch}.weights.h5", save_weights_only=True),
+                c.ModelCheckpoint(folder / "best.keras", save_best_only=True),
+                c.ModelCheckpoint(
+                    folder / "batch{batch}.weights.h5", save_weights_only=True, save_freq=2
+                ),
+                c.CSVLogger(folder / "log.csv"),
+                c.TensorBoard(str(folder / "logs"), histogram_freq=1, write_graph=False),
+            ]
+            options = {"batch_size": BATCH, "epochs": 3, "validation_data": validation}
+            model.fit(x, y, callbacks=listed, verbose=0, **options)
+            loaded = keras.models.load_model(folder / "best.keras")
             weights = {}
-            for name in kept:
-                if name.endswith(".weights.h5"):
-                    fresh = dense()
-                    fresh.load_weights(sub / name)
-                    weights[name] = fresh.get_weights()
-            return [kept, loaded.get_weights(), loaded.predict(x, verbose=0), weights]
+            for path in folder.glob("*.weights.h5"):
+                fresh = dense()
+                fresh.load_weights(path)
+                weights[path.name] = fresh.get_weights()
+            head = (folder / "log.csv").read_text("utf-8").partition("\n")[0]
+            rows = np.genfromtxt(folder / "log.csv", delimiter=",", skip_header=1)
+            events = {path.parent.name for path in folder.glob("logs/*/*") if path.is_file()}
+            loads = [loaded.get_weights(), loaded.predict(x, verbose=0)]
+            return [sorted(events), head, rows, loads, weights]
 
-        lab.same(dense, action)
-
-
-@case("callbacks", like="callbacks.batch_logs")
-def csv_logger(lab):
-    """`CSVLogger` writes the same file."""
-    x, y, _ = data()
-    with tempfile.TemporaryDirectory() as folder:
-
-        def action(model):
-            path = Path(tempfile.mkdtemp(dir=folder)) / "log.csv"
-            log = keras.callbacks.CSVLogger(path)
-            model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[log], verbose=0)
-            with path.open(encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-            # "NA" stands where an epoch had no validation.
-            number = lambda text: text if text == "NA" else float(text)  # noqa: E731
-            return [{key: number(value) for key, value in row.items()} for row in rows]
-
-        lab.same(dense, action)
+    lab.same(dense, action)
 
 
 @case("callbacks")
@@ -157,43 +132,6 @@ def batch_logs(lab):
     lab.same(dense, action)
 
 
-@case("callbacks", like="callbacks.batch_logs")
-def terminate_on_nan(lab):
-    """`TerminateOnNaN` stops in the batch where one device would."""
-    x, y, _ = data()
-    x[6] = np.nan
-
-    def action(model):
-        batches = []
-        count = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: batches.append(batch)
-        )
-        stop = keras.callbacks.TerminateOnNaN()
-        model.fit(
-            x, y, batch_size=BATCH, shuffle=False, epochs=2, callbacks=[stop, count], verbose=0
-        )
-        return batches
-
-    lab.same(dense, action)
-
-
-@case("callbacks", like="callbacks.batch_logs")
-def stop_in_a_batch(lab):
-    """`model.stop_training` set in the middle of an epoch."""
-    x, y, _ = data()
-
-    def action(model):
-        class Stop(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 1:
-                    self.model.stop_training = True
-
-        history = model.fit(x, y, batch_size=2, epochs=3, callbacks=[Stop()], verbose=0)
-        return [history, int(keras.ops.convert_to_numpy(model.optimizer.iterations))]
-
-    lab.same(dense, action)
-
-
 @case("callbacks")
 def backup_and_restore(lab):
     """`BackupAndRestore` resumes an interrupted fit where it was."""
@@ -222,24 +160,6 @@ def backup_and_restore(lab):
         actual = build_and_run(lab.strategy(), str(Path(two) / "backup"))
     lab.equal([1, 2, 3], expected.results[0]["epoch"])
     lab.equal(expected.parts(True), actual.parts(True))
-
-
-@case("callbacks")
-def tensorboard(lab):
-    """`TensorBoard` writes event files, with histograms."""
-    x, y, validation = data()
-    with tempfile.TemporaryDirectory() as folder:
-
-        def action(model):
-            sub = Path(tempfile.mkdtemp(dir=folder))
-            board = keras.callbacks.TensorBoard(str(sub), histogram_freq=1, write_graph=False)
-            model.fit(
-                x, y, batch_size=BATCH, validation_data=validation, callbacks=[board], verbose=0
-            )
-            files = [path for path in sub.rglob("*") if path.is_file()]
-            return sorted({str(path.parent.relative_to(sub)) for path in files})
-
-        lab.same(dense, action)
 
 
 @case("callbacks")

@@ -1,6 +1,6 @@
 """500 calls, drawn from a seed, of a model in the scope and of one outside, beside each other.
 
-On TensorFlow and JAX, which trace or compile much for them, `make test` has every fourth of them.
+On TensorFlow and JAX, which trace or compile much for them, `make test` has one in twenty.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def beside_plain_keras(lab, part):
     first, wrong, raised = state(plain), [], 0
     size = NUMBER // PARTS
     chosen = itertools.islice(calls(lab.backend, NUMBER), part * size, (part + 1) * size)
-    every = 1 if lab.backend == "torch" or everything() else 10
+    every = 1 if lab.backend == "torch" or everything() else 20
     for number, call in list(enumerate(chosen, start=part * size))[::every]:
         expected, error = outcome(call, plain, plain=True)
         received, other = outcome(call, mirrored)

@@ -24,30 +24,50 @@ def tensors(backend, *arrays):
     return tuple(torch.tensor(array) for array in arrays)
 
 
-@case("data", like="data.pandas")
-def numpy_shuffled(lab):
-    """NumPy, `shuffle=True`: plain Keras's order for the same seed; without `batch_size`, 32."""
+@case("data")
+def pandas(lab):
+    """NumPy, shuffled as by plain Keras, without `batch_size`, float64, integers; pandas."""
+    import pandas as pd
+
     x, y = regression(N)
     more, targets = regression(40)
+    frame, series = pd.DataFrame(x, columns=list("abcd")), pd.Series(y[:, 0])
     lab.same(
         dense,
         fit(x, y, batch_size=BATCH, shuffle=True, epochs=3),
         *(fit(more, targets), evaluate(more, targets), predict(more)),
-    )
-
-
-@case("data")
-def pandas(lab):
-    """pandas: a DataFrame and a Series."""
-    import pandas as pd
-
-    x, y = regression(N)
-    frame, series = pd.DataFrame(x, columns=list("abcd")), pd.Series(y[:, 0])
-    lab.same(
-        dense,
+        fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH),
+        fit((x * 3).astype("int64"), y, batch_size=BATCH),
         fit(frame, series, batch_size=BATCH, shuffle=False),
         predict(frame, batch_size=BATCH),
     )
+
+
+@case("data", like="data.tf_data")
+def tf_data_of_other_kinds(lab):
+    """`tf.data` with batches of unknown size, endless with `steps_per_epoch`, of dicts."""
+    endless = {"epochs": 2, "steps_per_epoch": 4, "validation_steps": 2}
+    lab.same(
+        dense,
+        *(fit(dataset(unknown=True)), evaluate(dataset(unknown=True))),
+        fit(dataset(repeat=True), validation_data=dataset(repeat=True), **endless),
+    )
+
+    def make():
+        import tensorflow as tf
+
+        x, y = regression(N)
+        data = ({"left": x[:, :2], "right": x[:, 2:]}, y)
+        return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
+
+    def build():
+        inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((2,), name="right")}
+        merged = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
+        model = keras.Model(inputs, keras.layers.Dense(1)(merged))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(make))
 
 
 @case("data")
@@ -91,48 +111,6 @@ def tf_data(lab):
         *(fit(dataset(), epochs=2), evaluate(dataset()), predict(dataset())),
         *(fit(dataset(weights=True)), evaluate(dataset(weights=True))),
     )
-
-
-@case("data", like="data.tf_data")
-def tf_data_unknown_batch_size(lab):
-    """A mapped `tf.data` pipeline whose batch size is unknown."""
-    lab.same(dense, fit(dataset(unknown=True)), evaluate(dataset(unknown=True)))
-
-
-@case("data", like="data.tf_data")
-def tf_data_repeated(lab):
-    """An endless `tf.data` pipeline with `steps_per_epoch`, `validation_steps`."""
-    lab.same(
-        dense,
-        fit(
-            dataset(repeat=True),
-            epochs=2,
-            steps_per_epoch=4,
-            validation_data=dataset(repeat=True),
-            validation_steps=2,
-        ),
-    )
-
-
-@case("data", like="data.tf_data")
-def tf_data_of_dicts(lab):
-    """`tf.data` of nested dicts."""
-
-    def make():
-        import tensorflow as tf
-
-        x, y = regression(N)
-        data = ({"left": x[:, :2], "right": x[:, 2:]}, y)
-        return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
-
-    def build():
-        inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((2,), name="right")}
-        merged = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
-        model = keras.Model(inputs, keras.layers.Dense(1)(merged))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    lab.same(build, fit(make))
 
 
 def loader(**options):
@@ -186,17 +164,6 @@ def py_dataset_uneven(lab):
     )
 
 
-@case("data", like="data.py_dataset_uneven")
-def py_dataset_processes(lab):
-    """`PyDataset` with worker processes."""
-    from tests.conformance.datasets import Processes
-
-    lab.same(
-        dense,
-        fit(lambda: Processes(workers=2, use_multiprocessing=True), shuffle=False),
-    )
-
-
 @case("data", replicas=REPLICAS)
 def generator(lab):
     """A Python generator, with `steps_per_epoch`, and of inputs alone, to predict."""
@@ -235,7 +202,8 @@ def generator_of_listed_weights(lab):
 
 @case("data", like="data.py_dataset_uneven")
 def grain(lab):
-    """A `grain` dataset and loader."""
+    """A `grain` dataset and loader; a `PyDataset` with worker processes."""
+    from tests.conformance.datasets import Processes
 
     def make():
         import grain
@@ -254,45 +222,26 @@ def grain(lab):
             operations=[grain.transforms.Batch(BATCH)],
         )
 
-    actions = [fit(make, epochs=2), evaluate(make), fit(make_loader)]
+    def processes():
+        return Processes(workers=2, use_multiprocessing=True)
+
+    actions = [fit(make, epochs=2), evaluate(make), fit(make_loader), fit(processes, shuffle=False)]
     lab.same(dense, *actions, length_unknown=True)
 
 
 @case("validation")
 def validation(lab):
-    """`validation_data` with weights, `validation_batch_size`, `_freq`; `validation_split`."""
+    """`validation_data` (weights, other kinds), `validation_batch_size`, `_freq`, `_split`."""
     x, y = regression(N)
-    v, u = regression(7, seed=5)
-    given = (v, u, weights_for(7))
+    given = (*regression(7, seed=5), weights_for(7))
+    options = {"validation_data": given, "validation_batch_size": 3, "validation_freq": 2}
+    others = [fit(x, y, batch_size=BATCH, validation_data=one) for one in (dataset(7, 3), loader())]
     lab.same(
         dense,
-        fit(
-            x,
-            y,
-            batch_size=BATCH,
-            epochs=4,
-            validation_data=given,
-            validation_batch_size=3,
-            validation_freq=2,
-        ),
+        fit(x, y, batch_size=BATCH, epochs=4, **options),
         fit(x, y, batch_size=BATCH, epochs=2, validation_split=0.3),
+        *others,
     )
-
-
-@case("validation", like="data.validation")
-def validation_of_another_kind(lab):
-    """Training on NumPy, validation on `tf.data` and on a `DataLoader`."""
-    x, y = regression(N)
-    sources = dataset(7, 3), loader()
-    lab.same(dense, *(fit(x, y, batch_size=BATCH, validation_data=one) for one in sources))
-
-
-@case("data")
-def float64_and_integer_inputs(lab):
-    """float64 and integer NumPy input is converted as Keras converts it."""
-    x, y = regression(N)
-    wide = fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH)
-    lab.same(dense, wide, fit((x * 3).astype("int64"), y, batch_size=BATCH))
 
 
 @case("data", like="data.sparse_inputs_with_adam")
@@ -302,8 +251,7 @@ def scipy_sparse(lab):
 
     x, y = regression(N)
     lab.same(
-        dense,
-        fit(sparse.csr_matrix(np.where(x > 0, x, 0)), y, batch_size=BATCH, shuffle=False),
+        dense, fit(sparse.csr_matrix(np.where(x > 0, x, 0)), y, batch_size=BATCH, shuffle=False)
     )
 
 

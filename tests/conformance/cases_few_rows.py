@@ -4,11 +4,12 @@ import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import FLOAT16
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import keras
 from tests.conformance.models import (
     VOCABULARY,
     binary,
     classification,
+    classifier,
     dense,
     in_half_precision,
     regression,
@@ -49,7 +50,7 @@ def acts(x, *others):
     ]
 
 
-@case("few rows")
+@case("few rows", like="few_rows.masks_and_weights")
 def eagerly_and_by_several_steps(lab):
     """`run_eagerly`, and `steps_per_execution`, with small batches."""
     x, y = regression(N)
@@ -67,33 +68,16 @@ def masks_and_weights(lab):
     y = np.sin(np.arange(N * ids.shape[1], dtype="float32")).reshape(N, ids.shape[1], 1)
 
     def sequences():
-        model = keras.Sequential(
-            [
-                keras.Input((ids.shape[1],), dtype="int32"),
-                layers.Embedding(VOCABULARY, 3, mask_zero=True),
-                layers.LSTM(3, return_sequences=True),
-                layers.Dense(1),
-            ]
-        )
+        inputs = keras.Input((ids.shape[1],), dtype="int32")
+        words = layers.Embedding(VOCABULARY, 3, mask_zero=True)
+        inner = [words, layers.LSTM(3, return_sequences=True), layers.Dense(1)]
         loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["mae"], weighted_metrics=["mse"])
-        return model
+        return stack(inner, None, loss, inputs, metrics=["mae"], weighted_metrics=["mse"])
 
     lab.same(sequences, *acts(ids, y, np.repeat(weights[:, None], ids.shape[1], 1)))
     x, classes = classification(9)
-    classifier = lambda: keras.Sequential(  # noqa: E731
-        [keras.Input((4,)), layers.Dense(3, activation="softmax")]
-    )
-
-    def compiled():
-        model = classifier()
-        model.compile(
-            keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"]
-        )
-        return model
-
     weighted = fit(x, classes, batch_size=4, shuffle=False, class_weight={0: 1.0, 1: 3.0, 2: 0.5})
-    lab.same(compiled, weighted)
+    lab.same(classifier, weighted)
 
 
 @case("few rows", like="few_rows.masks_and_weights")
@@ -159,49 +143,6 @@ def metrics(lab):
     lab.same(build, *acts(x, y))
 
 
-@case("few rows", like="few_rows.masks_and_weights")
-def own_train_step(lab):
-    """A user-defined `train_step`: a mean loss, a metric, a count, and `kd.global_batch`."""
-    x, y = regression(N)
-
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(2)
-            self.mean = keras.metrics.Mean("error")
-            self.seen = keras.metrics.Sum("seen")
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-        def far_from_others(self, outputs):
-            everyone = kd.global_batch(outputs)
-            away = keras.ops.expand_dims(outputs, 1) - keras.ops.expand_dims(everyone, 0)
-            return keras.ops.mean(keras.ops.square(away))
-
-        def error(self, x, y):
-            outputs = self(x)
-            return keras.ops.mean(keras.ops.square(outputs - y)) - 0.1 * self.far_from_others(
-                outputs
-            )
-
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            near = keras.ops.mean(keras.ops.square(y_pred - y))
-            return near - 0.1 * self.far_from_others(y_pred)
-
-        def compute_metrics(self, x, y, y_pred, sample_weight=None):
-            self.mean.update_state(keras.ops.abs(y - y_pred))
-            self.seen.update_state(keras.ops.ones_like(y[:, 0]))
-            return self.get_metrics_result()
-
-    def build():
-        model = Model()
-        model.compile(keras.optimizers.SGD(0.1))
-        return model
-
-    lab.same(build, *acts(x, y)[:2])
-
-
 @case("few rows", like="few_rows.metrics")
 def what_is_not_a_number_stays_out(lab):
     """A row whose loss, metric and gradients are not finite where it does not count."""
@@ -220,9 +161,9 @@ def what_is_not_a_number_stays_out(lab):
 
 @case("few rows", like="few_rows.masks_and_weights")
 def half_precision(lab):
-    """`mixed_float16` with loss scaling."""
+    """`mixed_float16` with loss scaling, normalization and sample weights."""
     x, y = regression(N)
-    lab.same(in_half_precision, *acts(x, y), tolerance=FLOAT16)
+    lab.same(in_half_precision, *acts(x, y, weights_for(N) + 0.1), tolerance=FLOAT16)
 
 
 @case("few rows", backends=("tensorflow",))
@@ -264,12 +205,7 @@ def sparse_ragged_and_strings(lab):
         source = tf.data.Dataset.from_generator(pairs, output_signature=signature)
         return source.apply(tf.data.experimental.assert_cardinality(len(SIZES)))
 
-    lab.same(
-        build,
-        fit(dataset),
-        evaluate(dataset),
-        lambda m: m.predict(dataset(), verbose=0),
-    )
+    lab.same(build, fit(dataset), evaluate(dataset), lambda m: m.predict(dataset(), verbose=0))
 
     class MeanOfRagged(keras.Model):
         def __init__(self):

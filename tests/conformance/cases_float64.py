@@ -46,24 +46,6 @@ def train_and_test(lab, build, x, y, tolerance=FLOAT64, **options):
     )
 
 
-@case("float64", replicas=EVERYWHERE, like="float64.normalization")
-@in_double
-def dense_layers(lab):
-    """Dense layers, sample weights, metrics, momentum."""
-    x, y = doubles(N)
-
-    def build():
-        layers = keras.layers
-        return stack(
-            [layers.Dense(6, activation="tanh"), layers.Dense(1)],
-            keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
-            metrics=["mae", keras.metrics.RootMeanSquaredError()],
-            weighted_metrics=["mse", keras.metrics.R2Score()],
-        )
-
-    train_and_test(lab, build, x, y, sample_weight=np.float64(weights_for(N)))
-
-
 @case("float64", replicas=EVERYWHERE)
 @in_double
 def normalization(lab):
@@ -114,40 +96,6 @@ def masks(lab):
         return model
 
     train_and_test(lab, build, x, y, sample_weight=weights)
-
-
-@case("float64", replicas=EVERYWHERE, like="float64.normalization")
-@in_double
-def convolutions(lab):
-    """Convolutions, pooling and group normalization; class weights and accuracies."""
-    x = np.random.default_rng(5).normal(size=(N, 8, 8, 3))
-    y = np.arange(N) % 3
-
-    def build():
-        layers = keras.layers
-        return stack(
-            [
-                layers.Conv2D(4, 3, padding="same", use_bias=False),
-                layers.BatchNormalization(momentum=0.7),
-                layers.ReLU(),
-                layers.SeparableConv2D(6, 3),
-                layers.GroupNormalization(3),
-                layers.MaxPooling2D(),
-                layers.Flatten(),
-                layers.Dense(3, activation="softmax", activity_regularizer="l2"),
-            ],
-            keras.optimizers.RMSprop(0.01, clipvalue=0.1),
-            "sparse_categorical_crossentropy",
-            inputs=(8, 8, 3),
-            metrics=["accuracy"],
-        )
-
-    lab.same(
-        build,
-        fit(x, y, batch_size=BATCH, shuffle=False, class_weight={0: 0.3, 1: 1.7, 2: 0.9}),
-        evaluate(x, y, batch_size=BATCH),
-        tolerance=FLOAT64,
-    )
 
 
 @case("float64", backends=("jax",), replicas=EVERYWHERE)

@@ -110,13 +110,8 @@ def trainable_backbone(lab):
 
 @case("from outside the scope", like="from_outside.trainable_backbone")
 def frozen_backbone(lab):
-    """The same, frozen."""
+    """The same, frozen, and with an optimizer that is built by hand in the scope."""
     on_a_backbone(lab, frozen=True)
-
-
-@case("from outside the scope")
-def optimizer_built_by_hand(lab):
-    """`optimizer.build` in the scope, with weights of a backbone that was built outside."""
     on_a_backbone(lab, frozen=False, built_by_hand=True)
 
 

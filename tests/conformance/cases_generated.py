@@ -10,7 +10,7 @@ from tests.environment import everything
 
 EXAMPLES = {"tensorflow": 12, "jax": 12, "torch": 40}
 if not everything():
-    EXAMPLES |= {"tensorflow": 4, "jax": 8}
+    EXAMPLES |= {"tensorflow": 4, "jax": 4}
 
 
 def source_of(kind, x, y, weights, batch):

@@ -101,11 +101,7 @@ for _name, _title in {
 def eagerly(lab):
     """Positions, tokens, distances in tables: AdamW with `run_eagerly=True`."""
     x, y = sentences(9)
-    lab.same(
-        lambda: build("adamw", run_eagerly=True),
-        fit(x, y, batch_size=5),
-        tolerance=ADAPTIVE,
-    )
+    lab.same(lambda: build("adamw", run_eagerly=True), fit(x, y, batch_size=5), tolerance=ADAPTIVE)
 
 
 @case("lookups", replicas=(4,), like="lookups.adamw")

@@ -29,28 +29,6 @@ def check(lab, build, x, y, **options):
     lab.same(build, fit(x, y, **options), evaluate(x, y, **options))
 
 
-@case("metrics", like="metrics.of_classification")
-def of_binary_classification(lab):
-    """`AUC` (PR), precision, `F1Score`, counts, at thresholds."""
-    x, y = binary(N)
-
-    def build():
-        m = keras.metrics
-        return binary_model(
-            metrics=[
-                m.AUC(curve="PR", num_thresholds=50, name="pr"),
-                m.Precision(),
-                m.F1Score(threshold=0.5),
-                m.FalseNegatives(),
-                m.SensitivityAtSpecificity(0.5),
-                m.BinaryIoU(),
-                m.Hinge(),
-            ]
-        )
-
-    check(lab, build, x, y)
-
-
 def binary_model(**options):
     return stack(
         [keras.layers.Dense(1, activation="sigmoid")],
@@ -60,62 +38,74 @@ def binary_model(**options):
     )
 
 
-@case("metrics")
-def of_classification(lab):
-    """Accuracy, top-k, cross-entropy, `MeanIoU`, confusion matrices."""
-    x, y = classification(N)
+def categorical(**options):
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", **options)
+    return model
 
-    def build():
-        m = keras.metrics
-        return classifier(
-            metrics=[
+
+def of_two_outputs(**options):
+    return stack([keras.layers.Dense(2)], keras.optimizers.SGD(0.05), **options)
+
+
+def one_hot(n):
+    x, labels = classification(n)
+    return x, np.eye(3, dtype="float32")[labels]
+
+
+# By name: the title, the data, the model, and what `compile` gets.
+OF_KERAS = {
+    "of_classification": (
+        "Accuracy, top-k, cross-entropy, `MeanIoU`, confusion matrices",
+        classification,
+        classifier,
+        lambda m: {
+            "metrics": [
                 "accuracy",
                 m.SparseTopKCategoricalAccuracy(2),
                 m.SparseCategoricalCrossentropy(),
                 m.MeanIoU(num_classes=3, sparse_y_pred=False),
             ]
-        )
-
-    check(lab, build, x, y)
-
-
-@case("metrics", like="metrics.of_classification")
-def of_one_hot_classification(lab):
-    """`OneHotMeanIoU`, `F1Score` and `FBetaScore` by class, `AUC` by label."""
-    x, labels = classification(N)
-    y = np.eye(3, dtype="float32")[labels]
-
-    def build():
-        m = keras.metrics
-        model = classifier()
-        model.compile(
-            keras.optimizers.SGD(0.1),
-            "categorical_crossentropy",
-            metrics=[
+        },
+    ),
+    "of_binary_classification": (
+        "`AUC` (PR), precision, `F1Score`, counts, at thresholds; `weighted_metrics` beside others",
+        lambda n: (*binary(n), weights_for(n)),
+        binary_model,
+        lambda m: {
+            "metrics": [
+                m.AUC(curve="PR", num_thresholds=50, name="pr"),
+                m.Precision(),
+                m.F1Score(threshold=0.5),
+                m.FalseNegatives(),
+                m.SensitivityAtSpecificity(0.5),
+                m.BinaryIoU(),
+                m.Hinge(),
+            ],
+            "weighted_metrics": [m.AUC(name="weighted_auc"), m.Precision(name="weighted")],
+        },
+    ),
+    "of_one_hot_classification": (
+        "`OneHotMeanIoU`, `F1Score` and `FBetaScore` by class, `AUC` by label",
+        one_hot,
+        categorical,
+        lambda m: {
+            "metrics": [
                 "accuracy",
                 m.F1Score(average="macro"),
                 m.FBetaScore(beta=2.0, average="weighted", name="fbeta"),
                 m.OneHotMeanIoU(num_classes=3),
                 m.AUC(multi_label=True, num_labels=3),
                 m.KLDivergence(),
-            ],
-        )
-        return model
-
-    check(lab, build, x, y)
-
-
-@case("metrics", like="metrics.of_classification")
-def of_regression(lab):
-    """`R2Score`, root mean square, cosine similarity, correlations, logarithmic errors."""
-    x, y = regression(N, outputs=2)
-
-    def build():
-        m = keras.metrics
-        return stack(
-            [keras.layers.Dense(2)],
-            keras.optimizers.SGD(0.05),
-            metrics=[
+            ]
+        },
+    ),
+    "of_regression": (
+        "`R2Score`, root mean square, cosine similarity, correlations, logarithmic errors",
+        lambda n: regression(n, outputs=2),
+        of_two_outputs,
+        lambda m: {
+            "metrics": [
                 m.R2Score(),
                 m.RootMeanSquaredError(),
                 m.MeanAbsolutePercentageError(),
@@ -124,10 +114,24 @@ def of_regression(lab):
                 m.MeanSquaredLogarithmicError(),
                 m.PearsonCorrelation(),
                 m.ConcordanceCorrelation(),
-            ],
-        )
+            ]
+        },
+    ),
+}
 
-    check(lab, build, x, y)
+
+def metrics_case(name, title, data, build, metrics):
+    def checked(lab):
+        x, y, *weights = data(N)
+        options = {"sample_weight": weights[0]} if weights else {}
+        check(lab, lambda: build(**metrics(keras.metrics)), x, y, **options)
+
+    like = "" if name == "of_classification" else "metrics.of_classification"
+    case("metrics", name=name, title=title, like=like)(checked)
+
+
+for _name, _kind in OF_KERAS.items():
+    metrics_case(_name, *_kind)
 
 
 def own_metrics():
@@ -200,9 +204,17 @@ def own_metrics():
 
 @case("metrics of the user", replicas=REPLICAS)
 def of_the_user(lab):
-    """States that are a maximum, a set, a count; a dict; a subclass of `Mean`; functions."""
+    """States that are a maximum, a set, a count; a dict; a subclass of `Mean`; functions.
+
+    They begin anew with each epoch and each evaluate.
+    """
     x, y = regression(N)
-    check(lab, lambda: dense(metrics=own_metrics()), x, y)
+    lab.same(
+        lambda: dense(metrics=[*own_metrics(), keras.metrics.R2Score()]),
+        fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x[:7], y[:7])),
+        evaluate(x[:3], y[:3]),
+        evaluate(x, y, batch_size=BATCH),
+    )
 
 
 @case("metrics of the user", replicas=REPLICAS)
@@ -288,21 +300,6 @@ def read_twice(lab):
     lab.same(build, action)
 
 
-@case("metrics", like="metrics.masked_metrics")
-def weighted_metrics(lab):
-    """`weighted_metrics` beside unweighted ones, with sample weights."""
-    x, y = binary(N)
-
-    def build():
-        m = keras.metrics
-        return binary_model(
-            metrics=[m.AUC(name="auc"), "accuracy"],
-            weighted_metrics=[m.AUC(name="weighted_auc"), m.Precision(name="weighted_precision")],
-        )
-
-    check(lab, build, x, y, sample_weight=weights_for(N))
-
-
 @case("metrics")
 def masked_metrics(lab):
     """Metrics of a masked output."""
@@ -330,16 +327,3 @@ def metric_in_a_layer(lab):
         return stack([keras.layers.Dense(5), Watched(), keras.layers.Dense(1)])
 
     check(lab, build, x, y)
-
-
-@case("metrics")
-def reset_between_epochs(lab):
-    """Metrics begin anew with each epoch and each evaluate."""
-    x, y = regression(N)
-    metric = [largest_error, keras.metrics.R2Score]
-    lab.same(
-        lambda: dense(metrics=[make() for make in metric]),
-        fit(x, y, batch_size=BATCH, epochs=3, validation_data=(x[:7], y[:7])),
-        evaluate(x[:3], y[:3]),
-        evaluate(x, y),
-    )

@@ -80,20 +80,30 @@ def sequential_built_by_data(lab):
 
 @case("models", like="models.nested_models")
 def functional_with_branches(lab):
-    """A functional model with branches, a shared layer and two inputs."""
+    """Branches, a shared layer; inputs and outputs as dicts, of several dtypes and ranks."""
     x, y = regression(N)
+    random = np.random.default_rng(0)
+    data = {
+        "a": x,
+        "b": x[::-1].copy(),
+        "ids": random.integers(0, 7, size=(N, 1)).astype("int32"),
+        "image": random.integers(0, 255, size=(N, 4, 4, 1)).astype("uint8"),
+    }
 
     def build():
-        a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
-        shared = keras.layers.Dense(5, activation="tanh")
-        merged = keras.layers.Concatenate()([shared(a), shared(b)])
-        return compiled(keras.Model([a, b], keras.layers.Dense(1)(merged)))
+        layers = keras.layers
+        inputs = {
+            name: keras.Input(array.shape[1:], dtype=array.dtype.name, name=name)
+            for name, array in data.items()
+        }
+        shared = layers.Dense(5, activation="tanh")
+        image = layers.Flatten()(layers.Rescaling(1 / 255)(inputs["image"]))
+        words = layers.Flatten()(layers.Embedding(7, 3)(inputs["ids"]))
+        parts = [shared(inputs["a"]), shared(inputs["b"]), words, image]
+        outputs = {"sum": layers.Dense(1, name="sum")(layers.Concatenate()(parts))}
+        return compiled(keras.Model(inputs, outputs), loss={"sum": "mse"})
 
-    lab.same(
-        build,
-        fit([x, x[::-1].copy()], y, batch_size=BATCH),
-        predict([x, x[::-1].copy()], batch_size=4),
-    )
+    lab.same(build, fit(data, {"sum": y}, batch_size=BATCH), predict(data, batch_size=4))
 
 
 def subclassed():
@@ -161,30 +171,7 @@ def nothing_trainable(lab):
         model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
         return model
 
-    lab.same(
-        build,
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    )
-
-
-@case("models", like="models.sublayer_that_is_never_called")
-def unused_weights(lab):
-    """Weights that no loss depends on: their gradient is None."""
-    x, y = regression(N)
-
-    def build():
-        class Idle(keras.layers.Layer):
-            def build(self, shape):
-                self.idle = self.add_weight(shape=(3,), name="idle")
-
-            def call(self, x):
-                return x
-
-        model = keras.Sequential([keras.Input((4,)), Idle(), keras.layers.Dense(1)])
-        return compiled(model)
-
-    lab.same(build, fit(x, y, batch_size=BATCH))
+    lab.same(build, evaluate(x, y, batch_size=BATCH), predict(x, batch_size=BATCH))
 
 
 @case("models")
@@ -243,28 +230,6 @@ def preprocessing_layers(lab):
         return compiled(keras.Sequential([keras.Input((4,)), normal, keras.layers.Dense(1)]))
 
     lab.same(build, fit(x, y, batch_size=BATCH))
-
-
-@case("models", like="models.nested_models")
-def inputs_and_outputs_by_name(lab):
-    """Inputs and outputs as dicts; inputs of several dtypes and ranks, one of them an image."""
-    random = np.random.default_rng(0)
-    data = {
-        "ids": random.integers(0, 7, size=(N, 1)).astype("int32"),
-        "image": random.integers(0, 255, size=(N, 4, 4, 1)).astype("uint8"),
-    }
-    y = regression(N)[1]
-
-    def build():
-        ids = keras.Input((1,), dtype="int32", name="ids")
-        image = keras.Input((4, 4, 1), dtype="uint8", name="image")
-        one = keras.layers.Flatten()(keras.layers.Embedding(7, 3)(ids))
-        two = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(image))
-        merged = keras.layers.Concatenate()([one, two])
-        outputs = {"sum": keras.layers.Dense(1, name="sum")(merged)}
-        return compiled(keras.Model({"ids": ids, "image": image}, outputs), loss={"sum": "mse"})
-
-    lab.same(build, fit(data, {"sum": y}, batch_size=BATCH), predict(data, batch_size=4))
 
 
 @case("models")

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict, quiet_fit
+from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import keras
 from tests.conformance.models import regression, stack, tokens
@@ -84,9 +84,7 @@ def moving_statistics(lab):
     """Input far apart by replica: moving mean 5 and variance 25, on every replica."""
     x, y = far_apart(lab.replicas)
     model = lab.same(
-        only_normalisation,
-        fit(x, y, batch_size=len(x), shuffle=False),
-        share_plain=False,
+        only_normalisation, fit(x, y, batch_size=len(x), shuffle=False), share_plain=False
     )
     layer = model.layers[0]
     lab.equal([5.0, 25.0], [float(np.array(v)[0]) for v in layer.get_weights()[2:]])
@@ -142,68 +140,31 @@ def of_many_replicas(lab):
             )
 
 
-@case("batch normalisation", like="normalization.of_many_replicas")
-def in_a_convolution(lab):
-    """Several normalisations in a convolutional model, one without scale and centre."""
-    x = np.random.default_rng(0).normal(size=(N, 6, 6, 2)).astype("float32")
-    y = regression(N)[1]
-
-    def build():
-        layers = keras.layers
-        return stack(
-            [
-                layers.Conv2D(3, 3, use_bias=False),
-                layers.BatchNormalization(),
-                layers.ReLU(),
-                layers.Conv2D(2, 3),
-                layers.BatchNormalization(center=False, scale=False),
-                layers.GlobalAveragePooling2D(),
-                layers.Dense(1),
-            ],
-            inputs=(6, 6, 2),
-        )
-
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), tolerance=NORMAL)
-
-
 @case("batch normalisation", like="normalization.synchronised")
 def frozen(lab):
-    """A frozen normalisation runs in inference mode and keeps its statistics."""
+    """On batches, frozen, loaded by a plain model; `BatchNormalization(synchronized=True)`."""
     x, y = regression(N)
 
-    def build():
-        model = normalised()
+    def on_batches(model):
+        batches = [regression(size, seed=index) for index, size in enumerate((6, 5, 2))]
+        return [model.train_on_batch(*batch) for batch in batches]
+
+    def freeze(model):
         model.layers[1].trainable = False
         model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
 
-    lab.same(build, fit(x, y, batch_size=BATCH), tolerance=NORMAL)
-
-
-@case("batch normalisation", like="normalization.synchronised")
-def on_batches(lab):
-    """`train_on_batch` and `steps_per_execution`-free loops keep the statistics too."""
-
-    def action(model):
-        losses = []
-        for index, size in enumerate((6, 5, 2)):
-            losses.append(model.train_on_batch(*regression(size, seed=index)))
-        return losses
-
-    lab.same(normalised, action, tolerance=NORMAL)
-
-
-@case("batch normalisation", like="normalization.synchronised")
-def saved_statistics(lab):
-    """What is saved are the global statistics: a plain model that loads them predicts the same."""
-
-    x, y = regression(N)
-    model = lab.same(normalised, quiet_fit(x, y, batch_size=BATCH), tolerance=NORMAL)
+    train = fit(x, y, batch_size=BATCH)
+    model = lab.same(normalised, on_batches, train, freeze, train, tolerance=NORMAL)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         model.save(path)
         plain = keras.models.load_model(path)
     lab.equal(plain.predict(x, verbose=0), model.predict(x, verbose=0))
+    # On JAX and PyTorch Keras takes `synchronized=True` in a scope only.
+    actions = [train, predict(x, batch_size=BATCH)]
+    expected = lab.run(normalised, actions)[1]
+    actual = lab.run(lambda: normalised(synchronized=True), actions, lab.strategy())[1]
+    lab.equal(expected.parts(True), actual.parts(True), NORMAL)
 
 
 @case(
@@ -211,51 +172,27 @@ def saved_statistics(lab):
     refused={"jax": ("UnsupportedError", "per_replica.*synchronized|synchronized.*per_replica")},
 )
 def per_replica(lab):
-    """`batch_norm="per_replica"`: each replica's own statistics, the moving ones averaged."""
+    """`batch_norm="per_replica"`: own statistics, the moving ones averaged; each call counts."""
     strategy = lab.strategy(batch_norm="per_replica")
-    x, y = far_apart(2)
     n = 4 * lab.replicas
-    x = np.repeat(np.arange(lab.replicas, dtype="float32") * 10.0, 4)[:, None]
-    y = np.zeros((n, 1), "float32")
-    _, outcome = lab.run(only_normalisation, [fit(x, y, batch_size=n, shuffle=False)], strategy)
-    mean, variance = outcome.weights[2:]
-    lab.equal([np.array([5.0 * (lab.replicas - 1)], "float32")], [mean])
-    lab.equal([np.zeros(1, "float32")], [variance])
+    x = np.repeat(np.arange(lab.replicas, dtype="float32"), 4)[:, None]
+
+    def trained(build, factor):
+        data = factor * x, np.zeros((n, 1), "float32")
+        _, outcome = lab.run(build, [fit(*data, batch_size=n, shuffle=False)], strategy)
+        return [one.item() for one in outcome.weights[2:]], outcome.results[0]["history"]["history"]
+
+    statistics, history = trained(only_normalisation, 10.0)
+    lab.equal([5.0 * (lab.replicas - 1), 0.0], statistics)
     # Every replica sees its own constant: nothing is left after normalisation.
-    lab.equal(0.0, outcome.results[0]["history"]["history"]["loss"][0])
+    lab.equal([0.0], history["loss"])
 
-
-@case(
-    "batch normalisation",
-    refused={"jax": ("UnsupportedError", "per_replica.*synchronized|synchronized.*per_replica")},
-)
-def per_replica_twice(lab):
-    """`batch_norm="per_replica"`: a layer called twice in a step counts both calls."""
-    strategy = lab.strategy(batch_norm="per_replica")
-    n = 4 * lab.replicas
-    x = np.repeat(np.arange(lab.replicas, dtype="float32") * 8.0, 4)[:, None]
-
-    def build():
+    def called_twice():
         inputs = keras.Input((1,))
         layer = keras.layers.BatchNormalization(momentum=0.5)
         model = keras.Model(inputs, keras.layers.Add()([layer(inputs), layer(inputs)]))
         model.compile(keras.optimizers.SGD(0.0), "mse")
         return model
 
-    y = np.zeros((n, 1), "float32")
-    _, outcome = lab.run(build, [fit(x, y, batch_size=n, shuffle=False)], strategy)
-    mean, variance = outcome.weights[2:]
     # From 0 half of the way to the mean of the replicas' means, and half of the rest.
-    lab.equal([np.array([3.0 * (lab.replicas - 1)], "float32")], [mean])
-    lab.equal([np.array([0.25], "float32")], [variance])
-
-
-@case("batch normalisation", like="normalization.synchronised")
-def keras_own_option(lab):
-    """`BatchNormalization(synchronized=True)`, Keras's own option, gives the same numbers."""
-    x, y = regression(N)
-    actions = [fit(x, y, batch_size=BATCH), predict(x, batch_size=BATCH)]
-    expected = lab.run(normalised, actions)[1]
-    # On JAX and PyTorch Keras takes it in a scope only.
-    actual = lab.run(lambda: normalised(synchronized=True), actions, lab.strategy())[1]
-    lab.equal(expected.parts(True), actual.parts(True), NORMAL)
+    lab.equal([3.0 * (lab.replicas - 1), 0.25], trained(called_twice, 8.0)[0])

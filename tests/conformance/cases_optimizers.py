@@ -7,18 +7,11 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, quiet_fit
 from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, NORMAL, Tolerance
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import (
-    dense,
-    in_half_precision,
-    regression,
-    stack,
-    tagger,
-    tokens,
-    weights_for,
-)
+from tests.conformance.models import dense, regression, stack, tagger, tokens
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
+
 
 OPTIMIZERS = {
     "sgd": ("SGD", {"learning_rate": 0.1}),
@@ -37,6 +30,8 @@ OPTIMIZERS = {
     "lamb": ("Lamb", {"learning_rate": 0.02}),
     "muon": ("Muon", {"learning_rate": 0.02}),
 }
+
+
 # Their updates go element by element (`keras_compat.optimizers.ELEMENTWISE`), as Adam's does.
 LIKE = {
     "sgd": "optimizers.sgd_nesterov",
@@ -238,18 +233,6 @@ def mixed_float16(lab):
     lab.check(name == "LossScaleOptimizer", f"expected a LossScaleOptimizer, received {name}")
 
 
-@case("precision", replicas=(3,), like="few_rows.masks_and_weights")
-def mixed_float16_uneven(lab):
-    """`mixed_float16` with normalization and sample weights; a last batch of one example."""
-    x, y = regression(N)
-    lab.same(
-        in_half_precision,
-        fit(x, y, batch_size=5, sample_weight=weights_for(N), shuffle=False, epochs=2),
-        evaluate(x, y, batch_size=5),
-        tolerance=FLOAT16,
-    )
-
-
 @case("precision", like="optimizers.mixed_float16")
 def mixed_bfloat16(lab):
     """`mixed_bfloat16`."""
@@ -304,27 +287,16 @@ def one_for_some_layers(lab):
 
 @case("schedules", like="optimizers.learning_rate_assigned")
 def schedules(lab):
-    """Learning-rate schedules count global steps."""
+    """Learning-rate schedules count global steps; weight decay with variables excluded from it."""
     x, y = regression(N)
 
     def build():
-        decay = keras.optimizers.schedules.CosineDecay
-        return dense(keras.optimizers.SGD(decay(0.1, 6, warmup_steps=2, warmup_target=0.2)))
-
-    lab.same(build, fit(x, y, batch_size=3, epochs=2))
-
-
-@case("schedules", like="optimizers.adam")
-def weight_decay_with_exclusions(lab):
-    """Weight decay with variables excluded from it."""
-    x, y = regression(N)
-
-    def build():
-        optimizer = keras.optimizers.SGD(0.1, weight_decay=0.05)
+        rate = keras.optimizers.schedules.CosineDecay(0.1, 6, warmup_steps=2, warmup_target=0.2)
+        optimizer = keras.optimizers.SGD(rate, weight_decay=0.05)
         optimizer.exclude_from_weight_decay(var_names=["bias"])
         return dense(optimizer)
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+    lab.same(build, fit(x, y, batch_size=3, epochs=2))
 
 
 @case("constraints")

@@ -15,17 +15,15 @@ TENSORFLOW = ("tensorflow",)
 X = np.random.RandomState(0).randn(N, 3).astype("float32")
 
 
-def autoencoder(lazy, metrics=()):
+def autoencoder(metrics=()):
     """The pattern of keras.io's VAE: parts, a step, trackers, no `call`."""
 
     class Auto(keras.Model):
         def __init__(self):
             super().__init__()
-            inputs = ([], []) if lazy else ([keras.Input((3,))], [keras.Input((4,))])
-            self.encoder = keras.Sequential(
-                [*inputs[0], keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()]
-            )
-            self.decoder = keras.Sequential([*inputs[1], keras.layers.Dense(3)])
+            layers = [keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()]
+            self.encoder = keras.Sequential(layers)
+            self.decoder = keras.Sequential([keras.layers.Dense(3)])
             self.tracker = keras.metrics.Mean(name="distance")
 
         @property
@@ -88,16 +86,10 @@ def used(model):
     ]
 
 
-@case("steps of their own", backends=TENSORFLOW, like="own_data.no_call_and_nothing_built")
-def no_call(lab):
-    """A model without `call`, of built parts: `fit`, `evaluate`, `predict`."""
-    lab.same(lambda: autoencoder(lazy=False, metrics=["mae"]), used)
-
-
 @case("steps of their own", backends=TENSORFLOW)
 def no_call_and_nothing_built(lab):
-    """The same of parts that the first step builds, with a metric whose state is a maximum."""
-    lab.same(lambda: autoencoder(lazy=True, metrics=["mae", Furthest()]), used)
+    """A model without `call`, of parts that the first step builds: `fit`, `evaluate`, `predict`."""
+    lab.same(lambda: autoencoder(metrics=["mae", Furthest()]), used)
 
 
 @case("steps of their own", backends=TENSORFLOW)
@@ -105,7 +97,7 @@ def nothing_built_eagerly(lab):
     """The same with `run_eagerly=True`."""
 
     def build():
-        model = autoencoder(lazy=True, metrics=["mae"])
+        model = autoencoder(metrics=["mae"])
         model.run_eagerly = True
         return model
 

@@ -118,7 +118,7 @@ def at_random(lab):
     data = np.random.default_rng(7)
     x = data.normal(size=(4, 3)).astype("float32")
     y = data.normal(size=(4, 1)).astype("float32")
-    few = {} if everything() else {"tensorflow": 1, "jax": 2}
+    few = {} if everything() else {"tensorflow": 1, "jax": 1}
     for number in range(few.get(lab.backend, MODELS)):
         lab.same(
             lambda number=number: build(number),

@@ -16,7 +16,7 @@ def train(lab, build, x, y):
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2, shuffle=False), tolerance=GROWN)
 
 
-@case("published models in float64", replicas=(2,))
+@case("published models in float64", replicas=(2,), like="float64.normalization")
 @in_double
 def siamese_contrastive(lab):
     """keras.io's siamese_contrastive: batch normalization over distances."""
@@ -24,7 +24,7 @@ def siamese_contrastive(lab):
     train(lab, published.siamese, x, y)
 
 
-@case("published models in float64", replicas=(2,), like="published.siamese_contrastive")
+@case("published models in float64", replicas=(2,), like="float64.normalization")
 @in_double
 def oxford_pets_segmentation(lab):
     """keras.io's oxford_pets_image_segmentation: a U-Net of separable convolutions."""
@@ -32,7 +32,7 @@ def oxford_pets_segmentation(lab):
     train(lab, published.u_net, x, y)
 
 
-@case("published models in float64", replicas=(2,), like="published.siamese_contrastive")
+@case("published models in float64", replicas=(2,), like="float64.normalization")
 @in_double
 def pointnet_segmentation(lab):
     """keras.io's pointnet_segmentation: a penalty that mixes examples, momentum 0."""

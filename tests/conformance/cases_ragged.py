@@ -95,12 +95,3 @@ def predict_nested_outputs(lab):
         return keras.Model(inputs, {"a": one, "b": [two, one]})
 
     lab.same(build, predict(x, batch_size=4))
-
-
-@case("ragged batches", replicas=(3,))
-def strategy_of_a_second_model(lab):
-    """Two models of one strategy, trained in turn."""
-    strategy = lab.strategy()
-    x, y = regression(10)
-    lab.same(dense, fit(x, y, batch_size=4), strategy=strategy)
-    lab.same(dense, fit(x, y, batch_size=3), strategy=strategy)

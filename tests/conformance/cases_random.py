@@ -140,7 +140,7 @@ def masks_differ_by_replica(lab):
         lab.equal(lab.run(always_dropping, actions)[1].results, outcome.results)
 
 
-@case("random draws", limitation=BY_REPLICA)
+@case("random draws", limitation=BY_REPLICA, like="random.dropout")
 def draws_of_the_user(lab):
     """`keras.random` in a layer of the user, with a `SeedGenerator`."""
 
@@ -167,6 +167,10 @@ def another_seed_draws_otherwise(lab):
     """Another seed gives other masks: the draws follow `keras.utils.set_random_seed`."""
     x = np.ones((8, 32), "float32")
 
+    class Always(keras.layers.Dropout):
+        def call(self, inputs, training=False):
+            return super().call(inputs, training=True)
+
     def masks(seed):
         def action(model):
             # Here, not in ``build``: some layers draw from the backend's own generator.
@@ -175,16 +179,7 @@ def another_seed_draws_otherwise(lab):
 
         def build():
             keras.utils.set_random_seed(seed)
-
-            class Always(keras.layers.Layer):
-                def __init__(self):
-                    super().__init__()
-                    self.drop = keras.layers.Dropout(0.5)
-
-                def call(self, x):
-                    return self.drop(x, training=True)
-
-            return keras.Sequential([keras.Input((32,)), Always()])
+            return keras.Sequential([keras.Input((32,)), Always(0.5)])
 
         return lab.run(build, [action], lab.strategy())[1].results[0]
 

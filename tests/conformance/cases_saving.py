@@ -1,5 +1,7 @@
 """Saving and loading: a file is the same with and without a strategy (C3)."""
 
+import copy
+import pickle
 import tempfile
 from pathlib import Path
 
@@ -62,19 +64,31 @@ def loaded_in_the_scope(lab):
 
 @case("saving")
 def saved_in_the_scope(lab):
-    """`save` called inside the scope and outside: the same file."""
+    """`save` in and out of the scope, `pickle`, `deepcopy`, `to_json`, `summary`: plain Keras's."""
     x, y = regression(N)
     strategy = lab.strategy()
+    plain, ours = lab.run(adam, [])[0], lab.run(adam, [], strategy)[0]
+    shown = []
+    for model in (plain, ours):
+        lines = []
+        model.summary(print_fn=lines.append)
+        shown.append([lines, model.get_config(), model.to_json(), type(model).__name__])
+    lab.equal(*shown)
+    with strategy.scope():
+        again = keras.Sequential.from_config(ours.get_config())
+    lab.equal(plain.count_params(), again.count_params())
+    ours.fit(x, y, batch_size=BATCH, verbose=0)
+    copies = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
     with tempfile.TemporaryDirectory() as folder:
-        model = lab.run(adam, [quiet_fit(x, y, batch_size=BATCH)], strategy)[0]
         one, two = Path(folder) / "one.keras", Path(folder) / "two.keras"
-        model.save(one)
+        ours.save(one)
         with strategy.scope():
-            model.save(two)
-        outside, inside = keras.models.load_model(one), keras.models.load_model(two)
-    lab.equal(outside.get_weights(), inside.get_weights())
-    lab.equal(outside.get_config(), inside.get_config())
-    lab.equal(outside.predict(x, verbose=0), model.predict(x, verbose=0))
+            ours.save(two)
+        copies += map(keras.models.load_model, (one, two))
+    lab.equal(copies[-1].get_config(), copies[-2].get_config())
+    for copied in copies:
+        lab.equal(ours.get_weights(), copied.get_weights())
+        lab.equal(ours.predict(x, verbose=0), copied.predict(x, verbose=0))
 
 
 @case("saving")
@@ -168,38 +182,3 @@ def cloned(lab):
     train = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
     lab.equal(expected.fit(x, y, **train).history, inside.fit(x, y, **train).history)
     lab.equal(expected.get_weights(), inside.get_weights())
-
-
-@case("saving", like="saving.loaded_in_the_scope")
-def json_and_config(lab):
-    """`to_json`, `get_config`, `from_config` and `summary` are plain Keras's."""
-    strategy = lab.strategy()
-    plain = lab.run(dense, [])[0]
-    ours = lab.run(dense, [], strategy)[0]
-    lab.equal(plain.get_config(), ours.get_config())
-    lab.equal(plain.to_json(), ours.to_json())
-    lab.equal(type(plain).__name__, type(ours).__name__)
-    with strategy.scope():
-        again = keras.Sequential.from_config(ours.get_config())
-    lab.equal(plain.count_params(), again.count_params())
-    lines = []
-    ours.summary(print_fn=lines.append)
-    expected = []
-    plain.summary(print_fn=expected.append)
-    lab.equal(expected, lines)
-
-
-@case("saving")
-def exported(lab):
-    """`pickle` and `copy.deepcopy` of a strategy's model give its weights."""
-    import copy
-    import pickle
-
-    x, y = regression(N)
-    model = lab.run(dense, [quiet_fit(x, y, batch_size=BATCH)], lab.strategy())[0]
-    copied = pickle.loads(pickle.dumps(model))
-    lab.equal(model.get_weights(), copied.get_weights())
-    lab.equal(model.predict(x, verbose=0), copied.predict(x, verbose=0))
-    deep = copy.deepcopy(model)
-    lab.equal(model.get_weights(), deep.get_weights())
-    lab.equal(model.predict(x, verbose=0), deep.predict(x, verbose=0))

@@ -7,13 +7,7 @@ import numpy as np
 
 from tests.conformance.actions import fit, predict
 from tests.conformance.compare import ADAPTIVE
-from tests.conformance.interruptions import (
-    BATCH,
-    BATCHES,
-    ROWS,
-    InterruptionError,
-    interrupting,
-)
+from tests.conformance.interruptions import BATCH, BATCHES, ROWS, InterruptionError, interrupting
 from tests.conformance.lab import fresh, optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack

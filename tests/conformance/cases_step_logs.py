@@ -226,27 +226,28 @@ def renamed_results(lab):
 
 @case("custom steps", like="step_logs.results_of_metrics")
 def renamed_logs_of_keras(lab):
-    """Steps that rename what Keras's own steps return."""
+    """Steps that rename what Keras's own steps return, and add a number and a mean of the batch."""
     x, y = regression(11)
 
-    def renamed(logs):
-        return {f"my_{key}": value for key, value in logs.items()}
+    def renamed(logs, data):
+        own = {"number": 10.0, "mean_target": keras.ops.mean(data[1])}
+        return {**own, **{f"my_{key}": value for key, value in logs.items()}}
 
     class Model(keras.Model):
         def train_step(self, data):
-            return renamed(super().train_step(data))
+            return renamed(super().train_step(data), data)
 
         def test_step(self, data):
-            return renamed(super().test_step(data))
+            return renamed(super().test_step(data), data)
 
     class JaxModel(keras.Model):
         def train_step(self, state, data):
             logs, state = super().train_step(state, data)
-            return renamed(logs), state
+            return renamed(logs, data), state
 
         def test_step(self, state, data):
             logs, state = super().test_step(state, data)
-            return renamed(logs), state
+            return renamed(logs, data), state
 
     def build():
         inputs = keras.Input((4,))

@@ -81,70 +81,28 @@ def test_and_predict_step(lab):
 
 @case("custom steps")
 def compute_loss(lab):
-    """`compute_loss` with a term of its own over the batch."""
+    """`compute_loss` with a term of its own over the batch, `compute_metrics` that adds one."""
     x, y = regression(N)
 
-    def kind():
-        class Model(keras.Model):
-            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-                loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-                return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+    class Model(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+            return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
 
-        return Model
-
-    lab.same(
-        lambda: assemble(kind()),
-        fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)),
-        evaluate(x, y, batch_size=BATCH),
-    )
-
-
-@case("custom steps", like="steps.compute_loss")
-def compute_loss_from_scratch(lab):
-    """`compute_loss` that calls no Keras loss at all."""
-    x, y = regression(N)
-
-    def kind():
-        class Model(keras.Model):
-            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-                return keras.ops.mean(keras.ops.abs(y - y_pred))
-
-        return Model
-
-    lab.same(lambda: assemble(kind()), fit(x, y, batch_size=BATCH))
-
-
-@case("custom steps")
-def compute_metrics(lab):
-    """`compute_metrics` that adds one of its own."""
-    x, y = regression(N)
-
-    def kind():
-        class Model(keras.Model):
-            def compute_metrics(self, x, y, y_pred, sample_weight=None):
-                results = super().compute_metrics(x, y, y_pred, sample_weight)
-                self.spread.update_state(keras.ops.mean(keras.ops.abs(y_pred), axis=-1))
-                results["spread"] = self.spread.result()
-                return results
-
-        return Model
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            results = super().compute_metrics(x, y, y_pred, sample_weight)
+            self.spread.update_state(keras.ops.mean(keras.ops.abs(y_pred), axis=-1))
+            results["spread"] = self.spread.result()
+            return results
 
     def build():
-        model = assemble(kind())
+        model = assemble(Model)
         model.spread = keras.metrics.Mean(name="spread")
         return model
 
-    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
-
-
-@case("custom steps", replicas=REPLICAS, like="steps.train_step")
-def logs_of_the_step(lab):
-    """Steps that return values of their own beside the metrics: a number, a mean of the batch."""
-    x, y = regression(N)
-    kind = steps.own_logs_model(lab.backend)
     lab.same(
-        lambda: assemble(kind()),
-        fit(x, y, batch_size=BATCH, validation_data=(x, y)),
+        build,
+        fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)),
         evaluate(x, y, batch_size=BATCH),
     )
 
@@ -195,21 +153,18 @@ def one_of_two_optimizers_scales(lab):
 
 @case("custom steps", replicas=REPLICAS, like="steps.train_step")
 def global_batch(lab):
-    """`kd.global_batch` in a loss over all pairs of the batch equals one device."""
+    """`kd.global_batch` in a `compute_loss` over all pairs of the batch equals one device."""
     x, y = regression(12)
 
-    def kind():
-        class Model(keras.Model):
-            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-                every, target = kd.global_batch(y_pred), kd.global_batch(y)
-                gaps = keras.ops.abs(every - keras.ops.transpose(every))
-                wanted = keras.ops.abs(target - keras.ops.transpose(target))
-                return keras.ops.mean(keras.ops.square(gaps - wanted))
-
-        return Model
+    class Model(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            every, target = kd.global_batch(y_pred), kd.global_batch(y)
+            gaps = keras.ops.abs(every - keras.ops.transpose(every))
+            wanted = keras.ops.abs(target - keras.ops.transpose(target))
+            return keras.ops.mean(keras.ops.square(gaps - wanted))
 
     # 12 in batches of 5: the last batch of 2 leaves replicas empty.
-    lab.same(lambda: assemble(kind()), fit(x, y, batch_size=5, epochs=2, shuffle=False))
+    lab.same(lambda: assemble(Model), fit(x, y, batch_size=5, epochs=2, shuffle=False))
 
 
 @case("custom steps", like="steps.train_step")

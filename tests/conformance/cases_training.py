@@ -1,14 +1,13 @@
 """Options of fit, evaluate and predict; the *_on_batch methods; compile in and out of the scope."""
 
 import contextlib
-import warnings
 from itertools import chain
 
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict, quiet_fit
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import classification, classifier, dense, regression, weights_for
+from tests.conformance.models import dense, regression, weights_for
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 23, 4
@@ -104,10 +103,8 @@ def jit_compile_of_a_step(lab):
         return model
 
     x, y = regression(11)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with lab.told("a step decorated with jit") as said:
         lab.same(build, quiet_fit(x, y, batch_size=BATCH))
-    said = [str(one.message) for one in caught if "a step decorated with jit" in str(one.message)]
     lab.check(len(said) == 1, f"{said}")
 
 
@@ -120,22 +117,11 @@ def jit_compile_torch(lab):
 
 
 @case("compilation")
-def no_jit(lab):
-    """`jit_compile=False`."""
-    x, y = regression(11)
-    lab.same(
-        lambda: dense(jit_compile=False),
-        fit(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    )
-
-
-@case("compilation")
 def run_eagerly(lab):
-    """`run_eagerly=True`."""
+    """`run_eagerly=True`, and `jit_compile=False`."""
     x, y = regression(11)
     lab.same(
-        lambda: dense(run_eagerly=True),
+        lambda: dense(run_eagerly=True, jit_compile=False),
         fit(x, y, batch_size=BATCH),
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
@@ -209,56 +195,24 @@ def on_batch_methods(lab):
     lab.same(dense, action)
 
 
-@case("on batch")
-def on_batch_class_weight(lab):
-    """`train_on_batch` with `class_weight`."""
-    x, y = classification(7)
-    action = lambda model: model.train_on_batch(x, y, class_weight={0: 1, 1: 3, 2: 0.5})  # noqa: E731
-    lab.same(classifier, action, action)
-
-
-@case("on batch")
-def calling_the_model(lab):
-    """`model(x)` outside of any step, before and after fit."""
-    x, y = regression(7)
-
-    def call(model):
-        return model(x)
-
-    lab.same(dense, call, fit(x, y, batch_size=BATCH), call)
-
-
-@case("compile", like="training.optimizer_made_outside")
-def compile_outside(lab):
-    """compile after the scope, with an optimizer and metrics made outside."""
-    x, y = regression(11)
-
-    def build():
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-
-    def compile_(model):
-        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=[keras.metrics.R2Score()])
-
-    from tests.conformance.compare import ADAPTIVE
-
-    lab.same(
-        build,
-        compile_,
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
-        tolerance=ADAPTIVE,
-    )
-
-
-@case("compile", like="training.second_fit")
+@case("compile")
 def recompile(lab):
-    """compile again, with another optimizer, between two fits."""
+    """`model(x)`, `set_weights`, `assign` and another `compile`, between fits."""
     x, y = regression(11)
+    train = fit(x, y, batch_size=BATCH)
+
+    def double(model):
+        model.set_weights([2.0 * value for value in model.get_weights()])
+        model.layers[-1].bias.assign([0.25])
+        return model.get_weights()
 
     def again(model):
         model.compile(keras.optimizers.SGD(0.02, momentum=0.5), "mae", metrics=["mse"])
 
-    lab.same(dense, fit(x, y, batch_size=BATCH), again, fit(x, y, batch_size=BATCH))
+    def call(model):
+        return model(x)
+
+    lab.same(dense, call, train, call, double, train, again, train)
 
 
 @case("compile")
@@ -272,19 +226,6 @@ def optimizer_made_outside(lab):
         lambda: dense(optimizers.pop(), metrics=[metrics.pop()]),
         fit(x, y, batch_size=BATCH, epochs=2),
     )
-
-
-@case("weights by hand", like="training.calling_the_model")
-def set_weights(lab):
-    """`set_weights`, `get_weights` and `assign` between fits reach every replica."""
-    x, y = regression(11)
-
-    def double(model):
-        model.set_weights([2.0 * value for value in model.get_weights()])
-        model.layers[-1].bias.assign([0.25])
-        return model.get_weights()
-
-    lab.same(dense, fit(x, y, batch_size=BATCH), double, fit(x, y, batch_size=BATCH))
 
 
 def two_outputs():

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -125,6 +126,17 @@ class Checks:
         """An assertion that survives ``python -O`` and says what it is about."""
         if not condition:
             raise AssertionError(complaint)
+
+    @contextlib.contextmanager
+    def told(self, part: str) -> Iterator[list[str]]:
+        """The warnings that say this, as they come."""
+        said: list[str] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_, **__: said.extend(
+                [str(message)] * (part in str(message))
+            )
+            yield said
 
     @contextlib.contextmanager
     def raises(self, kinds: Any, pattern: str) -> Iterator[None]:

@@ -5,7 +5,6 @@ started again: new seeds, model, data and callbacks, and only the folder of the 
 """
 
 import contextlib
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -170,13 +169,9 @@ def same(one, other):
 @contextlib.contextmanager
 def telling(lab, lost):
     """One warning, on one worker, names all that is lost, and there is none otherwise."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            yield
-        finally:
-            messages = [str(one.message) for one in told if "cannot bring back" in str(one.message)]
-    messages = [one for theirs in lab.everyone(messages) for one in theirs]
+    with lab.told("cannot bring back") as told:
+        yield
+    messages = [one for theirs in lab.everyone(told) for one in theirs]
     lab.check(len(messages) == bool(lost), f"{messages}")
     for part in lost:
         lab.check(part in messages[0], f"{part} is not in {messages[0]}")

@@ -113,10 +113,4 @@ def triplet_sum(backend: str, *, repaired: bool) -> tuple[Any, tuple[Any, ...]]:
     return model, (triplets,)
 
 
-EXAMPLES = (
-    collaborative_filtering,
-    named_entities,
-    supervised_contrastive,
-    added_sum,
-    triplet_sum,
-)
+EXAMPLES = (collaborative_filtering, named_entities, supervised_contrastive, added_sum, triplet_sum)

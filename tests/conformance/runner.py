@@ -268,13 +268,7 @@ class BackendRun:
         command = [*self._command, *options]
         while (taken or todo) and not self._stopped:
             worker = Worker(
-                self.backend,
-                take(),
-                log,
-                command,
-                self._limits,
-                environment,
-                at_once=self._at_once,
+                self.backend, take(), log, command, self._limits, environment, at_once=self._at_once
             )
             self._workers.append(worker)
             for result in worker.results():

@@ -42,31 +42,6 @@ def test_step_model(backend):
     return lambda: _model(backend, "test_step_model")
 
 
-def own_logs_model(backend):
-    """Adds to what Keras's step returns: a number, and a mean over the batch."""
-
-    def own(data):
-        return {"number": 10.0, "mean_target": keras.ops.mean(data[1])}
-
-    class Model(keras.Model):
-        def train_step(self, data):
-            return {**super().train_step(data), **own(data)}
-
-        def test_step(self, data):
-            return {**super().test_step(data), **own(data)}
-
-    class JaxModel(keras.Model):
-        def train_step(self, state, data):
-            logs, state = super().train_step(state, data)
-            return {**logs, **own(data)}, state
-
-        def test_step(self, state, data):
-            logs, state = super().test_step(state, data)
-            return {**logs, **own(data)}, state
-
-    return lambda: JaxModel if backend == "jax" else Model
-
-
 def triplet_model(backend, *, repaired):
     return _model(backend, "triplet_model", repaired=repaired)
 

@@ -3,12 +3,7 @@
 import keras
 import torch
 
-from tests.conformance.steps import (
-    in_order,
-    losses_of_two,
-    mixing_losses_of_two,
-    parts,
-)
+from tests.conformance.steps import in_order, losses_of_two, mixing_losses_of_two, parts
 
 mean, total, square = torch.mean, torch.sum, torch.square
 

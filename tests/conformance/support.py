@@ -75,7 +75,7 @@ workers of one replica each have it, as `tests/multiprocess/cases_sharded_state.
 the same cases on four devices of two machines (layouts `2x2-full-within-host` on JAX,
 `4x1-full-within-host` and `4x1-optimizer-within-host` on PyTorch). TensorFlow refuses it, as all of
 `sharding=`.
-""",
+"""
 }
 # What threads are refused on PyTorch, and the case of tests/multiprocess in which workers have it.
 ON_WORKERS = {

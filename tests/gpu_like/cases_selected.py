@@ -18,7 +18,7 @@ SELECTED = frozenset(
         "lookups.adamw",
         "losses.add_loss_mean",
         "models.state_that_layers_write",
-        "models.unused_weights",
+        "models.sublayer_that_is_never_called",
         "normalization.rematerialized",
         "normalization.synchronised",
         "optimizers.accumulation",

@@ -50,7 +50,6 @@ ON_TORCH = frozenset(
         "steps.two_optimizers",
         "training.optimizer_made_outside",
         "training.recompile",
-        "training.set_weights",
     }
 )
 

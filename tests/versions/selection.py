@@ -36,7 +36,6 @@ CONFORMANCE = (
     "losses.mean_with_sample_weight_masked_weighted",
     "losses.sample_weight_all_zero_on_a_replica",
     "losses.sum_over_batch_size_masked_weighted",
-    "losses.weights_per_output",
     "metrics.of_binary_classification",
     "metrics.of_the_user",
     "models.subclassed_model",

@@ -66,7 +66,7 @@ def in_models_inside_of_models(lab):
     )
 
 
-@case("extra losses")
+@case("extra losses", like="losses.in_call_of_a_model")
 def in_call_and_run_eagerly(lab):
     """No loss but `add_loss` in `call()`, without compiling."""
     x, _ = regression(N)

@@ -21,6 +21,8 @@ from tests.conformance.models import (
 from tests.conformance.registry import REPLICAS, case
 
 REDUCTIONS = ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
 N, BATCH = 11, 6
 
 
@@ -106,9 +108,11 @@ def sample_weight_all_zero_on_a_replica(lab):
 
 @case("weights", like="losses.sample_weight")
 def class_weight(lab):
-    """`class_weight`."""
+    """`class_weight`, in `fit` and `train_on_batch`."""
     x, y = classification(N)
-    lab.same(classifier, fit(x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 2.5, 2: 0.25}))
+    weights = {0: 1.0, 1: 2.5, 2: 0.25}
+    on_batch = lambda model: model.train_on_batch(x, y, class_weight=weights)  # noqa: E731
+    lab.same(classifier, fit(x, y, batch_size=BATCH, class_weight=weights), on_batch, on_batch)
 
 
 @case("masks")
@@ -157,21 +161,20 @@ def masking_and_pooling(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 
 
-@case("masks", replicas=REPLICAS, like="losses.masking_and_pooling")
-def mask_of_the_output(lab):
-    """A masked output: the divisor is the number of unmasked steps, of very uneven shares."""
-    x, y = tokens(N), sequence_targets(N)
-    x[:3] = 1
-    x[3:6, 1:] = 0
-    lab.same(tagger, fit(x, y, batch_size=BATCH, shuffle=False), evaluate(x, y, batch_size=BATCH))
-
-
-@case("masks")
+@case("masks", replicas=REPLICAS)
 def replica_all_masked(lab):
-    """Every step of one replica's share is masked."""
+    """A masked output: every step of one replica's share is masked, or shares are very uneven."""
     x, y = tokens(8), sequence_targets(8)
     x[4:] = 0
-    lab.same(tagger, fit(x, y, batch_size=8, shuffle=False), evaluate(x, y, batch_size=8))
+    uneven, targets = tokens(N), sequence_targets(N)
+    uneven[:3] = 1
+    uneven[3:6, 1:] = 0
+    lab.same(
+        tagger,
+        *(fit(x, y, batch_size=8, shuffle=False), evaluate(x, y, batch_size=8)),
+        fit(uneven, targets, batch_size=BATCH, shuffle=False),
+        evaluate(uneven, targets, batch_size=BATCH),
+    )
 
 
 def two_outputs(**options):
@@ -200,39 +203,28 @@ def rows_for(lab):
 
 @case("several outputs")
 def loss_weights(lab):
-    """Two outputs with `loss_weights` and metrics of their own."""
+    """Outputs with `loss_weights`, metrics and sample weights of their own (DEFECTS 8)."""
     n = rows_for(lab)
     x, number = regression(n)
-    kind = classification(n)[1]
+    y = {"number": number, "kind": classification(n)[1]}
+    weights = {"number": weights_for(n), "kind": weights_for(n, 9) + 0.1}
     lab.same(
         lambda: two_outputs(
             loss_weights={"number": 0.3, "kind": 2.0},
             metrics={"number": ["mae"], "kind": ["accuracy"]},
+            weighted_metrics={"number": ["mse"], "kind": ["accuracy"]},
         ),
-        fit(x, {"number": number, "kind": kind}, batch_size=BATCH, epochs=2),
-        evaluate(x, {"number": number, "kind": kind}, batch_size=BATCH),
-    )
-
-
-@case("several outputs", like="losses.loss_weights")
-def weights_per_output(lab):
-    """Sample weights for each output, one of them with zeros (DEFECTS 8)."""
-    n = rows_for(lab)
-    x, number = regression(n)
-    kind = classification(n)[1]
-    weights = {"number": weights_for(n), "kind": weights_for(n, 9) + 0.1}
-    lab.same(
-        lambda: two_outputs(weighted_metrics={"number": ["mse"], "kind": ["accuracy"]}),
-        fit(x, {"number": number, "kind": kind}, batch_size=BATCH, sample_weight=weights),
+        fit(x, y, batch_size=BATCH, epochs=2, sample_weight=weights),
+        evaluate(x, y, batch_size=BATCH),
     )
 
 
 @case("several outputs", like="losses.loss_weights")
 def mixed_reductions(lab):
-    """One output's loss is a sum, the other's a weighted mean."""
+    """One output's loss is a sum, the other's a weighted mean; one is masked, the other is not."""
     n = rows_for(lab)
     x, number = regression(n)
-    kind = classification(n)[1]
+    y = {"number": number, "kind": classification(n)[1]}
 
     def build():
         model = two_outputs()
@@ -245,27 +237,17 @@ def mixed_reductions(lab):
         return model
 
     weights = {"number": weights_for(n), "kind": weights_for(n, 9)}
-    y = {"number": number, "kind": kind}
     lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights))
 
-
-@case("several outputs", like="losses.masking_and_pooling")
-def masked_and_unmasked(lab):
-    """One output is masked, the other is not."""
-    n = rows_for(lab)
-    x, y = tokens(n), {"steps": sequence_targets(n), "whole": regression(n)[1]}
-
-    def build():
+    def masked():
         inputs = keras.Input((STEPS_IN_TIME,), dtype="int32")
         embedded = keras.layers.Embedding(11, 4, mask_zero=True)(inputs)
-        outputs = {
-            "steps": keras.layers.Dense(1, name="steps")(embedded),
-            "whole": keras.layers.Dense(1, name="whole")(
-                keras.layers.GlobalAveragePooling1D()(embedded)
-            ),
-        }
+        pooled = keras.layers.GlobalAveragePooling1D()(embedded)
+        steps = keras.layers.Dense(1, name="steps")(embedded)
+        outputs = {"steps": steps, "whole": keras.layers.Dense(1, name="whole")(pooled)}
         model = keras.Model(inputs, outputs)
         model.compile(keras.optimizers.SGD(0.1), loss={"steps": "mse", "whole": "mae"})
         return model
 
-    lab.same(build, fit(x, y, batch_size=BATCH))
+    targets = {"steps": sequence_targets(n), "whole": number}
+    lab.same(masked, fit(tokens(n), targets, batch_size=BATCH))

@@ -14,13 +14,10 @@ def regularizers(lab):
     x, y = regression(N)
 
     def build():
-        l2 = keras.regularizers.L2(0.05)
-        return stack(
-            [
-                keras.layers.Dense(5, kernel_regularizer=l2, bias_regularizer="l1"),
-                keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02)),
-            ]
-        )
+        l2, layers = keras.regularizers.L2(0.05), keras.layers
+        both = keras.regularizers.L1L2(0.01, 0.02)
+        hidden = layers.Dense(5, kernel_regularizer=l2, bias_regularizer="l1")
+        return stack([hidden, layers.Dense(1, kernel_regularizer=both)])
 
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
 
@@ -29,16 +26,12 @@ def regularizers(lab):
 def activity_regularizer(lab):
     """An activity regularizer: Keras divides it by the batch's size."""
     x, y = regression(N)
-
-    def build():
-        return stack(
-            [
-                keras.layers.Dense(5, activity_regularizer=keras.regularizers.L2(0.1)),
-                keras.layers.Dense(1),
-            ]
-        )
-
-    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+    regularized = {"activity_regularizer": keras.regularizers.L2(0.1)}
+    layers = keras.layers
+    lab.same(
+        lambda: stack([layers.Dense(5, **regularized), layers.Dense(1)]),
+        *(fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH)),
+    )
 
 
 def with_add_loss(reduce):
@@ -57,9 +50,7 @@ def add_loss_mean(lab):
     """`add_loss` of a mean over the batch."""
     x, y = regression(N)
     lab.same(
-        lambda: with_add_loss("mean"),
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
+        lambda: with_add_loss("mean"), fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH)
     )
 
 
@@ -89,19 +80,6 @@ def added_losses_read_after_a_step(lab):
         losses_after(lambda model: model.evaluate(x, y, **options)),
         losses_after(lambda model: model.predict(x, **options)),
     )
-
-
-@case("extra losses", like="losses.add_loss_mean")
-def only_add_loss(lab):
-    """No loss but `add_loss`."""
-    x, y = regression(N)
-
-    def build():
-        model = with_add_loss("mean")
-        model.compile(keras.optimizers.SGD(0.1), loss=None)
-        return model
-
-    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 
 
 LOSSES = {
@@ -147,25 +125,16 @@ def loss_function_of_the_user(lab):
 
 @case("loss functions", like="losses.loss_function_of_the_user")
 def loss_class_of_the_user(lab):
-    """A subclass of `keras.Loss` with weights."""
+    """A subclass of `keras.Loss` with weights; a function whose scalar is the batch's mean."""
     x, y = regression(N)
 
-    def build():
-        class Quartic(keras.Loss):
-            def call(self, y_true, y_pred):
-                return keras.ops.mean((y_true - y_pred) ** 4, axis=-1)
-
-        return dense(loss=Quartic(reduction="mean_with_sample_weight"))
-
-    lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)))
-
-
-@case("loss functions", like="losses.loss_function_of_the_user")
-def scalar_loss_of_the_user(lab):
-    """A function that returns the batch's mean, a scalar, is one device's mean."""
-    x, y = regression(N)
+    class Quartic(keras.Loss):
+        def call(self, y_true, y_pred):
+            return keras.ops.mean((y_true - y_pred) ** 4, axis=-1)
 
     def mean_of_all(y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true - y_pred))
 
+    weighted = fit(x, y, batch_size=BATCH, sample_weight=weights_for(N))
+    lab.same(lambda: dense(loss=Quartic(reduction="mean_with_sample_weight")), weighted)
     lab.same(lambda: dense(loss=mean_of_all), fit(x, y, batch_size=BATCH))

@@ -147,8 +147,7 @@ def entry_32_weights_alone(lab):
 
     changes = {"batch size": "batch_size is", "optimizer": "optimizer.class is"}
     for change, said in changes.items():
-        with lab.folder() as folder, warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with lab.folder() as folder, lab.told("begins anew") as told:
             [*kept, updates], _ = script(folder, 6, at=7)  # the backup is after batch 6
             lab.equal(updates, 6)
             # This run ends after its own backup, and the next run goes on from that.
@@ -156,8 +155,7 @@ def entry_32_weights_alone(lab):
             lab.check(same(taken, kept) and updates == 0, f"{change}: {taken} instead of {kept}")
             _, history = script(folder, 0, change=change)
             lab.equal(len(history["loss"]), 2)
-            messages = [str(one.message) for one in told if "begins anew" in str(one.message)]
-            messages = lab.everyone(messages)[0]
+            messages = lab.everyone(told)[0]
         lab.check(len(messages) == 1 and said in messages[0], f"{messages}")
     with lab.folder() as folder:
         script(folder, 6, at=7)
@@ -167,10 +165,7 @@ def entry_32_weights_alone(lab):
 @case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
 def defect_29_what_may_differ(lab):
     """With another learning rate, or other rows, a warning says what goes on."""
-    said = {
-        "learning rate": "learning_rate is 0.0",
-        "rows": "data.x.content is",
-    }
+    said = {"learning rate": "learning_rate is 0.0", "rows": "data.x.content is"}
     for change, part in said.items():
         with lab.folder() as folder, warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -178,7 +173,7 @@ def defect_29_what_may_differ(lab):
                 small(lab, folder, at=7)
             found = small(lab, folder, change=change)
             messages = [str(one.message) for one in told if part in str(one.message)]
-            messages = lab.everyone(messages)[0]
+            messages = lab.everyone(told)[0]
         lab.check(len(messages) == 1, f"{change}: {messages}")
         if change == "learning rate":  # as plain Keras does it, which restores the optimizer
             with lab.folder() as folder:
@@ -200,8 +195,8 @@ def defect_29_a_full_disk(lab):
         def on_epoch_begin(self, epoch, logs=None):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    with lab.folder() as whole, lab.folder() as folder, warnings.catch_warnings(record=True) as all:
-        warnings.simplefilter("always")
+    noting = lab.told("could not be written")
+    with lab.folder() as whole, lab.folder() as folder, noting as told:
         try:
             expected = small(lab, whole)
             found = small(lab, folder, listed=[Filling()], delete_checkpoint=False)
@@ -209,8 +204,7 @@ def defect_29_a_full_disk(lab):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         lab.everyone("trained")
         names = sorted(path.name for path in folder.iterdir())
-        messages = [str(one.message) for one in all if "could not be written" in str(one.message)]
-        messages = lab.everyone(messages)
+        messages = lab.everyone(told)
     lab.check(same(found, expected), f"{found} instead of {expected}")
     lab.equal(len(messages[0]), 1)
     lab.check("Backup 3" in messages[0][0] and "File too large" in messages[0][0], messages[0][0])
@@ -305,13 +299,10 @@ def defect_29_crafted_backups(lab):
                 storage.write(folder, newest, facts, arrays)
             lab.everyone("written")
             said = []
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
+            with lab.told("is not used") as told, contextlib.suppress(InterruptionError):
                 try:
                     small(lab, folder, at=1, change="eagerly")  # it begins anew
                 except kd.errors.BackupError as error:
                     said = [str(error)]
-                except InterruptionError:
-                    said = [str(one.message) for one in told if "is not used" in str(one.message)]
-            said = lab.everyone(said)[0]
+            said = lab.everyone(said or told)[0]
             lab.check(len(said) == 1, f"{str(change)[:200]}: {said}")

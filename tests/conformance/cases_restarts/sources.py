@@ -4,14 +4,7 @@ from unittest import mock
 
 import numpy as np
 
-from tests.conformance.interruptions import (
-    BATCH,
-    BATCHES,
-    EPOCHS,
-    ROWS,
-    arrays,
-    exact,
-)
+from tests.conformance.interruptions import BATCH, BATCHES, EPOCHS, ROWS, arrays, exact
 from tests.conformance.lazy import keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
@@ -194,9 +187,9 @@ def entry_30_read_ahead(lab):
         exact(lab, lambda: {"x": grain_map(Rows([].append))}, at=(7,))
 
 
-@case("restarts", replicas=(2,), like="restarts.py_dataset")
+@case("restarts", replicas=(2,), like="restarts.tf_data_shuffled")
 def generator(lab):
-    """A generator, which has to pass over the batches of all epochs."""
+    """A generator, which passes over the batches of all epochs; arrays with `steps_per_epoch`."""
 
     def batches():
         x, y = regression(ROWS)
@@ -205,17 +198,13 @@ def generator(lab):
             yield x[chosen], y[chosen]
 
     exact(lab, lambda: {"x": batches()}, steps_per_epoch=BATCHES)
-
-
-@case("restarts", replicas=(2,), like="restarts.tf_data_shuffled")
-def as_many_steps_as_batches(lab):
-    """Arrays with `steps_per_epoch`, which Keras begins again as an epoch ends."""
+    # Which Keras begins again as an epoch ends.
     exact(lab, arrays(), at=(8.5, 13), steps_per_epoch=BATCHES)
 
 
 @case("restarts", replicas=(2,), backends=("torch",))
-def as_many_steps_as_batches_of_other_data(lab):
-    """The same of a `DataLoader` and a `PyDataset`; fewer steps are said to be lost."""
+def as_many_steps_as_batches(lab):
+    """As many steps as batches of a `DataLoader`, a `PyDataset`; fewer are said to be lost."""
     for of in (loader, lambda: loader(own=True), shuffling):
         exact(lab, of, at=(8.5, 13), steps_per_epoch=BATCHES)
     exact(lab, arrays(), at=(), lost=["steps_per_epoch=4"], steps_per_epoch=4)

@@ -32,7 +32,7 @@ def auto(lab):
     interrupted_anywhere(lab, arrays())
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.auto")
 def auto_prefetched(lab):
     """`save_freq="auto"` with a `tf.data` pipeline that is shuffled, and read ahead."""
     interrupted_anywhere(lab, tf_data(lambda rows: rows.shuffle(16).batch(BATCH).prefetch(4)))
