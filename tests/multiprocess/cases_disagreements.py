@@ -59,9 +59,7 @@ def on_the_model(lab):
     _refused(lab, (r"layers\[1\]\.activation", "'relu'", "'tanh'"), lambda: _fit(model))
     x, y = regression(ROWS)
     _refused(
-        lab,
-        (r"layers\[1\]\.activation", "'relu'", "'tanh'"),
-        lambda: model.train_on_batch(x, y),
+        lab, (r"layers\[1\]\.activation", "'relu'", "'tanh'"), lambda: model.train_on_batch(x, y)
     )
     model = _model(lab, rate=pick(0.5, 0.2))
     _refused(lab, (r"layers\[3\]\.rate", "0.5", "0.2"), lambda: _fit(model))
@@ -151,38 +149,45 @@ def agree_in_spite_of(lab):
     lab.alike([array.tolist() for array in values([*model.weights, *model.optimizer.variables])])
 
 
-def _assigns(lab, by):
-    """What changes a weight on the last worker alone, after a batch."""
+def _assigns(lab, name, by):
+    """What changes a variable of the last layer, on the last worker alone, after a batch."""
     is_last = lab.job.rank == lab.job.num_workers - 1
 
     class Assigns(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 1 and is_last:
-                bias = self.model.layers[-1].bias
-                bias.assign(bias + by)
+                variable = getattr(self.model.layers[-1], name)
+                variable.assign(variable + by)
 
     return Assigns()
 
 
 @case("workers")
 def on_a_weight(lab):
-    """A weight that one worker alone has changed is named at the end of the epoch."""
+    """A weight, or a moving statistic (DEFECTS 26), that one worker alone has changed is named."""
     model = _model(lab)
     said = "same weights at the end of epoch 1. Received: .*last/bias='norm .*' on worker "
     with lab.raises(kd.errors.DisagreementError, said):
-        _fit(model, epochs=2, callbacks=[_assigns(lab, 1.0)])
+        _fit(model, epochs=2, callbacks=[_assigns(lab, "bias", 1.0)])
     with lab.folder() as folder:
         backup = kd.callbacks.BackupAndRestore(folder / "backup", save_freq=2)
         said = "same weights at batch 2 of epoch 1. Received: .*last/bias"
         with lab.raises(kd.errors.DisagreementError, said):
-            model = _model(lab)
-            _fit(model, callbacks=[_assigns(lab, 1.0), backup])
+            _fit(_model(lab), callbacks=[_assigns(lab, "bias", 1.0), backup])
         written = list((folder / "backup").glob("backup-*"))
         lab.check(not written, f"a backup was written: {written}")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        _fit(_model(lab), callbacks=[_assigns(lab, 1e-6)])
+        _fit(_model(lab), callbacks=[_assigns(lab, "bias", 1e-6)])
     lab.check(any("by rounding" in str(one.message) for one in warned), "no warning")
+    with lab.strategy().scope():
+        layers = [keras.layers.Dense(1), keras.layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        model.compile("sgd", "mse")
+    _fit(model)
+    said = "same weights at the end of epoch 1. Received: .*/moving_mean='norm .*' on worker "
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(model, epochs=2, callbacks=[_assigns(lab, "moving_mean", 1.0)])
 
 
 @contextlib.contextmanager
@@ -230,38 +235,24 @@ def on_a_setting_of_the_framework(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
 
 
-def _batches(sizes):
-    """A dataset whose batches have these sizes; nothing says so before they are read."""
+def _dataset(batches):
+    """A dataset of these batches; nothing says what they are before they are read."""
 
     class Batches(keras.utils.PyDataset):
-        num_batches = len(sizes)
+        num_batches = len(batches)
 
         def __getitem__(self, index):
-            x, y = regression(sizes[index])
-            return x, y
+            return batches[index]
 
     return Batches()
 
 
-@case("workers")
-def on_moving_statistics(lab):
-    """DEFECTS 26: moving statistics that one worker alone has changed are named."""
-    is_last = lab.job.rank == lab.job.num_workers - 1
+def _batches(sizes):
+    return _dataset([regression(size) for size in sizes])
 
-    class Moves(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            mean = self.model.layers[0].moving_mean
-            if is_last:
-                mean.assign(np.ones(4, "float32"))
 
-    with lab.strategy().scope():
-        layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-        model = keras.Sequential(layers)
-        model.compile("sgd", "mse")
-    _fit(model)
-    said = "same weights at the end of epoch 1. Received: .*/moving_mean='norm .*' on worker "
-    with lab.raises(kd.errors.DisagreementError, said):
-        _fit(model, epochs=2, callbacks=[Moves()])
+def _cut(x, y):
+    return [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, len(x), BATCH)]
 
 
 @case("workers")
@@ -282,10 +273,12 @@ def on_what_is_trainable(lab):
         "on_train_batch_end": "end of batch 2 of epoch 1",
         "on_epoch_end": "end of epoch 2",
     }
+    model = _model(lab)
     for event, place in places.items():
         said = f"same trainable weights at the {place}.*kernel=False on worker "
         with lab.raises(kd.errors.DisagreementError, said):
-            _fit(_model(lab), epochs=3, callbacks=[freezing(event)])
+            _fit(model, epochs=3, callbacks=[freezing(event)])
+        model.layers[0].trainable = True
 
 
 @case("workers")
@@ -311,15 +304,11 @@ def on_a_batch(lab):
 def _in_order(lab, order):
     """Sources of the same twelve rows in an order, by kind."""
     x, y = (array[order] for array in regression(ROWS))
-    batches = [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, ROWS, BATCH)]
-
-    class Batches(keras.utils.PyDataset):
-        num_batches = len(batches)
-
-        def __getitem__(self, index):
-            return batches[index]
-
-    sources = {"PyDataset": Batches, "generator": lambda: (one for one in batches)}
+    batches = _cut(x, y)
+    sources = {
+        "PyDataset": lambda: _dataset(batches),
+        "generator": lambda: (one for one in batches),
+    }
     if lab.backend == "tensorflow":
         import tensorflow as tf
 
@@ -364,19 +353,11 @@ def on_the_order_of_a_source(lab):
 
 def _late_in(kind, x, y):
     """A source in which the batch before the last has these rows."""
-    batches = [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, len(x), BATCH)]
-
-    class Batches(keras.utils.PyDataset):
-        num_batches = len(batches)
-
-        def __getitem__(self, index):
-            return batches[index]
-
     if kind == "tf.data":
         import tensorflow as tf
 
         return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    return Batches() if kind == "PyDataset" else (one for one in batches)
+    return _dataset(_cut(x, y)) if kind == "PyDataset" else (one for one in _cut(x, y))
 
 
 @case("workers")
@@ -438,47 +419,31 @@ def draws_of_a_workers_own(lab):
     """Rows that come in one order, with other values, as of augmentation, get a warning."""
     x, y = regression(ROWS)
     drawn = x + 0.01 * lab.job.rank
-
-    def batches():
-        for at in range(0, ROWS, BATCH):
-            yield drawn[at : at + BATCH], y[at : at + BATCH]
-
     model = _model(lab)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        model.fit(batches(), verbose=0)
-    texts = [str(one.message) for one in warned if "same batches" in str(one.message)]
+    with lab.told("same batches") as texts:
+        model.fit((one for one in _cut(drawn, y)), verbose=0)
     lab.check(len(texts) == 1, f"warnings: {texts}")
     lab.check("first batch: x=" in texts[0] and "augmentation" in texts[0], texts[0])
 
 
 @case("workers", backends=("jax",))
 def on_a_program(lab):
-    """On JAX workers compare the program, which holds what no configuration says."""
-    odd = lab.job.rank == lab.job.num_workers - 1
-    hidden = {"factor": 3.0 if odd else 2.0}  # nothing that is looked at otherwise
+    """On JAX workers compare programs, those of loops too: they hold what no setting says."""
+    strategy = lab.strategy()
+    factor = 3.0 if lab.job.rank == lab.job.num_workers - 1 else 2.0
+    hidden = {"factor": factor}  # nothing that is looked at otherwise
 
     def loss(y, p):
         return keras.ops.mean(keras.ops.square(y - p), -1) * hidden["factor"]
-
-    said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker "
-    with lab.raises(kd.errors.DisagreementError, said):
-        _fit(_model(lab, loss=loss))
-
-
-@case("workers", backends=("jax",))
-def on_the_program_of_a_loop(lab):
-    """On JAX workers compare the programs of custom loops, too."""
-    strategy, odd = lab.strategy(), lab.job.rank == 1
-    factor = 3.0 if odd else 2.0
 
     @kd.function
     def scaled():
         return strategy.reduce("SUM", strategy.run(lambda: keras.ops.ones(3) * factor), axis=None)
 
-    said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker 1"
-    with lab.raises(kd.errors.DisagreementError, said):
-        scaled()
+    said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker "
+    for call in (lambda: _fit(_model(lab, loss=loss)), scaled):
+        with lab.raises(kd.errors.DisagreementError, said):
+            call()
 
 
 @case("workers", backends=("jax",))
@@ -561,10 +526,8 @@ def on_what_code_uses(lab):
     """DEFECTS 26: what a loss or layer uses is found at the first step, wherever it is kept."""
     factor = 9.0 if lab.job.rank == lab.job.num_workers - 1 else 1.0
     said = "(compute the same in the first step.* loss=|run the same program)"
-    # What is compared is what they compute: where a step costs little, wherever they have it from.
-    some = ("an array", "the environment", "a helper's code")
-    if lab.backend == "torch" or everything():
-        some = None
+    # What is compared is what they compute, wherever they have it from.
+    some = None if everything() else ("an array", "the environment", "a helper's code")
     for kind, loss in _losses_by_what_they_use(factor).items():
         if some and kind not in some:
             continue

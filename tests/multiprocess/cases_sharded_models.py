@@ -301,30 +301,21 @@ def frozen():
 
 @case(TOPIC, backends=BACKENDS)
 def frozen_and_unfrozen(lab):
-    """Layers are frozen, trained beside, and trained again."""
+    """Layers are frozen, trained beside, and trained again, by LoRA at last."""
     x, y = regression(9)
+    train = fit(x, y, batch_size=4)
 
     def unfreeze(model):
         model.layers[0].trainable = True
         model.compile(keras.optimizers.Adam(0.01), "mse")
-        return model.fit(x, y, batch_size=4, verbose=0)
 
-    lab.same(frozen, fit(x, y, batch_size=4), unfreeze, tolerance=ADAPTIVE)
+    def adapt(model):
+        for layer in model.layers[:2]:
+            layer.enable_lora(2)
+        model.compile(keras.optimizers.Adam(0.01), "mse")
 
-
-def adapted():
-    model = wide()
-    for layer in model.layers[:2]:
-        layer.enable_lora(2)
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
-
-
-@case(TOPIC, backends=BACKENDS, like="sharded_models.frozen_and_unfrozen")
-def lora(lab):
-    """LoRA on sharded weights, merged when saved."""
-    x, y = regression(9)
-    lab.same(adapted, fit(x, y, batch_size=4, epochs=2), predict(x), tolerance=ADAPTIVE)
+    actions = train, unfreeze, train, adapt, train, predict(x)
+    lab.same(frozen, *actions, tolerance=ADAPTIVE)
 
 
 @case(TOPIC, backends=BACKENDS, like="sharded_models.in_double")

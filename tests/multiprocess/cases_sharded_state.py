@@ -10,11 +10,12 @@ from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
+from tests.environment import everything
 from tests.multiprocess.loops import squared_error_step
 
 BATCH = 8
 # Of the custom loop with reads between its steps, whose numbers once depended on chance.
-REPETITIONS = 40
+REPETITIONS = 40 if everything() else 20
 
 
 BACKENDS = ("jax", "torch")

@@ -298,6 +298,7 @@ def pipeline_a_worker(lab):
 
     def made(context):
         told.append((context.num_input_pipelines, context.input_pipeline_id))
+        lab.equal(lab.replicas, context.num_replicas_in_sync)
         # A replica takes a batch: to one of several, each in as many pieces.
         here = len(strategy.local_replicas)
         return [

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import resource
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -38,54 +37,52 @@ def _fit(model, callbacks, epochs=3, **options):
 
 @case("workers")
 def metrics_reduction(lab):
-    """MetricsReduction makes one of logs that workers computed by themselves."""
+    """MetricsReduction makes one of the workers' own logs; LearningRateWarmup grows the rate."""
     rank, workers = lab.job.rank, lab.job.num_workers
+    rates = []
 
     class Own(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             logs.update(mean_of=rank + epoch, sum_of=rank + 1, largest=rank, chiefs=-rank)
 
+        def on_train_batch_begin(self, batch, logs=None):
+            rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
     reduction = kd.callbacks.MetricsReduction(
         {"sum_of": "sum", "largest": "max", "chiefs": "chief"}
     )
-    history = _fit(_model(lab), [Own(), reduction], epochs=2).history
+    warmup = kd.callbacks.LearningRateWarmup(0.1, epochs=2)
+    history = _fit(_model(lab), [warmup, Own(), reduction]).history
     mean = (workers - 1) / 2
-    lab.equal(history["mean_of"], [mean, mean + 1])
-    lab.equal(history["sum_of"], [workers * (workers + 1) // 2] * 2)
-    lab.equal(history["largest"], [workers - 1] * 2)
-    lab.equal(history["chiefs"], [0, 0])
+    lab.equal(history["mean_of"], [mean, mean + 1, mean + 2])
+    lab.equal(history["sum_of"], [workers * (workers + 1) // 2] * 3)
+    lab.equal(history["largest"], [workers - 1] * 3)
+    lab.equal(history["chiefs"], [0, 0, 0])
+    # In equal steps, and then it stays.
+    start, steps = 0.1 / lab.replicas, 2 * BATCHES
+    grown = [start + min(step / steps, 1.0) * (0.1 - start) for step in range(3 * BATCHES)]
+    lab.equal(np.array(rates), np.array(grown))
     with lab.raises(ValueError, "one of .*'mean'.* Received: reductions="):
         kd.callbacks.MetricsReduction({"loss": "median"})
 
 
-@case("workers", like="worker_callbacks.checkpoints")
-def chief_only(lab):
-    """ChiefOnly, and Keras's callbacks that write, act on the chief alone."""
-    heard = []
-
-    class Listener(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            heard.append(epoch)
-
-    with lab.folder() as folder:
-        own = folder / f"log-{lab.job.rank}.csv"
-        csv = keras.callbacks.CSVLogger(str(own))
-        _fit(_model(lab), [kd.callbacks.ChiefOnly(Listener()), csv], epochs=2)
-        lab.equal(heard, [0, 1] if lab.job.is_chief else [])
-        lab.check(own.exists() == lab.job.is_chief, f"{own} of worker {lab.job.rank}")
-
-
 @case("workers")
 def checkpoints(lab):
-    """ModelCheckpoint decides on every worker, and the chief writes whole files."""
+    """ModelCheckpoint decides on every worker, the chief writes whole files; so does ChiefOnly."""
+    heard, chief = [], lab.job.is_chief
+    listener = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: heard.append(epoch))
     with lab.folder() as folder:
         own = folder / f"{lab.job.rank}-{{epoch}}.keras"
+        log = folder / f"{lab.job.rank}-log.csv"
         checkpoint = keras.callbacks.ModelCheckpoint(str(own), monitor="loss", save_best_only=True)
         model = _model(lab)
-        history = _fit(model, [checkpoint]).history
+        writing = [keras.callbacks.CSVLogger(str(log)), kd.callbacks.ChiefOnly(listener)]
+        history = _fit(model, [checkpoint, *writing]).history
+        lab.equal(heard, [0, 1, 2] if chief else [])
+        lab.check(log.exists() == chief, f"{log} of worker {lab.job.rank}")
         lab.equal(checkpoint.best, min(history["loss"]))
-        found = sorted(path.name for path in folder.iterdir() if path.name[0] == str(lab.job.rank))
-        lab.equal(found, ["0-1.keras", "0-2.keras", "0-3.keras"] if lab.job.is_chief else [])
+        found = sorted(path.name for path in folder.glob(f"{lab.job.rank}-*.keras"))
+        lab.equal(found, ["0-1.keras", "0-2.keras", "0-3.keras"] if chief else [])
         lab.check(not list(folder.glob("unfinished*")), "an unfinished file is left")
         x, _ = regression(6)
         expected = model.predict(x, verbose=0)
@@ -125,50 +122,32 @@ def checkpoints_in_the_background(lab):
         lab.check(not list(folder.glob("unfinished*")), "an unfinished file is left")
 
 
-def _stopped_at(lab, stopper):
-    """After which batch each worker stops."""
-    seen = []
-
-    class Count(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            seen.append(batch)
-
-    _fit(_model(lab), [Count(), stopper])
-    lab.equal(lab.everyone(len(seen)), [len(seen)] * lab.job.num_workers)
-    return len(seen)
-
-
-@case("workers", like="worker_callbacks.stop_after_an_epoch")
-def stop_in_an_epoch(lab):
-    """`stop_training` set after a batch on one worker stops all at the same batch."""
-    rank = lab.job.rank
-
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if rank == 1 and batch == 2:
-                self.model.stop_training = True
-
-    lab.equal(_stopped_at(lab, Stop()), 3)
-
-
 @case("workers")
-def stop_after_an_epoch(lab):
-    """`stop_training` set after an epoch on one worker stops all."""
-    rank = lab.job.rank
+def stop_in_an_epoch(lab):
+    """`stop_training` after a batch or an epoch on one worker stops all; so does EarlyStopping."""
+    here, seen, model = lab.job.rank == 1, [], _model(lab)
 
     class Stop(keras.callbacks.Callback):
+        def __init__(self, **at):
+            super().__init__()
+            self.at = at
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training |= here and batch == self.at.get("batch")
+
         def on_epoch_end(self, epoch, logs=None):
-            if rank == 1 and epoch == 1:
-                self.model.stop_training = True
+            self.model.stop_training |= here and epoch == self.at.get("epoch")
 
-    lab.equal(_stopped_at(lab, Stop()), 2 * BATCHES)
-
-
-@case("workers", like="worker_callbacks.stop_after_an_epoch")
-def early_stopping(lab):
-    """EarlyStopping decides alike on all workers."""
-    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=10.0)
-    lab.equal(_stopped_at(lab, stop), 2 * BATCHES)
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, _: seen.append(batch))
+    early = keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=10.0)
+    for stopper, batches in (
+        (Stop(batch=2), 3),
+        (Stop(epoch=1), 2 * BATCHES),
+        (early, 2 * BATCHES),
+    ):
+        seen.clear()
+        _fit(model, [count, stopper])
+        lab.equal(lab.everyone(len(seen)), [batches] * lab.job.num_workers)
 
 
 @case("workers")
@@ -182,22 +161,6 @@ def broadcast_of_variables(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
     with lab.raises(ValueError, "the chief .*Received: root_rank=1"):
         kd.callbacks.BroadcastGlobalVariables(1)
-
-
-@case("workers", like="worker_callbacks.checkpoints")
-def warmup(lab):
-    """LearningRateWarmup grows the learning rate in equal steps, and then leaves it."""
-    model = _model(lab)
-    rates = []
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
-
-    _fit(model, [kd.callbacks.LearningRateWarmup(0.1, epochs=2), Note()])
-    start, steps = 0.1 / lab.replicas, 2 * BATCHES
-    grown = [start + min(step / steps, 1.0) * (0.1 - start) for step in range(3 * BATCHES)]
-    lab.equal(np.array(rates), np.array(grown))
 
 
 def _others():
@@ -236,32 +199,6 @@ def backup_and_restore(lab):
 
 
 @case("workers", like="worker_callbacks.restart_of_shards")
-def backups_to_the_last_bit(lab):
-    """A run that is interrupted again and again has the numbers of one with the same backups."""
-
-    def run(folder, *callbacks):
-        backup = kd.callbacks.BackupAndRestore(folder, save_freq=2)
-        model = _model(lab)
-        # Equal parts: with others torch applies the weights elsewhere in a run's first step.
-        return model, _fit(model, [backup, *callbacks], epochs=5, batch_size=4)
-
-    with lab.folder() as folder:
-        model, history = run(folder)
-        expected = [history.history["loss"], *model.get_weights()]
-    with lab.folder() as folder:
-        for interrupted in range(30):  # noqa: B007  it counts
-            with contextlib.suppress(InterruptionError):
-                model, history = run(folder, interrupting_after(3))
-                break
-        else:
-            lab.check(False, "no run came to its end")
-        lab.check(interrupted > 5, f"interrupted {interrupted} times")
-        found = [history.history["loss"], *model.get_weights()]
-    for one, other in zip(found, expected, strict=True):
-        lab.check(np.array_equal(one, other), f"{one} instead of {other}")
-
-
-@case("workers", like="worker_callbacks.restart_of_shards")
 def auto_backups(lab):
     """`save_freq="auto"`: the chief chooses for all, though their clocks differ; all restart so."""
 
@@ -288,12 +225,22 @@ def auto_backups(lab):
 
 @case("workers", like="worker_callbacks.backup_and_restore")
 def torn_backups(lab):
-    """A torn backup is refused, the one before it is used; an unfinished one goes."""
+    """A torn backup is refused, the one before it is used; an unfinished one goes.
+
+    DEFECTS 29: a backup of another model is refused on every worker, and stays.
+    """
     with lab.folder() as folder:
         kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
         _fit(_model(lab), [kept], epochs=3)
         lab.everyone("written")
-        newest = max(folder.iterdir())
+        with lab.strategy().scope():
+            other = dense("sgd")
+        said = rf"\[worker {lab.job.rank}/{lab.job.num_workers}\] Expected.*of this call of fit"
+        with lab.raises(kd.errors.BackupError, said):
+            _fit(other, [kd.callbacks.BackupAndRestore(folder)], epochs=3)
+        lab.everyone("refused")
+        newest = max(folder.glob("backup-*[0-9].kdb"))
+        lab.everyone("looked")
         if lab.job.is_chief:
             newest.write_bytes(newest.read_bytes()[:-7])
             newest.with_name(f"unfinished-4711-1-{newest.name}").write_bytes(
@@ -303,35 +250,12 @@ def torn_backups(lab):
         model = _model(lab)
         seen = []
         watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with lab.told("is torn") as messages:
             _fit(model, [kd.callbacks.BackupAndRestore(folder), watch], epochs=3)
-        messages = [str(one.message) for one in told if "is torn" in str(one.message)]
         lab.equal(len(messages), 1 if lab.job.is_chief else 0)
         lab.equal(seen, [2])
         lab.everyone("ended")
         lab.equal(list(folder.iterdir()), [])
-
-
-@case("workers", like="worker_callbacks.backup_and_restore")
-def backups_of_another_model(lab):
-    """DEFECTS 29: a backup of another model is refused on every worker, and stays."""
-    with lab.folder() as folder:
-        kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
-        _fit(_model(lab), [kept], epochs=1)
-        lab.everyone("written")
-        with lab.strategy().scope():
-            other = dense("sgd")
-        said = ""
-        try:
-            _fit(other, [kd.callbacks.BackupAndRestore(folder)], epochs=1)
-        except kd.errors.BackupError as error:
-            said = str(error)
-        lab.check("of this call of fit" in said, said)
-        lab.check(f"[worker {lab.job.rank}/{lab.job.num_workers}] Expected" in said, said)
-        lab.everyone("refused")
-        lab.check((folder / "backup-000000000001.kdb").exists(), "it has gone")
-        lab.everyone("looked")
 
 
 @case("workers", like="worker_callbacks.backup_and_restore")
@@ -353,8 +277,7 @@ def defect_29_a_full_disk(lab):
 
     ended = {}
     for rank in (None, 0, lab.job.num_workers - 1):
-        with lab.folder() as folder, warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with lab.folder() as folder, lab.told("could not be written") as told:
             kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
             model = _model(lab)
             try:
@@ -362,8 +285,7 @@ def defect_29_a_full_disk(lab):
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
             ended[rank] = _everything(model, history)
-            said = [str(one.message) for one in told if "could not be written" in str(one.message)]
-            said = lab.everyone(said)
+            said = lab.everyone(told)
             names = sorted(path.name for path in folder.iterdir() if "part" not in path.name)
             lab.everyone("looked")
         writes = rank == 0 or (rank and kept._files.in_parts)

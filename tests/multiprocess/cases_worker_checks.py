@@ -13,6 +13,7 @@ from tests.conformance.mixing import EXAMPLES, added_sum
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 from tests.conformance.unmixing import network, noisy, residual
+from tests.environment import everything
 
 CHECKED = ("tensorflow", "torch")
 
@@ -29,10 +30,15 @@ def in_steps(model):
     return model
 
 
+def some(lab):
+    """The examples: in a run of the tests every second one, where each is traced."""
+    return EXAMPLES if everything() or lab.backend == "torch" else EXAMPLES[::2]
+
+
 @case("the first-batch check", backends=CHECKED)
 def found(lab):
     """The five public examples that mix examples: found on workers, the chief warns, once."""
-    for build in EXAMPLES:
+    for build in some(lab):
         model, batch = made(lab, lambda backend: build(backend, repaired=False))  # noqa: B023
         said = warned(in_steps(model), batch)
         name = build.__name__
@@ -50,7 +56,7 @@ def silent(lab):
     def batch_norm(backend):
         return network(keras.layers.BatchNormalization()), regression(11)
 
-    builds = {one.__name__: lambda b, one=one: one(b, repaired=True) for one in EXAMPLES}
+    builds = {one.__name__: lambda b, one=one: one(b, repaired=True) for one in some(lab)}
     builds["norm and dropout"] = lambda _: (residual(), regression(11))
     builds["batch normalization"] = batch_norm
     builds["draws"] = lambda _: (noisy(), regression(11))

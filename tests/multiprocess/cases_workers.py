@@ -27,23 +27,15 @@ def _differing_seeds(lab):
 
 
 @case("workers")
-def initial_broadcast(lab):
-    """Weights start equal, whatever the seeds."""
-    _differing_seeds(lab)
-    with lab.strategy().scope():
-        model = dense()
-    x, y = regression(6)
-    model.evaluate(x, y, batch_size=6, verbose=0)
-    lab.alike([array.tolist() for array in values(model.weights)])
-
-
-@case("workers")
 def equal_order(lab):
-    """Data are shuffled in the same order, whatever the seeds."""
+    """Weights start equal, and data are shuffled in the same order, whatever the seeds."""
+    _differing_seeds(lab)
     with lab.strategy().scope():
         model = dense()
-    _differing_seeds(lab)
     x, y = regression(23)
+    model.evaluate(x[:6], y[:6], batch_size=6, verbose=0)
+    lab.alike([array.tolist() for array in values(model.weights)])
+    _differing_seeds(lab)
     history = model.fit(x, y, batch_size=4, epochs=2, shuffle=True, verbose=0)
     lab.alike(history.history)
     lab.alike([array.tolist() for array in values(model.weights)])
@@ -87,8 +79,7 @@ def states_of_the_chief(lab):
     keras.utils.set_random_seed(7)
     if lab.job.rank:
         np.random.seed(11)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with lab.told("seeded alike") as said:
         model.predict(x, batch_size=4, verbose=0)
         keras.utils.set_random_seed(7)
         if lab.job.rank:
@@ -97,7 +88,6 @@ def states_of_the_chief(lab):
         drawn = [random.random(), float(np.random.random())]
     keras.utils.set_random_seed(7)
     lab.equal([random.random(), float(np.random.random())], drawn)
-    said = [str(one.message) for one in warned if "seeded alike" in str(one.message)]
     lab.check(any("states of numpy on worker" in one for one in said), f"warnings: {said}")
 
 
@@ -260,7 +250,7 @@ def eagerly_each_has_its_rows(lab):
     lab.alike([array.tolist() for array in values(model.variables)])
 
 
-@case("workers")
+@case("workers", like="workers.equal_results")
 def mixed_float16(lab):
     """`mixed_float16` in uneven batches: one device's results, and the same on every worker."""
     x, y = regression(11)
@@ -312,30 +302,34 @@ def _own_numbers(strategy):
 
 
 @case("workers")
-def local_components(lab):
-    """A distributed value holds the components of its own worker."""
-    strategy = lab.strategy()
-    here = [float(one) for one in strategy.local_results(_own_numbers(strategy))]
+def reduce_and_gather(lab):
+    """A value holds its own worker's components; sums, gathers, merge calls meet those of all."""
+    strategy, replicas = lab.strategy(), lab.replicas
+    own = _own_numbers(strategy)
+    here = [float(one) for one in strategy.local_results(own)]
     lab.equal(here, [float(one) for one in strategy.local_replicas])
     everywhere = [number for theirs in lab.everyone(here) for number in theirs]
-    lab.equal(everywhere, [float(one) for one in range(lab.replicas)])
-
-
-@case("workers")
-def reduce_and_gather(lab):
-    """reduce and gather go over the replicas of all workers."""
-    strategy, replicas = lab.strategy(), lab.replicas
-
-    def rows(number):
-        return keras.ops.ones((2, 3)) * (number + 1.0)
-
-    made = strategy.run(rows, args=(_own_numbers(strategy),))
-    numbers = np.arange(1.0, replicas + 1.0)
+    lab.equal(everywhere, [float(one) for one in range(replicas)])
+    made = strategy.run(lambda number: keras.ops.ones((2, 3)) * (number + 1.0), args=(own,))
+    numbers = np.arange(1.0, replicas + 1.0, dtype="float32")
     lab.equal(strategy.reduce("SUM", made, axis=None), np.full((2, 3), numbers.sum(), "float32"))
     lab.equal(strategy.reduce("MEAN", made, axis=None), np.full((2, 3), numbers.mean(), "float32"))
     lab.equal(strategy.reduce("SUM", made, axis=0), np.full(3, 2 * numbers.sum(), "float32"))
-    expected = np.repeat(numbers, 2)[:, None].repeat(3, axis=1).astype("float32")
+    expected = np.repeat(numbers, 2)[:, None].repeat(3, axis=1)
     lab.equal(strategy.gather(made, axis=0), expected)
+
+    def code(number):
+        here = kd.get_replica_context()
+        own = keras.ops.ones((1, 2)) * (number + 1.0)
+        merged = here.merge_call(lambda s, value: s.reduce("SUM", value, axis=None), args=(own,))
+        sums = here.all_reduce("SUM", own), here.all_reduce("MEAN", own)
+        return merged, *sums, here.all_gather(own, axis=0)
+
+    total, mean = (np.full((1, 2), one, "float32") for one in (numbers.sum(), numbers.mean()))
+    expected = total, total, mean, numbers[:, None].repeat(2, axis=1)
+    for found, wanted in zip(strategy.run(code, args=(own,)), expected, strict=True):
+        for component in strategy.local_results(found):
+            lab.equal(component, wanted)
 
 
 @case("workers", backends=("torch",))
@@ -409,58 +403,6 @@ def options_of_communication(lab):
         found.append(values(model.weights))
     for own, expected in zip(*found, strict=True):
         lab.equal(own, expected)
-
-
-@case("workers")
-def collectives_in_replicas(lab):
-    """all_reduce, all_gather and merge_call meet the replicas of all workers."""
-    strategy, replicas = lab.strategy(), lab.replicas
-
-    def code(number):
-        here = kd.get_replica_context()
-        own = keras.ops.ones((1, 2)) * (number + 1.0)
-        total = here.all_reduce("SUM", own)
-        mean = here.all_reduce("MEAN", own)
-        gathered = here.all_gather(own, axis=0)
-        merged = here.merge_call(lambda s, value: s.reduce("SUM", value, axis=None), args=(own,))
-        return total, mean, gathered, merged
-
-    results = strategy.run(code, args=(_own_numbers(strategy),))
-    numbers = np.arange(1.0, replicas + 1.0, dtype="float32")
-    expected = (
-        np.full((1, 2), numbers.sum(), "float32"),
-        np.full((1, 2), numbers.mean(), "float32"),
-        numbers[:, None].repeat(2, axis=1),
-        np.full((1, 2), numbers.sum(), "float32"),
-    )
-    for found, wanted in zip(results, expected, strict=True):
-        for component in strategy.local_results(found):
-            lab.equal(component, wanted)
-
-
-@case("workers")
-def input_context(lab):
-    """A dataset function is told of its worker."""
-    strategy = lab.strategy()
-    told = []
-
-    def make(context):
-        told.append(context)
-        first = 10.0 * context.input_pipeline_id
-        return [np.full((2, 1), first + step, "float32") for step in range(4)]
-
-    dataset = strategy.distribute_datasets_from_function(make)
-    [context] = told
-    lab.equal(
-        [context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync],
-        [lab.job.num_workers, lab.job.rank, lab.replicas],
-    )
-    found = [
-        float(np.asarray(keras.ops.convert_to_numpy(component)).ravel()[0])
-        for batch in dataset
-        for component in strategy.local_results(batch)
-    ]
-    lab.equal(found, [10.0 * lab.job.rank + step for step in range(4)])
 
 
 @case("workers")

@@ -77,9 +77,7 @@ def data(kind):
 
         pairs = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
         order = torch.Generator().manual_seed(3)
-        return {
-            "x": torch.utils.data.DataLoader(pairs, BATCH, shuffle=True, generator=order),
-        }
+        return {"x": torch.utils.data.DataLoader(pairs, BATCH, shuffle=True, generator=order)}
     import tensorflow as tf
 
     return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=5).batch(BATCH)}

@@ -4,7 +4,6 @@ python -m tests.multiprocess.jax_script; the environment says which worker. Prin
 """
 
 import os
-import traceback
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -22,6 +21,7 @@ from kerasdist.backends import registry  # noqa: E402
 from kerasdist.backends.base.interface import ReplicaOptions  # noqa: E402
 from kerasdist.backends.jax import connection  # noqa: E402
 from kerasdist.job import job as jobs  # noqa: E402
+from tests.multiprocess.loops import run_cases  # noqa: E402
 
 REPLICAS, HERE = STRATEGY.num_replicas_in_sync, STRATEGY.local_replicas
 RANK = jax.process_index()
@@ -186,11 +186,4 @@ def statistics_of_a_part():
 
 
 if __name__ == "__main__":
-    for one in CASES:
-        try:
-            one()
-        except Exception:  # noqa: BLE001
-            traceback.print_exc()
-            print("failed", one.__name__, flush=True)
-            break  # the other workers are elsewhere now
-        print("passed", one.__name__, flush=True)
+    run_cases(CASES)

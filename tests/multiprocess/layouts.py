@@ -24,8 +24,6 @@ NOT_HERE = (
     "models.really_distributed",
     "async_checkpoint.",  # on workers: `cases_worker_callbacks`
     "callbacks.model_checkpoint",
-    "callbacks.csv_logger",
-    "callbacks.tensorboard",
     "newer_keras.orbax_checkpoint",  # on workers: `cases_worker_callbacks`
     "training.verbose",
     "reading.central_storage",
@@ -106,7 +104,6 @@ _ALWAYS = (
     "optimizers.own_apply",  # whose gradients are not those of the backward pass
     "models.sublayer_that_is_never_called",  # Keras's predict calls the model with a global batch
     "own_data.nothing_built_eagerly",  # metrics that are built within a step
-    "restarts.tf_data_repeated",  # a place among batches that are read ahead
     "restarts.two_calls_of_fit",  # metrics with sums of an earlier call
     "step_logs.renamed_logs_of_keras",  # a step's results of metrics, summed over the workers
 )
@@ -167,7 +164,7 @@ _SELECTED_ON_SHARDED = (
     "worker_checks.found",
     "worker_saves.save_on_all_workers",
     "workers.custom_loop",
-    "workers.initial_broadcast",
+    "workers.equal_order",
 )
 _WITHIN_HOST_ALWAYS = {
     "jax": ("sharded_state.each_holds_its_part", "sharded_models.shared_and_tied_weights"),
@@ -194,10 +191,7 @@ _NOT_ON_SHARDED = (
 
 # What differs where the devices of a worker share no memory.
 GPUS = {"tensorflow": (Layout(2, 2, _LIKE_GPUS),), "jax": (), "torch": ()}
-_ON_GPUS = (
-    "optimizers.global_clipnorm_opposing",
-    "training.steps_per_execution_not_dividing",
-)
+_ON_GPUS = ("optimizers.global_clipnorm_opposing", "training.steps_per_execution_not_dividing")
 
 OWN = "tests.multiprocess"
 

@@ -1,6 +1,51 @@
-"""The step of the custom loops that workers run beside one device."""
+"""What workers' cases share: the step of their custom loops, and how a script runs its cases."""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
 
 from tests.conformance.lazy import kd, keras
+
+
+def run_cases(cases: Sequence[Callable[[], None]]):
+    """Prints a line a case; ends with one that fails: the other workers are elsewhere then."""
+    for one in cases:
+        try:
+            one()
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+            print("failed", one.__name__, flush=True)
+            break
+        print("passed", one.__name__, flush=True)
+
+
+@contextlib.contextmanager
+def torch_launches() -> Iterator[list]:
+    """Notes each collective as torch launches it, by a wrapper: its name, its size."""
+    import torch.distributed as dist
+
+    from kerasdist.backends.torch.workers import process_group
+
+    noted = []
+
+    def noting(name, original):
+        def launch(*tensors, **options):
+            noted.append((name, *(one.numel() for one in tensors)))
+            return original(*tensors, **options)
+
+        return launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (dist, "all_reduce"),
+            (dist, "broadcast"),
+            (process_group, "_gather_into"),
+            (process_group, "_scatter_sum"),
+        ):
+            patch.setattr(owner, name, noting(name, getattr(owner, name)))
+        yield noted
 
 
 def squared_error_step(model, batch_size, optimizer=None):

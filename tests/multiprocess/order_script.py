@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import time
-import traceback
 
 import kerasdist as kd
 
@@ -22,6 +21,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from kerasdist.job.collectives import STEPS, CollectiveLog  # noqa: E402
+from tests.multiprocess.loops import run_cases, torch_launches  # noqa: E402
 
 BACKEND = os.environ["KERAS_BACKEND"]
 JOB = STRATEGY.replica_set.job
@@ -214,40 +214,13 @@ def another_order_of_programs_is_named():
 @case("torch")
 def each_collective_is_recorded():
     """All that torch launches, and nothing else."""
-    import torch.distributed as dist
-
-    from kerasdist.backends.torch.workers import process_group
-
     for strategy in strategies():
         training = Training(normalized, strategy)
-        launched = []
-
-        def noting(name, original, launched=launched):
-            def launch(*tensors, **options):
-                launched.append(name)
-                return original(*tensors, **options)
-
-            return launch
-
-        with pytest.MonkeyPatch.context() as patch:
-            for owner, name in (
-                (dist, "all_reduce"),
-                (dist, "broadcast"),
-                (process_group, "_gather_into"),
-                (process_group, "_scatter_sum"),
-            ):
-                patch.setattr(owner, name, noting(name, getattr(owner, name)))
-            before = JOB.collectives.count
+        before = JOB.collectives.count
+        with torch_launches() as launched:
             training.run()
         assert len(launched) == JOB.collectives.count - before, launched
 
 
 if __name__ == "__main__":
-    for one in CASES:
-        try:
-            one()
-        except Exception:  # noqa: BLE001
-            traceback.print_exc()
-            print("failed", one.__name__, flush=True)
-            break  # the other workers are elsewhere now
-        print("passed", one.__name__, flush=True)
+    run_cases(CASES)

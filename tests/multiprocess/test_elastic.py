@@ -83,8 +83,8 @@ def test_what_is_no_range(tmp_path, text):
     assert "--workers" in done.stderr
 
 
-# Sizes 3, 2, 4 and, where there is a third call of `fit`, 1: a change in the middle of each.
-RUNS = {"torch": [("none", "arrays", "loader")]}
+# Sizes 3, 2, 4, 1: a change in the middle of each call of `fit`.
+RUNS = {"torch": [("none", "loader")]}
 if everything():
     RUNS = {
         "torch": [("none", "arrays", "loader", "tfdata"), ("full", "arrays", "arrays")],

@@ -1,65 +1,86 @@
-"""What is a backend's own in its engine of many workers: one pair of real processes each."""
+"""What is a backend's own in its engine of many workers, and the order of their collectives.
 
+Scripts of cases, each by one pair of real processes. In `order_script` workers record their
+collectives (`KERASDIST_DEBUG_COLLECTIVES=1`).
+"""
+
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
 from kerasdist.launch.placement import free_port
+from tests.conformance.registry import BACKENDS
 from tests.environment import CPU_DEVICES, values
-from tests.multiprocess.processes import Processes, report
+from tests.multiprocess.processes import Ended, Processes, report
 
 SECONDS = 900
 WORKERS = 2
-COMMON = {
-    "KERASDIST_WORKERS": str(WORKERS),
-    "KERASDIST_MEETING_TIMEOUT": "40",
-    "PYTHONWARNINGS": "ignore",
-}
-# Two devices a worker on JAX, where a worker may have several.
-OWN = {
-    "jax": {"KERASDIST_CPU_DEVICES": "2", **values(CPU_DEVICES)},
-    "torch": values(CPU_DEVICES),
+# By script and backend: what its workers have in the environment. Two devices a worker on JAX,
+# where a worker may have several.
+RECORDING = {"KERASDIST_DEBUG_COLLECTIVES": "1", "KERASDIST_MEETING_TIMEOUT": "100"}
+JOBS = {
+    ("jax_script", "jax"): {"KERASDIST_CPU_DEVICES": "2"},
+    ("torch_script", "torch"): {},
+    **{("order_script", backend): RECORDING for backend in BACKENDS},
 }
 
 
-def cases(backend: str) -> list[str]:
-    script = Path(__file__).with_name(f"{backend}_script.py")
-    return re.findall(r"@case\ndef (\w+)", script.read_text(encoding="utf-8"))
+def cases(script: str, backend: str) -> list[str]:
+    """The names of a script's cases, as its decorators say."""
+    text = Path(__file__).with_name(f"{script}.py").read_text(encoding="utf-8")
+    found = re.findall(r"@case(?:\((.*)\))?\ndef (\w+)", text)
+    return [name for on, name in found if on in ("", "*ALL") or f'"{backend}"' in on]
 
 
-@pytest.fixture(scope="module")
-def ended():
-    """How the workers of a backend ended; each pair runs once."""
-    known = {}
-
-    def of(backend):
-        if backend not in known:
-            known[backend] = run(backend)
-        return known[backend]
-
-    return of
-
-
-def run(backend: str):
-    common = {**COMMON, **OWN[backend], "KERASDIST_COORDINATOR": f"localhost:{free_port()}"}
+def run(command: list[str], backend: str, **own: str) -> list[Ended]:
+    common = {
+        "KERASDIST_WORKERS": str(WORKERS),
+        "KERASDIST_COORDINATOR": f"localhost:{free_port()}",
+        "KERASDIST_MEETING_TIMEOUT": "40",
+        "KERAS_BACKEND": backend,
+        "PYTHONWARNINGS": "ignore",
+        **values(CPU_DEVICES),
+        **own,
+    }
     environments = [{**common, "KERASDIST_RANK": str(rank)} for rank in range(WORKERS)]
-    script = ["-m", f"tests.multiprocess.{backend}_script"]
-    with Processes([script] * WORKERS, environments) as processes:
+    with Processes([command] * WORKERS, environments) as processes:
         return processes.join(SECONDS)
 
 
-@pytest.mark.parametrize(("backend", "name"), [(one, name) for one in OWN for name in cases(one)])
-def test_case(ended, backend, name):
-    workers = ended(backend)
+@functools.cache
+def ended(script: str, backend: str) -> list[Ended]:
+    """How the workers of a script ended, which run once."""
+    return run(["-m", f"tests.multiprocess.{script}"], backend, **JOBS[script, backend])
+
+
+@pytest.mark.parametrize(
+    ("script", "backend", "name"), [(*job, one) for job in JOBS for one in cases(*job)]
+)
+def test_case(script, backend, name):
+    workers = ended(script, backend)
     for one in workers:
         assert f"passed {name}\n" in one.output, report(workers)
 
 
-@pytest.mark.parametrize("backend", OWN)
-def test_ends_well(ended, backend):
-    workers = ended(backend)
+@pytest.mark.parametrize(("script", "backend"), JOBS)
+def test_ends_well(script, backend):
+    workers = ended(script, backend)
     assert [one.code for one in workers] == [0] * WORKERS, report(workers)
+
+
+def test_all_workers_record_or_none():
+    command = ["-m", "tests.multiprocess.job_script"]
+    port = str(free_port())
+    commands = [[*command, str(rank), "2", port, "wait_at_exit"] for rank in range(2)]
+    environments = [{"KERASDIST_DEBUG_COLLECTIVES": one} for one in ("1", "0")]
+    with Processes(commands, environments) as processes:
+        workers = processes.join(60)
+    said = "KERASDIST_DEBUG_COLLECTIVES=0 on worker 1, 1 on worker 0"
+    for one in workers:
+        assert one.code == 1, report(workers)
+        assert said in one.output, report(workers)
 
 
 # A group of the script as "nccl" makes it, which serves no tensors on CPUs; here it is Gloo's.
@@ -92,11 +113,7 @@ print("passed trains", flush=True)
 
 
 def test_defect_11_a_group_of_the_script_for_gpus_alone():
-    ports = {"KERASDIST_COORDINATOR": f"localhost:{free_port()}", "TEST_PORT": str(free_port())}
-    common = {**COMMON, **OWN["torch"], **ports, "KERAS_BACKEND": "torch"}
-    environments = [{**common, "KERASDIST_RANK": str(rank)} for rank in range(WORKERS)]
-    with Processes([["-c", GROUP_OF_THE_SCRIPT]] * WORKERS, environments) as processes:
-        workers = processes.join(120)
+    workers = run(["-c", GROUP_OF_THE_SCRIPT], "torch", TEST_PORT=str(free_port()))
     for one in workers:
         assert "passed refuses" in one.output, report(workers)
         assert "passed trains" in one.output, report(workers)

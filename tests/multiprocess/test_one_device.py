@@ -12,11 +12,7 @@ from tests.multiprocess.layouts import cases, layouts, selected
 
 ITEMS = [
     pytest.param(
-        backend,
-        str(layout),
-        key,
-        id=f"{backend}-{layout}-{key}",
-        marks=time_limit(cases()[key]),
+        backend, str(layout), key, id=f"{backend}-{layout}-{key}", marks=time_limit(cases()[key])
     )
     for backend in BACKENDS
     for layout in layouts(backend)

@@ -18,13 +18,7 @@ MEMORY = "tests.multiprocess.backups_memory_script"
 # stop. The first trains. Who stops after the same epoch as the one before only restores.
 RUNS = {
     "jax": ((2, "full", 1), (1, "none", 1), (2, "optimizer", 1)),
-    "torch": (
-        (2, "full", 1),
-        (1, "none", 1),
-        (3, "full", 1),
-        (1, "none", 2),
-        (2, "optimizer", 2),
-    ),
+    "torch": ((2, "full", 1), (1, "none", 2), (3, "optimizer", 2)),
 }
 
 
@@ -115,10 +109,14 @@ def test_defect_30_an_error_after_fit_trains_no_epoch_again(tmp_path):
     """
     script = launching.write(tmp_path, SCRIPT)
     common = {"KERAS_BACKEND": "torch", **values(CPU_DEVICES)}
-    call = ("run", "--workers", 2, "--max-restarts", 1, script)
-    for number in range(2):  # the second does not take the first's result for its own
+    # The second job does not take the first one's result for its own.
+    for number, (restarts, seen) in enumerate(
+        ((1, ["12 of 4"] * 2 + ["0 of 4"] * 2), (0, ["12 of 4"] * 2))
+    ):
+        call = ("run", "--workers", 2, "--max-restarts", restarts, script)
         done = launching.finish(*call, seconds=SECONDS, **common)
-        assert done.returncode == 0, done.stderr
-        assert re.findall(r"seen (\d+ of \d+)", done.stdout) == ["12 of 4"] * 2 + ["0 of 4"] * 2
+        assert done.returncode == 1 - restarts, done.stderr
+        assert re.findall(r"seen (\d+ of \d+)", done.stdout) == seen
         assert len((tmp_path / "log.csv").read_text().splitlines()) == 5 + 4 * number
-        assert list((tmp_path / "backups").iterdir()) == []
+        if restarts:
+            assert list((tmp_path / "backups").iterdir()) == []

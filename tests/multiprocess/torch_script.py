@@ -3,10 +3,8 @@
 python -m tests.multiprocess.torch_script; the environment says which worker. Prints a line a case.
 """
 
-import contextlib
 import os
 import threading
-import traceback
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -22,8 +20,8 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from kerasdist.backends.torch.replica import threads  # noqa: E402
-from kerasdist.backends.torch.workers import process_group  # noqa: E402
 from kerasdist.backends.torch.workers.buckets import GradientSum  # noqa: E402
+from tests.multiprocess.loops import run_cases, torch_launches  # noqa: E402
 
 WORKERS, RANK = dist.get_world_size(), dist.get_rank()
 X = np.random.default_rng(0).normal(size=(45, 4)).astype("float32")
@@ -199,29 +197,6 @@ def gradients_travel_during_the_backward_pass():
     assert started == [False] * 2 + [True] * 2 * (STEPS - 1), started
 
 
-@contextlib.contextmanager
-def launches():
-    """Notes each collective as it is launched, by a wrapper around Gloo's: its name, its size."""
-    noted = []
-
-    def noting(name, original):
-        def launch(*tensors, **options):
-            noted.append((name, *(one.numel() for one in tensors)))
-            return original(*tensors, **options)
-
-        return launch
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in (
-            (dist, "all_reduce"),
-            (dist, "broadcast"),
-            (process_group, "_gather_into"),
-            (process_group, "_scatter_sum"),
-        ):
-            patch.setattr(owner, name, noting(name, getattr(owner, name)))
-        yield noted
-
-
 @case
 def collectives_are_launched_in_one_order():
     """DEFECTS 20: NCCL's would wait for each other for ever, unlike Gloo's."""
@@ -245,7 +220,7 @@ def collectives_are_launched_in_one_order():
 
     options = kd.CommunicationOptions(bytes_per_pack=64)
     strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
-    with launches() as noted:
+    with torch_launches() as noted:
         _, found = trained(Mixed, strategy, epochs=2)
     everyone = strategy.replica_set.job.all_gather_object("launched collectives", noted)
     assert len(noted) > 10 * STEPS, noted
@@ -412,11 +387,4 @@ def types_that_torch_does_not_add():
 
 
 if __name__ == "__main__":
-    for one in CASES:
-        try:
-            one()
-        except Exception:  # noqa: BLE001
-            traceback.print_exc()
-            print("failed", one.__name__, flush=True)
-            break  # the other workers are elsewhere now
-        print("passed", one.__name__, flush=True)
+    run_cases(CASES)
