@@ -76,7 +76,7 @@ def test_too_few_are_left(tmp_path):
     assert sizes(done) == [3]
 
 
-@pytest.mark.parametrize("text", ["3:2", "0:2", "a:2", "1:2:3", "2:gpu", ":"])
+@pytest.mark.parametrize("text", ["3:2", "a:2", "1:2:3"])
 def test_what_is_no_range(tmp_path, text):
     done = finish("run", "--workers", text, write(tmp_path, ""))
     assert done.returncode == 2

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import signal
-import socket
 
 import pytest
 
@@ -225,13 +224,3 @@ def test_another_version_of_kerasdist_ends_the_job():
         assert worker.code == 1, report(ended)
         assert "DisagreementError" in worker.output, report(ended)
         assert said in worker.output, report(ended)
-
-
-def test_a_port_in_use_is_an_error_of_the_chief():
-    with socket.create_server(("localhost", 0)) as held:
-        port = held.getsockname()[1]
-        command = ["-m", "tests.multiprocess.job_script", "0", "1", str(port), "end_well"]
-        with Processes([command]) as processes:
-            [chief] = processes.join(SLACK)
-    assert chief.code == 1, report([chief])
-    assert f"Expected port {port} of this machine to be free" in chief.output
