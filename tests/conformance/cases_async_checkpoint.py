@@ -131,8 +131,7 @@ def same_bytes(lab):
             [array * 0.5 for array in change.model.get_weights()]
         )
     )
-    with lab.strategy().scope():
-        model = with_averages()
+    model = lab.made(with_averages)
     with lab.folder() as folder, disk() as slow:
         listed = twins(folder, "{epoch}.keras")
         listed += twins(folder, "{epoch}.weights.h5", save_weights_only=True)
@@ -143,8 +142,7 @@ def same_bytes(lab):
 @case("callbacks", like="async_checkpoint.checkpoints_and_backups")
 def faster_than_the_disk(lab):
     """A save after each batch, and a disk that takes longer: all files, in order, one at a time."""
-    with lab.strategy().scope():
-        model = dense("adam")
+    model = lab.made(lambda: dense("adam"))
     name = "{epoch}-{batch:02d}.weights.h5"
     with lab.folder() as folder, disk() as slow:
         slow.goes_on = mock.Mock(wait=lambda seconds: time.sleep(0.05) or True)
@@ -174,8 +172,7 @@ def best_alone(lab):
 @case("callbacks")
 def failing_disk(lab):
     """A file that cannot be written: `fit` raises it after a batch, once; the old one stays."""
-    with lab.strategy().scope():
-        model = dense("adam")
+    model = lab.made(lambda: dense("adam"))
     with lab.folder() as folder:
         path = folder / "m.weights.h5"
         checkpoint = kd.callbacks.ModelCheckpoint(path, save_weights_only=True, save="async")
@@ -208,8 +205,7 @@ def failing_disk(lab):
 @case("callbacks")
 def interrupted(lab):
     """`fit` ends with an error, or by Ctrl-C, when the file that it was writing is there."""
-    with lab.strategy().scope():
-        model = dense("adam")
+    model = lab.made(lambda: dense("adam"))
     for error in (RuntimeError, KeyboardInterrupt):
         with lab.folder() as folder, disk() as slow:
 
@@ -261,8 +257,7 @@ def checkpoints_and_backups(lab):
 
     written = []
     write = RunFiles.write
-    with lab.strategy().scope():
-        model = dense("adam")
+    model = lab.made(lambda: dense("adam"))
     with lab.folder() as folder, disk() as slow:
 
         def noted(*arguments):

@@ -121,8 +121,7 @@ def no_traces(lab):
 
     def outcome(compares):
         fresh()
-        with lab.strategy(check="off").scope():
-            model = residual()
+        model = lab.made(residual, check="off")
         model.fit(x, y, batch_size=6, verbose=0)
         if compares:
             compared(model)
@@ -198,8 +197,7 @@ def other_threads(lab):
     """
     fresh()
     other = threads.Other()
-    with lab.strategy().scope():
-        model = threads.waiting_model(other)
+    model = lab.made(lambda: threads.waiting_model(other))
     with checked() as checks:
         model.fit(*threads.data(), batch_size=6, epochs=2, verbose=0)
     lab.equal(checks, ["compared", "compared"] if lab.backend != "jax" else [])
@@ -253,8 +251,7 @@ def later_batch(lab):
     """
     for repaired, steps in ((False, 1), (True, 2), (False, 2))[: None if everything() else 2]:
         fresh()
-        with lab.strategy().scope():
-            model = per_word(repaired)
+        model = lab.made(lambda repaired=repaired: per_word(repaired))
         model.steps_per_execution = steps
         with checked() as checks:
             said = warned(model, weighed(31, 24))
@@ -306,8 +303,7 @@ def metrics_beside(lab):
             squares = keras.ops.square(y_true - y_pred)
             return keras.ops.sum(squares) if mixes else keras.ops.mean(squares)  # noqa: B023
 
-        with lab.strategy().scope():
-            model = network(loss=loss, metrics=metrics())
+        model = lab.made(lambda: network(loss=loss, metrics=metrics()))
         model.run_eagerly = True
         with checked() as checks:
             said = warned(model, regression(11))
@@ -334,8 +330,7 @@ def little_memory(lab):
         (1_000, logging.INFO, "not compared with one device: copies"),
     ):
         fresh()
-        with lab.strategy().scope():
-            model = residual()
+        model = lab.made(residual)
         with (
             checked(level) as checks,
             mock.patch.object(type(model.replica_set), "free_bytes", return_value=free),
@@ -353,8 +348,7 @@ def little_memory(lab):
         return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 
     fresh()
-    with lab.strategy().scope():
-        model = network(loss=loss)
+    model = lab.made(lambda: network(loss=loss))
     model.run_eagerly = True
     with checked(logging.INFO) as checks:
         warned(model, regression(11))

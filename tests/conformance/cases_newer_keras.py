@@ -136,8 +136,7 @@ def orbax_checkpoint(lab):
 def one_distribution(lab):
     """`keras.distribution.set_distribution` beside a strategy is refused, before any step."""
     x, y = regression(N)
-    with lab.strategy().scope():
-        model = dense()
+    model = lab.made(dense)
     before = model.get_weights()
     keras.distribution.set_distribution(object())
     try:

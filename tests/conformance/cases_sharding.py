@@ -97,8 +97,7 @@ def small_variables_stay_whole(lab):
         odd = keras.Variable(np.ones((5, 7)), name="odd")
     lab.equal([0.5, 1.0, 0.5, 1.0], [part(one) for one in model.weights])
     lab.equal(1.0, part(odd))
-    with lab.strategy(sharding="full").scope():
-        model = dense()
+    model = lab.made(dense, sharding="full")
     lab.equal({1.0}, parts(model.weights))
 
 

@@ -234,8 +234,7 @@ def same_training(lab):
 
     def weights(callbacks):
         keras.utils.set_random_seed(3)
-        with lab.strategy().scope():
-            model = dense("adam")
+        model = lab.made(lambda: dense("adam"))
         x, y = regression(N)
         model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
         return [np.array(one) for one in model.get_weights()]
@@ -262,8 +261,7 @@ def profile(lab):
     with tempfile.TemporaryDirectory() as folder:
         steps = ProfiledSteps(3, 5, Path(folder))
         x, y = regression(N)
-        with lab.strategy().scope():
-            model = dense("sgd")
+        model = lab.made(lambda: dense("sgd"))
         before = time.time_ns() / 1e3
         with mock.patch("kerasdist.job.launcher.wanted", return_value=steps):
             model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
@@ -288,8 +286,7 @@ def profile(lab):
 def defect_29_telemetry_on_a_full_disk(lab):
     """A full disk takes no line of telemetry: a warning says so, and training goes on."""
     x, y = regression(N)
-    with lab.strategy().scope():
-        model = dense("sgd")
+    model = lab.made(lambda: dense("sgd"))
     with tempfile.TemporaryDirectory() as folder, lab.told("takes no more lines") as said:
         Path(folder, "telemetry-worker-0.jsonl").symlink_to("/dev/full")
         telemetry = kd.callbacks.Telemetry(folder, every=1e9)

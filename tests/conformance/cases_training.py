@@ -257,8 +257,7 @@ def check_predict_to(lab, model, x):
 def predictions_are_written_as_they_come(lab):
     """`kd.predict_to`: arrays and batches of 1, 6 and 16 rows; dropout is off; nothing is kept."""
     x, _ = regression(N)
-    with lab.strategy().scope():
-        model = two_outputs()
+    model = lab.made(two_outputs)
     check_predict_to(lab, model, x)
 
 

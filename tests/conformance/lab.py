@@ -105,6 +105,11 @@ class Lab(Checks):
             return PlainStrategy(self.replicas)
         return kd.MirroredStrategy(self.devices, **options)
 
+    def made(self, build: Callable[[], Any], **options) -> Any:
+        """What is built in the scope of a strategy."""
+        with self.strategy(**options).scope():
+            return build()
+
     def with_replicas(self, replicas: int) -> "Lab":
         """The same lab with another number of replicas, for generated cases."""
         return type(self)(self.case, self.backend, replicas, self._plain, self._mirrored)

@@ -479,7 +479,6 @@ def machines_that_cannot_divide(lab):
         with on_machine(f"machine {rank > 0}"), lab.raises(kd.errors.ClusterError, unequal):
             lab.strategy(sharding=sharding)
     if lab.strategy().replica_set.options.sharding.within is None:
-        with lab.strategy(sharding=sharding).scope():
-            model = even()
+        model = lab.made(even, sharding=sharding)
         own = parts_of(model.weights, lab.replicas, lab.number_of_shard)
         lab.equal(own, parts(model.weights))

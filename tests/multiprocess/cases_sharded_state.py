@@ -109,15 +109,13 @@ def loop_with_reads(lab):
 def saved_and_loaded(lab):
     """A file is as of one device; it is loaded with and without `sharding=`, and back."""
     x, y = regression(9, outputs=4)
-    with lab.strategy().scope():
-        model = even()
+    model = lab.made(even)
     model.fit(x, y, batch_size=4, verbose=0)
     weights, state = model.get_weights(), optimizer_values(model)
     with lab.folder() as folder:
         model.save(folder / "m.keras")
         whole = keras.models.load_model(folder / "m.keras")
-        with lab.strategy().scope():
-            again = keras.models.load_model(folder / "m.keras")
+        again = lab.made(lambda: keras.models.load_model(folder / "m.keras"))
         for one in (whole, again):
             lab.equal(weights, one.get_weights())
             lab.equal(state, optimizer_values(one))
@@ -154,8 +152,7 @@ def drawn_as_on_one_device(lab):
 
     expected = values(drawn(5))
     for seed in (5, 5 + lab.job.rank):
-        with lab.strategy().scope():
-            made = drawn(seed)
+        made = lab.made(lambda seed=seed: drawn(seed))
         lab.strategy().run(lambda: None)  # before the first step whole variables may differ
         lab.equal(expected, values(made))
         lab.equal(_own_parts(lab, made) if _divides_weights(lab) else {1.0}, parts(made))
@@ -179,8 +176,7 @@ def written_on_all_alike(lab):
 def after_an_error(lab):
     """A step that raises, and a callback that does, leave the state as it was."""
     x, y = regression(12, outputs=4)
-    with lab.strategy().scope():
-        model = even()
+    model = lab.made(even)
     model.fit(x, y, batch_size=4, verbose=0)
     before = values([*model.variables, *model.optimizer.variables])
 
@@ -222,8 +218,7 @@ def eagerly(lab):
 def callbacks_of_the_chief_alone(lab):
     """Callbacks that read variables on the chief alone are refused, and say what to use."""
     x, y = regression(8, outputs=4)
-    with lab.strategy().scope():
-        model = even()
+    model = lab.made(even)
     with lab.folder() as folder:
         for refused in (
             keras.callbacks.BackupAndRestore(str(folder / "backups")),

@@ -233,8 +233,7 @@ def torn_backups(lab):
         kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
         _fit(_model(lab), [kept], epochs=3)
         lab.everyone("written")
-        with lab.strategy().scope():
-            other = dense("sgd")
+        other = lab.made(lambda: dense("sgd"))
         said = rf"\[worker {lab.job.rank}/{lab.job.num_workers}\] Expected.*of this call of fit"
         with lab.raises(kd.errors.BackupError, said):
             _fit(other, [kd.callbacks.BackupAndRestore(folder)], epochs=3)

@@ -30,8 +30,7 @@ def _differing_seeds(lab):
 def equal_order(lab):
     """Weights start equal, and data are shuffled in the same order, whatever the seeds."""
     _differing_seeds(lab)
-    with lab.strategy().scope():
-        model = dense()
+    model = lab.made(dense)
     x, y = regression(23)
     model.evaluate(x[:6], y[:6], batch_size=6, verbose=0)
     lab.alike([array.tolist() for array in values(model.weights)])
@@ -58,8 +57,7 @@ def dropout_in_a_batch_of_one_row(lab):
 
             torch.manual_seed(lab.job.rank)
 
-    with lab.strategy().scope():
-        model = build()
+    model = lab.made(build)
     begins = keras.callbacks.LambdaCallback(on_train_begin=differ)
     model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[begins])
     lab.alike([array.tolist() for array in values(model.variables)])
@@ -74,8 +72,7 @@ def dropout_in_a_batch_of_one_row(lab):
 def states_of_the_chief(lab):
     """DEFECTS 28: the chief's random states replace the others', with a warning."""
     x, _ = regression(8)
-    with lab.strategy().scope():
-        model = dense()
+    model = lab.made(dense)
     keras.utils.set_random_seed(7)
     if lab.job.rank:
         np.random.seed(11)
@@ -153,8 +150,7 @@ def predictions_come_by_the_host(lab):
         layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.RepeatVector(500)]
         return keras.Sequential(layers)
 
-    with lab.strategy().scope():
-        model = build()
+    model = lab.made(build)
     x, _ = regression(10 * lab.replicas + 3)
     expected = np.repeat((x @ values(model.weights)[0])[:, None], 500, axis=1)
     for size, steps in ((4 * lab.replicas, 1), (4 * lab.replicas - 1, 1), (2 * lab.replicas, 2)):
@@ -262,8 +258,7 @@ def mixed_float16(lab):
 @case("workers")
 def chief_alone_prints(lab):
     """The progress bar is the chief's; by default there is a line per epoch, and no bar."""
-    with lab.strategy().scope():
-        model = dense()
+    model = lab.made(dense)
     x, y = regression(8)
     keras.utils.enable_interactive_logging()
     try:
@@ -551,8 +546,7 @@ def model_made_outside_of_the_scope(lab):
 def predictions_are_written_by_the_worker_that_has_them(lab):
     """`kd.predict_to`: together the workers write each row once, with the outputs of `predict`."""
     x, _ = regression(23)
-    with lab.strategy().scope():
-        model = two_outputs()
+    model = lab.made(two_outputs)
     check_predict_to(lab, model, x)
 
 
