@@ -104,14 +104,14 @@ def with_averages():
             self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False)
             self.normal = keras.layers.BatchNormalization()
             self.drop = keras.layers.Dropout(0.3)
-            self.half = keras.layers.Dense(2, dtype="bfloat16")
+            self.narrow = keras.layers.Dense(2, dtype="bfloat16")
             self.out = keras.layers.Dense(1)
 
         def call(self, x, training=False):
             if training:
                 self.steps.assign(self.steps + 1)
             x = self.drop(self.normal(x, training=training), training=training)
-            return self.out(keras.ops.cast(self.half(x), "float32"))
+            return self.out(keras.ops.cast(self.narrow(x), "float32"))
 
         def train_step(self, *arguments):
             return super().train_step(*arguments)

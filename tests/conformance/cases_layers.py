@@ -159,6 +159,7 @@ FAMILIES = {
     ),
 }
 LIKE = {
+    "attention": "layers.dense",
     "conv_1d": "layers.conv_2d",
     "conv_3d": "layers.conv_2d",
     "recurrent": "losses.embedding_and_lstm",

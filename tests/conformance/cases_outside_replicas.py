@@ -8,6 +8,7 @@ from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
+from tests.environment import everything
 
 N, BATCH = 11, 4
 
@@ -60,7 +61,8 @@ def updated(make, made_in, applied_in):
 def optimizer_apply(lab):
     """`optimizer.apply` in the scope, and after it: every copy gets plain Keras's update."""
     plain = contextlib.nullcontext
-    for name, make in optimizers().items():
+    few = lab.backend != "torch" and not everything()  # where an update takes long
+    for name, make in [*optimizers().items()][:: 2 if few else 1]:
         if lab.backend == "jax" and "loss scale" in name:
             continue  # plain Keras 3.15.1 leaks tracers there, outside of a compiled step
         expected = [keras.ops.convert_to_numpy(one) for one in updated(make, plain, plain)]

@@ -252,11 +252,12 @@ def folders_of_their_own(lab):
         lab.equal(
             found, ["backup-000000000003.kdb", "backup-000000000004.kdb"][: 2 * lab.job.is_chief]
         )
-        lab.equal(state(trained(lab, backups(own))), expected)
+        ended = state(trained(lab, backups(own)))
+        lab.equal(ended, expected)
         # Once all see it, each reads what it holds, and writes its part.
         lab.everyone("trained")
         shared = folder / "0"
-        same(lab, state(trained(lab, backups(shared))), state(trained(lab, backups(own))))
+        same(lab, state(trained(lab, backups(shared))), ended)
         lab.everyone("read")
         trained(lab, backups(shared), epochs=4)
         lab.everyone("written")

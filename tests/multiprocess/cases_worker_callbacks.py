@@ -138,7 +138,9 @@ def stop_in_an_epoch(lab):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training |= here and epoch == self.at.get("epoch")
 
-    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, _: seen.append(batch))
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(batch)
+    )
     early = keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=10.0)
     for stopper, batches in (
         (Stop(batch=2), 3),
