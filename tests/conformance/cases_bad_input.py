@@ -1,6 +1,7 @@
 """What is wrong works, or says what was expected, what came, what to do; the strategy lives on."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -67,15 +68,6 @@ def data_that_do_not_fit(lab):
     lab.still_usable(strategy)
 
 
-def works_or_says(lab, action):
-    """It gives the numbers of one device, or an error of ours that says what to do."""
-    try:
-        action()
-    except kd.errors.KerasdistError as error:
-        text = str(error).lower()
-        lab.check("expected" in text and "received" in text, f"an unclear message: {error}")
-
-
 @case("bad input")
 def second_model_shares_layers(lab):
     """A second model that shares layers with the first, both trained."""
@@ -98,21 +90,6 @@ def second_model_shares_layers(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), train_second, fit(x, y, batch_size=BATCH))
 
 
-@case("bad input", like="bad_input.second_model_shares_layers")
-def shared_with_a_plain_model(lab):
-    """A plain model made outside that shares a strategy's layers: reads the same weights."""
-    x, y = regression(N)
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = dense()
-    plain = keras.Model(model.inputs, model.layers[0].output)
-    model.fit(x, y, batch_size=BATCH, verbose=0)
-    works_or_says(lab, lambda: plain.predict(x, verbose=0))
-    expected = np.tanh(x @ model.get_weights()[0] + model.get_weights()[1])
-    lab.equal(expected, plain.predict(x, verbose=0))
-    lab.still_usable(strategy)
-
-
 @case("bad input")
 def not_finite_on_one_replica(lab):
     """A loss that is not finite on one replica alone: one device's numbers."""
@@ -132,21 +109,8 @@ def from_another_thread(lab):
 
     def in_a_thread(action):
         def act(*arguments):
-            box = []
-
-            def run():
-                try:
-                    box.append((True, action(*arguments)))
-                except BaseException as error:  # noqa: BLE001 (it is raised again below)
-                    box.append((False, error))
-
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
-            good, value = box[0]
-            if not good:
-                raise value
-            return value
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(action, *arguments).result()
 
         return act
 

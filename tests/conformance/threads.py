@@ -7,6 +7,7 @@ first-batch check included.
 import queue
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -126,18 +127,11 @@ def fit_together(strategy, start=(None, None)):
             model.set_weights(weights)
         models.append(model)
     start = [model.get_weights() for model in models]
-    found = [None] * len(models)
 
-    def fit(index):
-        try:
-            models[index].fit(*data(), batch_size=6, epochs=2, shuffle=False, verbose=0)
-            found[index] = models[index].get_weights()
-        except Exception as error:  # noqa: BLE001  reported
-            found[index] = error
+    def fitted(model):
+        model.fit(*data(), batch_size=6, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
 
-    threads = [threading.Thread(target=fit, args=(index,)) for index in range(len(models))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return start, found
+    with ThreadPoolExecutor(len(models)) as pool:
+        ended = [pool.submit(fitted, model) for model in models]
+    return start, [one.exception() or one.result() for one in ended]

@@ -1,7 +1,7 @@
 """What `run` hands to replicas, and what it makes of what they return."""
 
 import collections
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -101,32 +101,23 @@ def dtypes_are_kept(lab):
 def two_threads_use_one_strategy(lab):
     """Two threads run, reduce and communicate on one strategy at once; neither is its maker's."""
     strategy = lab.strategy()
-    found: dict[int, list] = {0: [], 1: []}
-    errors = []
 
     def step(x):
         return kd.get_replica_context().all_reduce("SUM", x)
 
     def work(number):
-        try:
-            for turn in range(4):
-                value = numbered(strategy, lambda i, t=turn: np.float32(100 * number + 10 * t + i))
-                result = strategy.run(step, args=(value,))
-                found[number].append(lab.components(result, strategy))
-        except Exception as error:  # noqa: BLE001 (told below, in the case's own thread)
-            errors.append(error)
+        found = []
+        for turn in range(4):
+            value = numbered(strategy, lambda i, t=turn: np.float32(100 * number + 10 * t + i))
+            result = strategy.run(step, args=(value,))
+            found.append([float(x) for x in lab.components(result, strategy)])
+        return found
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
-    if errors:
-        raise errors[0]
-    lab.check(not any(thread.is_alive() for thread in threads), "a thread hangs")
-    for number in (0, 1):
-        expected = [[200 * number + 20 * turn + 1] * 2 for turn in range(4)]
-        lab.equal(expected, [[float(x) for x in one] for one in found[number]])
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(work, number) for number in (0, 1)]
+    for number, one in enumerate(ended):
+        expected = [[200.0 * number + 20 * turn + 1] * 2 for turn in range(4)]
+        lab.equal(expected, one.result())
 
 
 @case
