@@ -5,6 +5,7 @@ started again: new seeds, model, data and callbacks, and only the folder of the 
 """
 
 import contextlib
+import resource
 from unittest import mock
 
 import numpy as np
@@ -52,6 +53,24 @@ def interrupting(at):
     return keras.callbacks.LambdaCallback(
         on_epoch_begin=note, on_train_batch_end=strike, on_epoch_end=end
     )
+
+
+@contextlib.contextmanager
+def full_disk(size, here=True):
+    """A callback by which the process writes no longer file from the end of the first epoch on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(epoch, logs):
+        if epoch == 0 and here:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    def lift(epoch=0, logs=None):
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    try:
+        yield keras.callbacks.LambdaCallback(on_epoch_end=limit, on_epoch_begin=lift)
+    finally:
+        lift()
 
 
 def network(optimizer="adam", **options):

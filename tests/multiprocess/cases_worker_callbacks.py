@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import resource
 from unittest import mock
 
 import numpy as np
@@ -11,6 +10,7 @@ from tests.conformance.cases_async_checkpoint import disk
 from tests.conformance.cases_telemetry import lines_of, of_kind, require_sound, slow_batches
 from tests.conformance.interruptions import (
     InterruptionError,
+    full_disk,
     interrupting_after,
     with_chosen_interval,
 )
@@ -262,29 +262,13 @@ def torn_backups(lab):
 @case("workers", like="worker_callbacks.backup_and_restore")
 def defect_29_a_full_disk(lab):
     """DEFECTS 29: where one worker's disk takes no backup, all of them train on."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    class Filling(keras.callbacks.Callback):
-        def __init__(self, rank):
-            super().__init__()
-            self.rank = rank
-
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 0 and lab.job.rank == self.rank:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
-
-        def on_epoch_begin(self, epoch, logs=None):
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
     ended = {}
     for rank in (None, 0, lab.job.num_workers - 1):
         with lab.folder() as folder, lab.told("could not be written") as told:
             kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
             model = _model(lab)
-            try:
-                history = _fit(model, [kept, Filling(rank)], epochs=2)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            with full_disk(200, here=lab.job.rank == rank) as filling:
+                history = _fit(model, [kept, filling], epochs=2)
             ended[rank] = _everything(model, history)
             said = lab.everyone(told)
             names = sorted(path.name for path in folder.iterdir() if "part" not in path.name)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import socket
 import stat
 import subprocess
@@ -15,6 +14,7 @@ from tests.conformance.interruptions import (
     BATCHES,
     ROWS,
     InterruptionError,
+    full_disk,
     interrupting,
     same,
 )
@@ -180,25 +180,11 @@ def defect_29_what_may_differ(lab):
 @case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
 def defect_29_a_full_disk(lab):
     """Where the disk takes no backup, a warning says so, and training goes on."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    class Filling(keras.callbacks.Callback):
-        """Lets the process write no long file, from the end of the first epoch to the second."""
-
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 0:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-
-        def on_epoch_begin(self, epoch, logs=None):
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
     noting = lab.told("could not be written")
     with lab.folder() as whole, lab.folder() as folder, noting as told:
-        try:
+        with full_disk(2000) as filling:
             expected = small(lab, whole)
-            found = small(lab, folder, listed=[Filling()], delete_checkpoint=False)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            found = small(lab, folder, listed=[filling], delete_checkpoint=False)
         lab.everyone("trained")
         names = sorted(path.name for path in folder.iterdir())
         messages = lab.everyone(told)
