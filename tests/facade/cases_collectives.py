@@ -3,18 +3,12 @@
 import numpy as np
 
 from tests.facade.case import case
-from tests.facade.lab import FLOAT32
+from tests.facade.lab import FLOAT32, numbered
 from tests.facade.lazy import kd, keras, ops
 
 
 def here():
     return kd.get_replica_context()
-
-
-def numbered(strategy, function):
-    return strategy.distribute_values_from_function(
-        lambda context: function(context.replica_id_in_sync_group)
-    )
 
 
 @case(replicas=(1, 2, 3, 4))

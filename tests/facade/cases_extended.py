@@ -3,13 +3,12 @@
 import numpy as np
 
 from tests.facade.case import case
+from tests.facade.lab import numbered
 from tests.facade.lazy import kd, keras, ops
 
 
-def numbered(strategy):
-    return strategy.distribute_values_from_function(
-        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
-    )
+def counting(strategy):
+    return numbered(strategy, lambda i: np.float32(1.0 + i))
 
 
 @case(replicas=(1, 2, 3))
@@ -38,7 +37,7 @@ def reduce_to_and_batch_reduce_to(lab):
     n = lab.replicas
     with strategy.scope():
         variable = keras.Variable(0.0)
-        value = numbered(strategy)
+        value = counting(strategy)
         total = n * (n + 1) / 2
         for destination in (variable, value, lab.devices[0]):
             reduced = strategy.extended.reduce_to("SUM", value, destination)
@@ -68,7 +67,7 @@ def update_with_components(lab):
     strategy = lab.strategy()
     with strategy.scope():
         variable = keras.Variable(1.0)
-        mirrored = strategy.extended.reduce_to("SUM", numbered(strategy), variable)
+        mirrored = strategy.extended.reduce_to("SUM", counting(strategy), variable)
         strategy.extended.update(
             variable, lambda v, x, scale: v.assign_add(x * scale), args=(mirrored,),
             kwargs={"scale": 2.0},
@@ -95,9 +94,9 @@ def update_in_a_merge_call(lab):
     def step(x):
         kd.get_replica_context().merge_call(merge, args=(x,))
 
-    strategy.run(step, args=(numbered(strategy),))
+    strategy.run(step, args=(counting(strategy),))
     lab.equal([7.0, 7.0], lab.components(variable, strategy))
-    kd.function(lambda x: strategy.run(step, args=(x,)))(numbered(strategy))
+    kd.function(lambda x: strategy.run(step, args=(x,)))(counting(strategy))
     lab.equal([4.0, 4.0], lab.components(variable, strategy))
 
     def assign(given, value):  # one that was reduced before
@@ -107,7 +106,7 @@ def update_in_a_merge_call(lab):
         here = kd.get_replica_context()
         here.merge_call(assign, args=(here.all_reduce("SUM", x * 10.0),))
 
-    strategy.run(reduced, args=(numbered(strategy),))
+    strategy.run(reduced, args=(counting(strategy),))
     lab.equal([15.0, 15.0], lab.components(variable, strategy))
 
 
@@ -166,9 +165,7 @@ def one_device_and_default_strategies(lab):
         lab.equal(2.0, strategy.reduce("MEAN", ops.convert_to_tensor([1.0, 3.0]), axis=0))
         lab.equal([1.0, 3.0], strategy.gather(ops.convert_to_tensor([1.0, 3.0]), axis=0))
         lab.equal([(5,)], [strategy.local_results(5)])
-        lab.equal(0, strategy.distribute_values_from_function(
-            lambda context: context.replica_id_in_sync_group
-        ))  # fmt: skip
+        lab.equal(0, numbered(strategy, lambda i: i))  # fmt: skip
         with strategy.scope():
             strategy.extended.update(variable, lambda v, x: v.assign(x), args=(4.0,))
             lab.equal(4.0, strategy.extended.read_var(variable))

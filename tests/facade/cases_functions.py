@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 
 from tests.facade.case import case
+from tests.facade.lab import numbered
 from tests.facade.lazy import kd, keras, ops
 
 
@@ -300,9 +301,7 @@ def collectives_in_inner_functions(lab):
     def step(x):
         return inner(x) + x
 
-    value = strategy.distribute_values_from_function(
-        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
-    )
+    value = numbered(strategy, lambda i: np.float32(1.0 + i))
     outer = kd.function(lambda v: strategy.run(step, args=(v,)))
     for _ in range(2):
         lab.equal([4.0, 5.0], lab.components(outer(value), strategy))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.facade.case import case
+from tests.facade.lab import numbered
 from tests.facade.lazy import kd, keras, ops
 
 
@@ -49,9 +50,7 @@ def gradients_in_replicas(lab):
             raise AssertionError("None for a variable that was not read")
         return value, gradients[0], gradients[1]
 
-    x = strategy.distribute_values_from_function(
-        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
-    )
+    x = numbered(strategy, lambda i: np.float32(1.0 + i))
     for run in (strategy.run, kd.function(lambda fn, args: strategy.run(fn, args=args))):
         value, first, second = run(step, args=(x,))
         lab.equal([4.0, 8.0], lab.components(value, strategy))
@@ -227,9 +226,7 @@ def next_values_in_the_place_of_gradients(lab):
     def step(x):
         optimizer.apply([x, x], [scale, weight])
 
-    values = strategy.distribute_values_from_function(
-        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
-    )
+    values = numbered(strategy, lambda i: np.float32(1.0 + i))
     strategy.run(step, args=(values,))
     lab.equal([float(lab.replicas)] * lab.replicas, lab.components(scale, strategy))
     total = lab.replicas * (lab.replicas + 1) / 2

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.facade.case import case
+from tests.facade.lab import numbered
 from tests.facade.lazy import kd, keras, ops
 
 
@@ -62,9 +63,7 @@ def the_context_is_found_everywhere(lab):
         _, [gradient] = kd.value_and_grad(loss, [weight])
         return inner(layer(x) + x), gradient
 
-    value = strategy.distribute_values_from_function(
-        lambda context: np.float32([1.0 + context.replica_id_in_sync_group])
-    )
+    value = numbered(strategy, lambda i: np.float32([1.0 + i]))
     outputs, gradients = strategy.run(step, args=(value,))
     # The layer: 3 and 4; with their own: 4 and 6.
     lab.equal([[10.0], [10.0]], lab.components(outputs, strategy))
@@ -116,9 +115,7 @@ def a_metric_of_a_model_in_a_loop(lab):
     history = model.fit(x, np.float32([[1.0], [2.0], [7.0], [4.0]]), verbose=0).history
     lab.equal([7.0], history["highest"])
     metric.reset_state()
-    targets = strategy.distribute_values_from_function(
-        lambda context: np.float32([[3.0 + context.replica_id_in_sync_group]])
-    )
+    targets = numbered(strategy, lambda i: np.float32([[3.0 + i]]))
     strategy.run(lambda y: metric.update_state(y, y), args=(targets,))
     lab.equal(4.0, metric.result())
 
@@ -158,18 +155,14 @@ def merge_calls_return_each_its_component(lab):
 
     def merge(given, value):
         doubled = [one * 2.0 for one in given.local_results(value)]
-        turned = given.distribute_values_from_function(
-            lambda context: doubled[1 - context.replica_id_in_sync_group]
-        )
+        turned = numbered(given, lambda i: doubled[1 - i])
         return {"turned": turned, "all": 7.0}
 
     def step(x):
         result = kd.get_replica_context().merge_call(merge, args=(x,))
         return result["turned"] + result["all"]
 
-    value = strategy.distribute_values_from_function(
-        lambda context: ops.convert_to_tensor(1.0 + context.replica_id_in_sync_group)
-    )
+    value = numbered(strategy, lambda i: ops.convert_to_tensor(1.0 + i))
     lab.equal([11.0, 9.0], lab.components(strategy.run(step, args=(value,)), strategy))
 
 
@@ -185,9 +178,7 @@ def merge_calls_in_compiled_steps(lab):
 
     compiled = kd.function(lambda batch: strategy.run(step, args=(batch,)))
     for turn in range(3):
-        value = strategy.distribute_values_from_function(
-            lambda context, turn=turn: np.float32(context.replica_id_in_sync_group + turn)
-        )
+        value = numbered(strategy, lambda i, turn=turn: np.float32(i + turn))
         lab.equal([1.0 + 2 * turn] * 2, lab.components(compiled(value), strategy))
 
 

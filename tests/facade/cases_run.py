@@ -6,15 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tests.facade.case import case
+from tests.facade.lab import numbered
 from tests.facade.lazy import kd, ops
 
 Point = collections.namedtuple("Point", ["x", "y"])
-
-
-def numbered(strategy, function=np.float32):
-    return strategy.distribute_values_from_function(
-        lambda context: function(context.replica_id_in_sync_group)
-    )
 
 
 @case(replicas=(1, 2, 3, 4))

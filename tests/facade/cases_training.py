@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.conformance.compare import ADAPTIVE
 from tests.facade.case import case
-from tests.facade.lab import FLOAT32, fresh
+from tests.facade.lab import FLOAT32, fresh, numbered
 from tests.facade.lazy import kd, keras, ops
 
 
@@ -237,9 +237,7 @@ def apply_gradients_and_partial_variables(lab):
         optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None])
         return value
 
-    x = strategy.distribute_values_from_function(
-        lambda context: np.float32([1.0, context.replica_id_in_sync_group])
-    )
+    x = numbered(strategy, lambda i: np.float32([1.0, i]))
     strategy.run(step, args=(x,))
     # The sums are 2 and 1.
     lab.equal([0.0, 1.5], used)

@@ -5,21 +5,19 @@ import copy
 import numpy as np
 
 from tests.facade.case import case
-from tests.facade.lab import FLOAT32
+from tests.facade.lab import FLOAT32, numbered
 from tests.facade.lazy import kd, keras, ops
 
 
-def numbered(strategy):
-    return strategy.distribute_values_from_function(
-        lambda context: ops.convert_to_tensor(float(context.replica_id_in_sync_group))
-    )
+def floats(strategy):
+    return numbered(strategy, lambda i: ops.convert_to_tensor(float(i)))
 
 
 @case(replicas=(2, 3))
 def what_a_value_is(lab):
     """`isinstance` and `values`, whoever made the value."""
     strategy = lab.strategy()
-    given = numbered(strategy)
+    given = floats(strategy)
     for value in (given, strategy.run(lambda x: x + 1.0, args=(given,))):
         lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
         lab.check(isinstance(value, kd.DistributedValues), "a DistributedValues")
@@ -63,7 +61,7 @@ def keras_tree_takes_values_apart(lab):
 def keras_tree_and_what_run_returns(lab):
     """Of what `run` returns the components are leaves; on TensorFlow, as ever, the value is one."""
     strategy = lab.strategy()
-    value = strategy.run(lambda x: x + 1.0, args=(numbered(strategy),))
+    value = strategy.run(lambda x: x + 1.0, args=(floats(strategy),))
     expected = [1.0 + index for index in range(lab.replicas)]
     if lab.backend == "tensorflow":
         import tensorflow as tf
@@ -86,7 +84,7 @@ def keras_tree_and_what_run_returns(lab):
 def local_results(lab):
     """Of values, variables, tensors, plain objects and nests."""
     strategy = lab.strategy()
-    value = numbered(strategy)
+    value = floats(strategy)
     lab.equal(list(map(float, range(lab.replicas))), lab.components(value, strategy))
     nest = strategy.local_results({"a": value, "b": (value,)})
     lab.equal(lab.replicas, len(nest))
@@ -135,7 +133,7 @@ def reduce_values(lab):
     """Sum and mean, without an axis, along each, of nests, of integers; equal components count."""
     strategy = lab.strategy()
     n = lab.replicas
-    value = numbered(strategy)
+    value = floats(strategy)
     total = n * (n - 1) / 2
     lab.equal(total, strategy.reduce("SUM", value, axis=None))
     lab.equal(total / n, strategy.reduce(kd.ReduceOp.MEAN, value, axis=None))
@@ -144,25 +142,17 @@ def reduce_values(lab):
     plain = ops.convert_to_tensor([1.0, 3.0])
     lab.equal([n * 1.0, n * 3.0], strategy.reduce("SUM", plain, axis=None))
     lab.equal([1.0, 3.0], strategy.reduce("MEAN", plain, axis=None))
-    rows = strategy.distribute_values_from_function(
-        lambda c: np.full(
-            (c.replica_id_in_sync_group + 1, 2), 1.0 + c.replica_id_in_sync_group
-        ).astype("float32")
-    )
+    rows = numbered(strategy, lambda i: np.full((i + 1, 2), 1.0 + i).astype("float32"))
     squares = sum((index + 1) ** 2 for index in range(n))
     count = n * (n + 1) / 2
     lab.equal([squares] * 2, strategy.reduce("SUM", rows, axis=0))
     lab.equal([squares / count] * 2, strategy.reduce("MEAN", rows, axis=0), FLOAT32)
     pair = lab.strategy(2)
-    whole = pair.distribute_values_from_function(
-        lambda c: np.arange(6, dtype="float32").reshape(2, 3) + c.replica_id_in_sync_group
-    )
+    whole = numbered(pair, lambda i: np.arange(6, dtype="float32").reshape(2, 3) + i)
     for axis in (1, -1):
         lab.equal([9.0, 27.0], pair.reduce("SUM", whole, axis=axis))
         lab.equal([1.5, 4.5], pair.reduce("MEAN", whole, axis=axis))
-    integers = pair.distribute_values_from_function(
-        lambda c: np.array([1, 3][c.replica_id_in_sync_group], "int32")
-    )
+    integers = numbered(pair, lambda i: np.array([1, 3][i], "int32"))
     # In their type; a mean that is whole is exact.
     lab.equal(np.array(4, "int32"), lab.numpy(pair.reduce("SUM", integers, axis=None)))
     lab.equal(2.0, float(lab.numpy(pair.reduce("MEAN", integers, axis=None))))
@@ -172,15 +162,11 @@ def reduce_values(lab):
 def gather_values(lab):
     """Of sizes that differ, along other axes, of nests, of booleans and integers."""
     strategy = lab.strategy()
-    rows = strategy.distribute_values_from_function(
-        lambda c: np.full((2, c.replica_id_in_sync_group + 1), c.replica_id_in_sync_group)
-    )
+    rows = numbered(strategy, lambda i: np.full((2, i + 1), i))
     expected = np.concatenate([np.full((2, i + 1), i) for i in range(lab.replicas)], axis=1)
     for axis in (1, -1):
         lab.equal(expected.tolist(), strategy.gather(rows, axis=axis))
-    flags = strategy.distribute_values_from_function(
-        lambda c: np.array([c.replica_id_in_sync_group % 2 == 0])
-    )
+    flags = numbered(strategy, lambda i: np.array([i % 2 == 0]))
     nest = strategy.gather({"flags": flags, "rows": rows}, axis=-1)
     lab.equal(np.array([i % 2 == 0 for i in range(lab.replicas)]), nest["flags"])
     lab.equal(expected.tolist(), nest["rows"])

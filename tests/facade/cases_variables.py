@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from tests.facade.case import case
+from tests.facade.lab import numbered
 from tests.facade.lazy import kd, keras, ops
 
 
-def numbered(strategy, base=2.0):
+def counting(strategy, base=2.0):
     """base, base + 1, ..., one a replica."""
-    return strategy.distribute_values_from_function(
-        lambda context: np.float32(base + context.replica_id_in_sync_group)
-    )
+    return numbered(strategy, lambda i: np.float32(base + i))
 
 
 def on_read(strategy, aggregation, value=0.0):
@@ -47,12 +46,12 @@ def assigning(aggregation):
             v.assign(x)
             return v + 0.0
 
-        result = strategy.run(step, args=(numbered(strategy),))
+        result = strategy.run(step, args=(counting(strategy),))
         expected = np.float32(combined(values))
         lab.equal([expected] * lab.replicas, lab.components(result, strategy))
         lab.equal([expected] * lab.replicas, lab.components(v, strategy))
         lab.equal(expected, v)
-        strategy.run(lambda x: v.assign(x * 10.0), args=(numbered(strategy),))
+        strategy.run(lambda x: v.assign(x * 10.0), args=(counting(strategy),))
         lab.equal(np.float32(combined([10 * one for one in values])), v)
 
     return assigned
@@ -72,10 +71,10 @@ def adding_in_a_replica(lab):
     strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(1.0, aggregation="mean")
-    strategy.run(lambda x: v.assign_add(x), args=(numbered(strategy),))  # noqa: PLW0108
+    strategy.run(lambda x: v.assign_add(x), args=(counting(strategy),))  # noqa: PLW0108
     mean = 2.0 + (lab.replicas - 1) / 2
     lab.equal([1.0 + mean] * lab.replicas, lab.components(v, strategy))
-    strategy.run(lambda x: v.assign_sub(x), args=(numbered(strategy),))  # noqa: PLW0108
+    strategy.run(lambda x: v.assign_sub(x), args=(counting(strategy),))  # noqa: PLW0108
     lab.equal([1.0] * lab.replicas, lab.components(v, strategy))
 
 
@@ -120,7 +119,7 @@ def assign_in_update_context(lab):
         lab.equal([5.0, 5.0], lab.components(v, strategy))
     v = on_read(strategy, "sum")
     with strategy.scope():
-        strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(numbered(strategy),))
+        strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(counting(strategy),))
     lab.equal([2.0, 3.0], lab.components(v, strategy))
     lab.equal(2.0, read(strategy, on_read(strategy, "sum", 1.0)))
     lab.equal(1.0, read(strategy, on_read(strategy, "mean", 1.0)))
@@ -140,7 +139,7 @@ def assign_in_a_merge_call(lab):
         kd.get_replica_context().merge_call(merge, args=(x,))
         return v + x
 
-    result = strategy.run(step, args=(numbered(strategy, 1.0),))
+    result = strategy.run(step, args=(counting(strategy, 1.0),))
     lab.equal([7.0, 8.0], lab.components(result, strategy))
     lab.equal([6.0, 6.0], lab.components(v, strategy))
 
@@ -162,8 +161,8 @@ def compiled_steps_keep_variables(lab):
 
         return strategy.run(step, args=(x,))
 
-    first = lab.components(compiled(numbered(strategy)), strategy)
-    second = lab.components(compiled(numbered(strategy)), strategy)
+    first = lab.components(compiled(counting(strategy)), strategy)
+    second = lab.components(compiled(counting(strategy)), strategy)
     lab.equal([7.0, 8.0], first)
     lab.equal([9.0, 11.0], second)
     lab.equal([5.0, 5.0], lab.components(v, strategy))
@@ -184,11 +183,11 @@ def reading(aggregation):
             return v + 0.0
 
         values = [2.0 + i for i in range(lab.replicas)]
-        result = strategy.run(add, args=(numbered(strategy),))
+        result = strategy.run(add, args=(counting(strategy),))
         lab.equal(values, lab.components(result, strategy))
         lab.equal(values, lab.components(v, strategy))
         # From run to run each replica keeps its own.
-        strategy.run(add, args=(numbered(strategy),))
+        strategy.run(add, args=(counting(strategy),))
         values = [2 * one for one in values]
         lab.equal(values, lab.components(v, strategy))
         lab.equal(np.float32(AGGREGATED[aggregation](values)), read(strategy, v))
@@ -218,7 +217,7 @@ def on_read_without_aggregation_has_no_common_value(lab):
     """Replicas read their own; in cross-replica context it is an error, as on TensorFlow."""
     strategy = lab.strategy()
     v = on_read(strategy, "none")
-    strategy.run(lambda x: v.assign(x) is None, args=(numbered(strategy),))
+    strategy.run(lambda x: v.assign(x) is None, args=(counting(strategy),))
     result = strategy.run(lambda: v + 0.0)
     lab.equal([2.0, 3.0], lab.components(result, strategy))
     with lab.raises(ValueError, "aggregation"):
@@ -306,9 +305,7 @@ def restoring_a_sum_divides_it(lab):
 
     with strategy.scope():
         model, other = build(), build()
-    x = strategy.distribute_values_from_function(
-        lambda context: np.float32([[1.0 + 2 * context.replica_id_in_sync_group]])
-    )
+    x = numbered(strategy, lambda i: np.float32([[1.0 + 2 * i]]))
     strategy.run(lambda x: model(x), args=(x,))  # noqa: PLW0108
     layer, restored = model.layers[-1], other.layers[-1]
     with strategy.scope():

@@ -66,9 +66,7 @@ class Lab(Checks):
 
         count = strategy.num_replicas_in_sync
         self.check(kd.get_replica_context() is not None, "a scope was left open")
-        value = strategy.distribute_values_from_function(
-            lambda ctx: np.float32(ctx.replica_id_in_sync_group + 1)
-        )
+        value = numbered(strategy, lambda i: np.float32(i + 1))
         result = strategy.run(step, args=(value,))
         self.equal([count * (count + 1) / 2] * count, self.components(result, strategy))
 
@@ -102,10 +100,17 @@ def labs(*, mirrored: bool) -> Callable[[Item], Lab]:
     return lab
 
 
+def numbered(strategy: Any, function: Callable[[Any], Any] = np.float32) -> Any:
+    """A value that holds for each replica what a function gives for its number."""
+    return strategy.distribute_values_from_function(
+        lambda context: function(context.replica_id_in_sync_group)
+    )
+
+
 def fresh() -> None:
     """Layer names and draws begin anew, so that twins are born equal."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(SEED)
 
 
-__all__ = ["EXACT", "FLOAT32", "Lab", "fresh", "labs"]
+__all__ = ["EXACT", "FLOAT32", "Lab", "fresh", "labs", "numbered"]

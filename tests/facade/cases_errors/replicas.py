@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.facade.case import case
+from tests.facade.lab import numbered
 from tests.facade.lazy import kd, keras, ops
 
 
@@ -15,9 +16,7 @@ def here():
 
 
 def shaped(strategy, shapes):
-    return strategy.distribute_values_from_function(
-        lambda context: np.ones(shapes[context.replica_id_in_sync_group], "float32")
-    )
+    return numbered(strategy, lambda i: np.ones(shapes[i], "float32"))
 
 
 @case(replicas=(1, 2))
