@@ -42,11 +42,12 @@ def dropout_in_replicas(lab):
         with strategy.scope():
             layer = keras.layers.Dropout(0.5, seed=3)
         run = lambda: strategy.run(lambda: layer(ops.ones((64,)), training=True))  # noqa: E731
-        runs = [lab.components(one(), strategy) for one in (run, kd.function(run))]
+        compiled = kd.function(run)
+        runs = [lab.components(one(), strategy) for one in (run, compiled, compiled)]
         return runs, lab.numpy(layer.seed_generator.state)
 
     runs, state = masks()
-    drawn = [*runs[0], *runs[1]]
+    drawn = sum(runs, [])
     for index, one in enumerate(drawn):
         for other in drawn[:index]:
             lab.check((one != other).any(), "two replicas or two steps drew the same")
@@ -54,6 +55,6 @@ def dropout_in_replicas(lab):
     lab.equal(runs, again)
     lab.equal(state, state_again)
     plain = keras.layers.Dropout(0.5, seed=3)
-    for turn in range(2):
+    for turn in range(3):
         lab.equal(runs[turn][0], plain(ops.ones((64,)), training=True))
     lab.equal(lab.numpy(plain.seed_generator.state), state)
