@@ -47,7 +47,7 @@ def dropout_in_replicas(lab):
         return runs, lab.numpy(layer.seed_generator.state)
 
     runs, state = masks()
-    drawn = sum(runs, [])
+    drawn = [one for run in runs for one in run]
     for index, one in enumerate(drawn):
         for other in drawn[:index]:
             lab.check((one != other).any(), "two replicas or two steps drew the same")
