@@ -9,9 +9,7 @@ from unittest import mock
 import numpy as np
 
 from kerasdist.input.sharding import bounds_of_replicas
-from tests.conformance.actions import fit
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
 RATE = 0.1
@@ -160,14 +158,6 @@ def arrays_by_rows(lab):
             mine = counted.rows
         lab.equal(24 // lab.job.num_workers, len(mine))
         lab.equal(list(range(24)), sorted(row for rows in lab.everyone(mine) for row in rows))
-
-
-@case("workers")
-def arrays_in_keras_order(lab):
-    """Shuffled arrays come in plain Keras's order."""
-    x, y = regression(23)
-    shuffled = fit(x, y, batch_size=6, epochs=2, shuffle=True)
-    lab.same(dense, shuffled, fit(x, y, batch_size=8, epochs=2, shuffle="batch"))
 
 
 @case("workers")

@@ -280,7 +280,7 @@ def defect_29_a_full_disk(lab):
         lab.equal(ended[rank], ended[None])
 
 
-@case("workers")
+@case("workers", like="worker_callbacks.backup_and_restore")
 def kerass_own_backups(lab):
     """Keras's own BackupAndRestore acts on the chief, and what it restores goes to all."""
     with lab.folder() as folder:

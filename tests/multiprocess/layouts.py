@@ -173,7 +173,6 @@ _WITHIN_HOST_ALWAYS = {
         "sharded_state.saved_and_loaded",
         "sharded_models.as_many_collectives_as_fsdp2",
         "sharded_models.gathered_by_groups",
-        "sharded_models.restarts_with_another_sharding",
         "sharded_models.shared_and_tied_weights",
     ),
 }
