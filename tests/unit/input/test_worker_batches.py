@@ -156,7 +156,12 @@ def test_a_length_that_one_worker_does_not_know_is_not_known():
 
 def test_some_batches_of_a_dataset_keep_its_workers_and_tell_it_of_epochs():
     class Dataset(keras.utils.PyDataset):
-        num_batches, begun = 6, 0
+        count: int | None = 6
+        begun = 0
+
+        @property
+        def num_batches(self):
+            return self.count
 
         def __getitem__(self, index):
             return np.full(2, index)
@@ -169,5 +174,5 @@ def test_some_batches_of_a_dataset_keep_its_workers_and_tell_it_of_epochs():
     assert [int(some[index][0]) for index in range(some.num_batches)] == [1, 5]
     some.on_epoch_begin()
     assert (some.workers, whole.begun) == (3, 1)
-    whole.num_batches = None
+    whole.count = None
     assert some.num_batches is None
