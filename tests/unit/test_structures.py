@@ -38,13 +38,6 @@ def test_a_map_visits_the_leaves_in_order(nest):
     assert structures.flatten(mapped) == list(range(1, len(seen) + 1))
 
 
-@given(NESTS)
-def test_containers_keep_their_types(nest):
-    mapped = structures.map_leaves(lambda leaf: 0, nest)
-    assert types(mapped) == types(structures.map_leaves(lambda leaf: 1, nest))
-    assert types(mapped)[:1] == types(nest)[:1] or not isinstance(nest, dict | list | tuple)
-
-
 @given(NESTS, st.integers(1, 4))
 def test_transposing_equal_structures_merges_leaf_by_leaf(nest, replicas):
     copies = [
