@@ -101,18 +101,6 @@ def test_numbers_go_on_after_a_comparison():
     assert [log.count for log in workers.logs] == [4, 4]
 
 
-def test_the_same_in_another_order_differs():
-    said = _recorded(["a", "b", "c"], ["a", "c", "b"]).compare()
-    assert said == ["collective 2='c' on worker 1, 'b' on worker 0"] * 2
-
-
-def test_the_last_ones_are_reported_with_their_numbers():
-    log = CollectiveLog()
-    for entry in "abcde":
-        log.add(entry)
-    assert log.last() == ["number 3: c", "number 4: d", "number 5: e"]
-
-
 def test_the_line_of_the_user_is_recorded():
     log = CollectiveLog()
     log.record("all_reduce", "float32[3] in the group of all workers")
