@@ -80,12 +80,6 @@ def test_workers_that_see_the_same_divide_them(agreed):
     assert agreed({}, {}, {}, {}) == [[0], [1], [2], [3]]
 
 
-def test_each_machine_is_divided_by_itself(agreed):
-    far = {"host": "far", "gpus": [{"uuid": "GPU-x"}, {"uuid": "GPU-y"}]}
-    near = {"gpus": [{"uuid": A}, {"uuid": B}]}
-    assert agreed(near, far, near, far) == [[0], [0], [1], [1]]
-
-
 def test_a_scheduler_that_gives_each_task_its_own_as_number_0(agreed):
     """Slurm --gpus-per-task: equal variables, other GPUs."""
     tasks = [{"gpus": [{"uuid": uuid}], "visible": "0"} for uuid in (A, B, C, D)]
@@ -97,13 +91,28 @@ def test_a_scheduler_that_gives_each_task_some_of_those_that_all_see(agreed):
     assert agreed({"visible": A}, {"visible": "1"}) == [[0], [0]]
 
 
-def test_containers_with_the_same_name_and_others(agreed):
-    assert agreed({"gpus": [{"uuid": C}]}, {"gpus": [{"uuid": D}]}) == [[0], [0]]
+FAR = {"host": "far", "gpus": [{"uuid": "GPU-x"}, {"uuid": "GPU-y"}]}
+NEAR = {"gpus": [{"uuid": A}, {"uuid": B}]}
 
 
-def test_the_same_in_another_order(agreed):
-    assert agreed({"visible": "0,1"}, {"visible": "1,0"}) == [[0], [0]]
-    assert agreed({"visible": "0,1,2,3"}, {"visible": "3,2,1,0"}) == [[0, 1], [0, 1]]
+@pytest.mark.parametrize(
+    ("workers", "taken"),
+    [
+        ([NEAR, FAR, NEAR, FAR], [[0], [0], [1], [1]]),  # each machine is divided by itself
+        ([{"gpus": [{"uuid": one}]} for one in (C, D)], [[0], [0]]),  # containers of one name
+        ([{"visible": "0,1"}, {"visible": "1,0"}], [[0], [0]]),  # the same in another order
+        ([{"visible": "0,1,2,3"}, {"visible": "3,2,1,0"}], [[0, 1], [0, 1]]),
+        ([{"gpus": None}] * 2, [None, None]),
+        ([{"visible": ""}, {"visible": "-1"}], [None, None]),
+        ([{"gpus": "1", "built": False}] * 3, [None] * 3),  # a framework for CPUs
+        ([{"built": None}] * 2, [None, None]),
+        ([{"gpus": "1", "cpus": "2"}] * 2, [[], []]),  # the variable hides GPUs
+        ([{"names": ["gpu:2"]}, {"names": ["gpu:1", "gpu:0"]}], [[2], [0, 1]]),
+        ([{"names": ["cpu:0"]}] * 2, [None, None]),
+    ],
+)
+def test_what_workers_take(agreed, workers, taken):
+    assert agreed(*workers) == taken
 
 
 def test_gpus_that_stay_idle_are_told_by_one_worker(agreed):
@@ -125,23 +134,7 @@ def test_some_that_two_see_and_some_that_one_sees(agreed):
         agreed({"visible": "0,1"}, {"visible": "1,2"})
 
 
-def test_without_gpus_nothing_is_chosen(agreed):
-    assert agreed({"gpus": None}, {"gpus": None}) == [None, None]
-    assert agreed({"visible": ""}, {"visible": "-1"}) == [None, None]
-
-
-def test_a_framework_for_cpus_takes_no_part(agreed):
-    assert agreed(*[{"gpus": "1", "built": False}] * 3) == [None] * 3
-    assert agreed({"built": None}, {"built": None}) == [None, None]
-
-
-def test_cpu_devices_that_a_variable_chooses_hide_the_gpus(agreed):
-    assert agreed(*[{"gpus": "1", "cpus": "2"}] * 2) == [[], []]
-
-
-def test_named_devices_are_taken_as_they_are_named(agreed):
-    assert agreed({"names": ["gpu:2"]}, {"names": ["gpu:1", "gpu:0"]}) == [[2], [0, 1]]
-    assert agreed({"names": ["cpu:0"]}, {"names": ["cpu:0"]}) == [None, None]
+def test_a_named_gpu_that_is_not_there(agreed):
     with pytest.raises(DeviceError, match=r"which has \['gpu:0', .*Received: devices=\['gpu:4'\]"):
         agreed({"names": ["gpu:4"]}, {})
 
