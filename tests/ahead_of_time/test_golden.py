@@ -12,7 +12,7 @@ from tests.ahead_of_time import golden
 from tests.ahead_of_time.golden import MODELS, NAMES, SHARDINGS, TARGETS
 from tests.environment import everything
 
-COUNTS = list(TARGETS) if everything() else [min(TARGETS), max(TARGETS)]
+COUNTS = list(TARGETS) if everything() else [max(TARGETS)]
 INPUTS, UNITS, CLASSES = 128, 4096, 8
 # Elements of the variables; those that are large enough are divided.
 SHAPES = {
@@ -75,13 +75,6 @@ def test_sharded_state_is_scattered_and_gathered_once(found, count, sharding):
     assert sent(facts, "all-gather") == [FLOAT * sum(large)]
     assert 0 < sum(sent(facts, "all-reduce")) <= FLOAT * last + LOGS
     assert len(facts["sent"]) == 3
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_all_weights_are_gathered_once_beside_moments(found, count):
-    facts = found[count]["normalized-full"]
-    gathered = FLOAT * sum(SIZES["normalized"][:-1]) + sum(moments(count)[0])
-    assert sum(sent(facts, "all-gather")) == gathered
 
 
 @pytest.mark.parametrize(("count", "model"), list(itertools.product(COUNTS, MODELS)))
