@@ -40,11 +40,8 @@ ON_TPU = {
     "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
 }
 EXPECTED = {"tpu": BOTH | ON_TPU, "gpu": BOTH}
-# A batch that is divided unevenly, moments that are gathered, and variables that are divided.
-SELECTED = {
-    "tpu": ["mlp, uneven batch", "mlp, all sharded"],
-    "gpu": ["convolutions with BatchNormalization", "mlp, all sharded"],
-}
+# A batch that is divided unevenly, and variables that are divided.
+SELECTED = {platform: ["mlp, uneven batch", "mlp, all sharded"] for platform in EXPECTED}
 CHOSEN = {one: list(EXPECTED[one]) if EVERYTHING else SELECTED[one] for one in EXPECTED}
 
 
