@@ -65,13 +65,6 @@ def test_after_twenty_batches_the_interval_is_chosen(monkeypatch):
     assert run.interval.kept() == [BATCHES, 1]
 
 
-def test_or_at_the_end_of_the_first_epoch_in_which_a_batch_could_be_measured(monkeypatch):
-    run = Run(monkeypatch, HALF_AN_HOUR)
-    for _ in range(4):
-        run.epoch(2)
-    assert run.backups == [4]
-
-
 @pytest.mark.parametrize(
     ("epochs", "batches", "backups"),
     [(6, 60, [20, 120, 240, 360]), (2, 200, [20, 184, 348]), (3, 200, [20, 184, 348, 512, 600])],
@@ -110,29 +103,6 @@ def test_an_execution_of_several_batches_is_not_divided(monkeypatch):
     run = Run(monkeypatch, HALF_AN_HOUR, at_once=8)
     run.epoch(600)
     assert run.backups[:3] == [160, 328, 496]
-
-
-def test_places_in_the_data_are_due_where_backups_are(monkeypatch):
-    """A loop that reads ahead asks for the batches of the epoch, one after another."""
-    run = Run(monkeypatch, HALF_AN_HOUR)
-    run.epoch(200)
-    run.interval.epoch_begins()  # 16 batches after the backup at 184
-    due = [count for count in range(1, 400) if run.interval.is_due(count, count - 1)]
-    assert due == [148, 312]
-
-
-def test_numbers_and_epochs_are_as_they_were():
-    every = Interval(3, None)
-    every.train_begins(1, 1, None)
-    every.epoch_begins()
-    assert [count for count in range(1, 9) if every.is_due(count, count - 1)] == [3, 6]
-    assert every.is_due_at_end()
-    assert every.kept() is None
-    ends = Interval("epoch", None)
-    ends.train_begins(1, 1, None)
-    ends.epoch_begins()
-    assert not any(map(ends.is_due, range(1, 100)))
-    assert ends.is_due_at_end()
 
 
 @pytest.mark.parametrize("hours", [0, -1, float("nan"), float("inf")])
