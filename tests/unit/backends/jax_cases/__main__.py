@@ -5,8 +5,8 @@ import traceback
 
 import kerasdist as kd
 from tests.unit.backends.jax_cases import (  # noqa: F401  they register
-    loaded,
     normalization,
+    planned,
     programs,
     values,
 )

@@ -1,0 +1,91 @@
+"""What a plan says that devices hold is what they hold, with state that they divide."""
+
+import gc
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import jax
+import keras
+import numpy as np
+
+import kerasdist as kd
+from kerasdist.backends.jax import ahead_of_time
+from kerasdist.backends.jax.mesh.layout import Layout
+from tests.unit.backends.jax_cases.case import case
+
+DEVICES = 4
+PARTS = ("trainable", "non_trainable", "optimizer", "metrics")
+
+
+def planned_and_held(sharding):
+    """Bytes of each part of the state on the first device, as planned and after `fit`."""
+    with kd.MirroredStrategy([f"cpu:{i}" for i in range(DEVICES)], sharding=sharding).scope():
+        layers = [keras.layers.Dense(64, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(6)]
+        model = keras.Sequential([keras.Input((16,)), *layers])
+        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
+    x, y = np.zeros((8, 16), "float32"), np.zeros((8, 6), "float32")
+    model.fit(x, y, batch_size=8, verbose=0)
+    layout = Layout(jax.local_devices(backend="cpu")[:DEVICES], 1, sharding)
+    planned = ahead_of_time.training_program(model, (x, y), layout).state_bytes
+    parts = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+    held = [
+        sum(variable._value.addressable_data(0).nbytes for variable in variables)
+        for variables in (*parts, model.metrics_variables)
+    ]
+    return planned, dict(zip(PARTS, held, strict=True))
+
+
+@case
+def planned_bytes_are_those_that_a_device_holds(strategy):
+    whole, held = planned_and_held(None)
+    assert whole == held
+    by_optimizer, held = planned_and_held(kd.Sharding("optimizer", min_size=64))
+    assert by_optimizer == held
+    assert by_optimizer["trainable"] == whole["trainable"]
+    assert by_optimizer["optimizer"] < whole["optimizer"] / 3
+    full, held = planned_and_held(kd.Sharding("full", min_size=64))
+    assert full == held
+    assert full["trainable"] < whole["trainable"] / 3
+
+
+def bytes_on(device):
+    """Bytes of all arrays on a device, each buffer once."""
+    shards = [shard for array in jax.live_arrays() for shard in array.addressable_shards]
+    held = {
+        shard.data.unsafe_buffer_pointer(): shard.data.nbytes
+        for shard in shards
+        if shard.device == device
+    }
+    return sum(held.values())
+
+
+@case
+def weights_of_a_file_are_whole_one_at_a_time(strategy):
+    """keras#21634: a device that loads a file holds its shards, and one whole weight beside."""
+    size, layers = 512, 6
+    device = jax.local_devices(backend="cpu")[0]
+
+    def build():
+        dense = [keras.layers.Dense(size, use_bias=False) for _ in range(layers)]
+        return keras.Sequential([keras.Input((size,)), *dense])
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.weights.h5"
+        build().save_weights(path)
+        devices = [f"cpu:{i}" for i in range(DEVICES)]
+        with kd.MirroredStrategy(devices, sharding="full").scope():
+            model = build()
+        gc.collect()  # what earlier cases left would go in between
+        before, most = bytes_on(device), 0
+        assign = keras.Variable._direct_assign
+
+        def noted(variable, value):
+            nonlocal most
+            assign(variable, value)
+            most = max(most, bytes_on(device))  # `value` is still whole
+
+        with mock.patch.object(keras.Variable, "_direct_assign", noted):
+            model.load_weights(path)
+    kernel = 4 * size**2
+    assert kernel <= most - before <= 1.5 * kernel  # with its own shard, a quarter
