@@ -170,11 +170,8 @@ def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with,
     assert choice.own_part(four[:1], own.peers, 2) == four[:1]
     cpus = (Device("cpu", 0), Device("cpu", 1))
     assert choice.own_part(cpus, own.peers, 2) == cpus
-
-
-def test_gpus_that_the_framework_was_told_to_take_are_left_as_they_are(machine_with, monkeypatch):
+    # Which the framework was told to take are left as they are.
     machine_with("4")
-    monkeypatch.setattr(platform, "node", lambda: "h")
     told = job_of(0, 2, lambda value: [["h", []], ["h", []]])
     assert choice.agree(FakeBackend(built=None), told, None) == choice.Choice(None, [])
 
@@ -189,17 +186,18 @@ def variables(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("built", "visible", "words"),
+    ("gpus", "built", "visible", "words"),
     [
-        (True, None, [A, "sees none", "driver may be too old", "KERASDIST_CPU_DEVICES=1"]),
-        (True, "0", ["driver may be too old"]),
-        (False, "0", ["built for CPUs", "pip install 'jax[cuda12]'"]),
+        ("2", True, None, [A, "sees none", "driver may be too old", "KERASDIST_CPU_DEVICES=1"]),
+        ("2", True, "0", ["driver may be too old"]),
+        ("2", False, "0", ["built for CPUs", "pip install 'jax[cuda12]'"]),
+        ("broken", True, "0", ["Driver/library version mismatch"]),
     ],
 )
 def test_a_promised_gpu_that_the_framework_does_not_see(
-    machine_with, variables, built, visible, words
+    machine_with, variables, gpus, built, visible, words
 ):
-    machine_with("2")
+    machine_with(gpus)
     if visible is not None:
         variables(CUDA_VISIBLE_DEVICES=visible)
     with pytest.raises(DeviceError) as error:
@@ -234,14 +232,7 @@ def test_where_no_gpu_is_promised_the_cpu_is_right(machine_with, variables, gpus
     choice.check_promise(FakeBackend(built))
 
 
-def test_a_promised_gpu_whose_driver_does_not_work(machine_with, variables):
-    machine_with("broken")
-    variables(CUDA_VISIBLE_DEVICES="0")
-    with pytest.raises(DeviceError, match="Driver/library version mismatch"):
-        choice.check_promise(FakeBackend())
-
-
-def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(monkeypatch):
+def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(machine_with, monkeypatch):
     monkeypatch.setattr(choice.config, "apply_cpu_devices_variable", lambda: None)
     monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
     backend = FakeBackend(sees=2)
@@ -249,13 +240,8 @@ def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(monkeypatc
     monkeypatch.setenv("KERASDIST_CPU_DEVICES", "1")
     assert choice.chosen_devices(backend, None) == (Device("cpu", 0),)
     assert choice.chosen_devices(backend, ["gpu:1"]) == (Device("gpu", 1),)  # named ones come first
-
-
-def test_a_strategy_without_names_does_not_fall_back_to_the_cpu_in_silence(
-    machine_with, monkeypatch
-):
-    machine_with("2")
-    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES")
+    machine_with("2")  # and no fall-back to the CPU in silence
     with pytest.raises(DeviceError, match="sees none"):
         choice.chosen_devices(FakeBackend(sees=0), None)
 

@@ -41,9 +41,7 @@ def test_threads_that_start_in_the_block_wait_for_their_turn():
     _, after, started = in_a_thread(classes, os.SCHED_OTHER)
     assert started == os.SCHED_BATCH
     assert after == os.SCHED_OTHER
-
-
-def test_what_the_user_has_chosen_stays():
+    # What the user has chosen stays.
     assert in_a_thread(classes, os.SCHED_IDLE) == (os.SCHED_IDLE,) * 3
 
 
