@@ -32,7 +32,7 @@ from kerasdist.job import job as jobs
 from kerasdist.job import protocol
 from kerasdist.job.interruption import DroppedInterrupts
 from kerasdist.job.job import Job
-from tests.unit.job.simulated_workers import PATIENT, InMemory, Wire, values_in
+from tests.unit.job.simulated_workers import PATIENT, CountedLines, InMemory, Wire, values_in
 
 PACKAGE = str(Path(kd.__file__).parent)
 
@@ -113,28 +113,6 @@ class Recorded(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Lines:
-    """How many lines of kerasdist run in a block, so that loops in one line count too."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __enter__(self):
-        self._before = sys.gettrace()
-        sys.settrace(self._entered)
-        return self
-
-    def __exit__(self, *error):
-        sys.settrace(self._before)
-
-    def _entered(self, frame, event, argument):
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
-
-    def _line(self, frame, event, argument):
-        self.count += event == "line"
-        return self._line
-
-
 def model() -> keras.Model:
     hidden = [keras.layers.Dense(96, "relu"), keras.layers.Dropout(0.5)]
     outputs = [keras.layers.Dense(96, "relu"), keras.layers.Dense(1)]
@@ -168,9 +146,9 @@ def facts(rank: int, ranks: int, state: str | None, folder: str) -> dict[str, An
             fit(2)
         lines: list[int] = []
         for steps in (1, 4):
-            with Lines() as counted:
+            with CountedLines(PACKAGE) as counted:
                 fit(steps)
-            lines.append(counted.count)
+            lines.append(counted.lines)
         known = variables.variables_of(net)
         held = variables.shards_of(known, strategy.replica_set)
         part = variables.write_part(Path(folder), 1, "0" * 16, rank, held)
