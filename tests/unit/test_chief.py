@@ -3,7 +3,6 @@
 import pytest
 
 from kerasdist.api import scopes
-from kerasdist.api.strategy import Strategy
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +29,3 @@ def test_the_environment_counts(monkeypatch, capsys, environment, printed):
         monkeypatch.setenv(f"KERASDIST_{name}", value)
     scopes.print("a", "b", sep="-", end="!")
     assert capsys.readouterr().out == printed
-
-
-def test_a_strategy_of_one_process():
-    strategy = Strategy(None)
-    assert strategy.is_chief
-    with strategy.chief_first():
-        pass

@@ -90,9 +90,3 @@ def test_what_is_wrong_in_any_source_of_the_process_does():
         detect({**env.TORCHRUN, "TF_CONFIG": "?"})
     with pytest.raises(UnsupportedError):
         detect({**env.OWN, **env.tf_config("ps", 0, ps=["a:1"])})
-
-
-def test_this_process_is_asked_by_default(monkeypatch):
-    for name, value in env.TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    assert detect().rank == 5
