@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import kerasdist
-from tests.fresh import run_fresh
+from tests.fresh import run_forked, run_fresh
 
 FRAMEWORKS = ("keras", "tensorflow", "jax", "jaxlib", "torch")
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -70,6 +70,7 @@ def test_kerasdist_adds_no_framework_that_keras_did_not_import(backend):
 import sys
 top = lambda: {name.partition(".")[0] for name in sys.modules}
 import keras
+assert not any(name.startswith("kerasdist") for name in sys.modules)
 before = top()
 import kerasdist as kd
 for name in kd.__all__:
@@ -79,6 +80,6 @@ kd.OneDeviceStrategy("cpu:0")
 print(*added)
 print(*(name for name in sys.modules if name.startswith("kerasdist.backends.")))
 """
-    added, own = map(str.split, run_fresh(code, KERAS_BACKEND=backend).splitlines()[-2:])
+    added, own = map(str.split, run_forked(code, backend).splitlines()[-2:])
     assert not set(added) & set(FRAMEWORKS)
     assert {name.split(".")[2] for name in own} & set(BACKENDS) == {backend}

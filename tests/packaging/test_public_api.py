@@ -3,7 +3,7 @@
 import json
 
 import kerasdist
-from tests.fresh import run_fresh
+from tests.fresh import run_forked
 
 NAMES = """
 AutoShardPolicy CentralStorageStrategy CommunicationImplementation CommunicationOptions
@@ -38,6 +38,6 @@ print(json.dumps([
     sorted(public), [name for name, one in (public | members).items() if not inspect.getdoc(one)]
 ]))
 """
-    names, without = json.loads(run_fresh(code, KERAS_BACKEND="jax").splitlines()[-1])
+    names, without = json.loads(run_forked(code, "jax").splitlines()[-1])
     assert names == sorted(set(PUBLIC) - {"__version__"})
     assert without == []
