@@ -73,6 +73,11 @@ def test_closures_and_globals_count_but_not_what_a_worker_is():
     assert difference(described(partial), described(functools.partial(made, alpha=1))) is not None
 
 
+def test_workers_of_other_pythons_compare_no_code():
+    facts = {"layers": [{"class": "Own", description.KEY: "0123"}], description.KEY: "4567"}
+    assert description.without(facts) == {"layers": [{"class": "Own"}]}
+
+
 def test_addresses_and_the_order_of_sets_are_no_difference():
     text = repr(object())
     assert "0x" in text
