@@ -65,6 +65,13 @@ def test_after_twenty_batches_the_interval_is_chosen(monkeypatch):
     assert run.interval.kept() == [BATCHES, 1]
 
 
+def test_or_at_the_end_of_the_first_epoch_in_which_a_batch_could_be_measured(monkeypatch):
+    run = Run(monkeypatch, HALF_AN_HOUR)
+    for _ in range(4):
+        run.epoch(2)
+    assert run.backups == [4]
+
+
 @pytest.mark.parametrize(
     ("epochs", "batches", "backups"),
     [(6, 60, [20, 120, 240, 360]), (2, 200, [20, 184, 348]), (3, 200, [20, 184, 348, 512, 600])],
