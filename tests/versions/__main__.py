@@ -36,7 +36,6 @@ MAIN = "KERAS_MAIN"
 SETS = ("newest", "main", "locked", "oldest")
 # The build for CPUs is the same code, and smaller. PyTorch's is not on PyPI.
 PACKAGES = {"tensorflow": "tensorflow-cpu", "jax": "jax", "torch": "torch"}
-NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "scipy")
 GOOD = "passed"
 

@@ -9,14 +9,13 @@ import keras
 import numpy as np
 import pytest
 
-from kerasdist.errors import InputError
 from kerasdist.input.autoshard import KnownSizes, own_source
 from kerasdist.input.options import AutoShardPolicy
 from kerasdist.input.sources import EveryNthBatch
 from kerasdist.input.worker_batches import WorkerBatches
 
 SECONDS = 60
-DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
+DATA, OFF = AutoShardPolicy.DATA, AutoShardPolicy.OFF
 
 
 class Meeting:
@@ -36,17 +35,11 @@ class Meeting:
 
 
 def on_workers(workers, work) -> list[Any]:
-    """What `work` returns for each worker, or the error that it raised."""
+    """What `work` returns for each worker."""
     barrier, values = threading.Barrier(workers), [None] * workers
-
-    def run(rank):
-        try:
-            return work(Meeting(rank, workers, barrier, values))
-        except InputError as error:
-            return error
-
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(run, range(workers), timeout=SECONDS))
+        jobs = (Meeting(rank, workers, barrier, values) for rank in range(workers))
+        return list(pool.map(work, jobs, timeout=SECONDS))
 
 
 def rounds(policy, dataset_of):
