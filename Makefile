@@ -14,7 +14,7 @@ BESIDE_OTHERS := $(COMPUTING) multiprocess
 
 # What `make test` leaves to `make test-everything`; of other folders it runs a part there.
 REST := gpu_like sharded keras_suites versions/test_oldest_keras.py versions/test_comparison.py
-IN_PART := conformance examples facade multiprocess/test_elastic.py multiprocess/test_one_device.py ahead_of_time unit/job/test_scale.py unit/backends/test_torch_scale.py
+IN_PART := conformance examples facade multiprocess/test_elastic.py multiprocess/test_one_device.py in_scope ahead_of_time unit/job/test_scale.py unit/backends/test_torch_scale.py
 
 # What is installed into folders of its own, beside the locked packages.
 BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
@@ -134,7 +134,7 @@ pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md, the home 
 benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (45 minutes)
 	$(BIN)/python -m benchmarks.page
 
-house: $(STAMP) ## count the package: lines, the waist, circles of imports
+house: $(STAMP) ## count the package: lines, files, circles of imports
 	$(BIN)/python -m tests.house
 
 support: $(STAMP) ## run the exactness suite and write docs/support.md from it

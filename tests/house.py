@@ -1,17 +1,15 @@
-"""Prints how large the package is, how wide the backend interface, which imports go in a circle.
+"""Prints how large the package is, and which imports go in a circle.
 
     python -m tests.house
 
 The figures, and where they are to come, are those of the redesign that began in November 2026
-(docs/adr/0048-ceilings.md). The backend interface, here `waist`, is what the package knows of a
-backend: the abstract classes of `kerasdist/backends/`.
+(docs/adr/0048-ceilings.md).
 """
 
 import ast
 import io
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,6 @@ from tests.unit.test_layers import (
     parse,
 )
 
-BACKENDS = PACKAGE / "backends"
-WAIST_FILES = ("interface.py", "runner.py", "collectives.py")
-WAIST = [BACKENDS / "base" / name for name in WAIST_FILES]
 FRAMEWORKS = ("tensorflow", "jax", "torch")
 
 
@@ -133,48 +128,6 @@ def measured() -> dict[str, int]:
     return {figure.name: value for figure, value in zip(FIGURES, values, strict=True)}
 
 
-def classes(path: Path) -> Iterator[ast.ClassDef]:
-    return (node for node in parse(path).body if isinstance(node, ast.ClassDef))
-
-
-def is_abstract(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) and any(
-        ast.unparse(one).endswith("abstractmethod") for one in node.decorator_list
-    )
-
-
-def members(owner: ast.ClassDef) -> Iterator[tuple[str, bool]]:
-    """The public methods and properties of a class, and whether each is abstract."""
-    for node in owner.body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield node.name, is_abstract(node)
-
-
-def waist() -> dict[str, bool]:
-    """The members of the abstract classes, and whether each is abstract."""
-    return {
-        f"{owner.name}.{name}": abstract
-        for path in WAIST
-        for owner in classes(path)
-        if any(map(is_abstract, owner.body))
-        for name, abstract in members(owner)
-    }
-
-
-def implemented_by(member: str) -> list[str]:
-    """The frameworks that have a member: by name, in a class that names the waist's as a base."""
-    owner, _, name = member.partition(".")
-    return [
-        framework
-        for framework in FRAMEWORKS
-        if any(
-            name in dict(members(one)) and any(owner in ast.unparse(base) for base in one.bases)
-            for path in (BACKENDS / framework).rglob("*.py")
-            for one in classes(path)
-        )
-    ]
-
-
 def circles(*, types: bool) -> list[list[str]]:
     """The sets of modules that import each other, the largest first.
 
@@ -206,12 +159,6 @@ def main():
         print(f"  circle: {' '.join(ring)}")
     for folder, size in largest_folders():
         print(f"  lines of code in {folder:27}{size:6}")
-    known = waist()
-    print(f"abstract methods of the backend interface: {sum(known.values()):4}")
-    print(f"members of the backend interface:          {len(known):4}")
-    lonely = [name for name, abstract in known.items() if not abstract]
-    lonely = [name for name in lonely if len(implemented_by(name)) == 1]
-    print(f"members of one backend only:               {len(lonely):4}  {', '.join(lonely)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The only place that touches Keras's private parts.
 
 `patches` is where kerasdist steps into Keras; the others are the few private functions it calls.
-Each is watched by a test in ``tests/unit/test_keras_compat.py`` that fails when Keras moves it.
+``tests/unit/test_keras_compat.py`` fails when Keras moves what is patched; for the rest there are
+cases in the suites, which run over the oldest Keras, too.
 """
 
 from __future__ import annotations

@@ -100,12 +100,6 @@ def sums_by_optimizer():
     return found
 
 
-def clipping_devices():
-    """The devices on which the global norm is computed."""
-    graph = graph_of(trained(lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0)))
-    return sorted(short(one.device) for one in operations(graph) if one.type == "Sqrt")
-
-
 def normalization():
     """The collectives of synchronized BatchNormalization, and what is added up on one device."""
     graph = graph_of(trained(keras.optimizers.SGD, normalizes=True))
@@ -232,7 +226,6 @@ def pipelines():
 if __name__ == "__main__":
     parts = (
         sums_by_optimizer,
-        clipping_devices,
         normalization,
         hints,
         packs,

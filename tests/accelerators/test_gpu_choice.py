@@ -80,12 +80,6 @@ def test_workers_that_see_the_same_divide_them(agreed):
     assert agreed({}, {}, {}, {}) == [[0], [1], [2], [3]]
 
 
-def test_each_machine_is_divided_by_itself(agreed):
-    far = {"host": "far", "gpus": [{"uuid": "GPU-x"}, {"uuid": "GPU-y"}]}
-    near = {"gpus": [{"uuid": A}, {"uuid": B}]}
-    assert agreed(near, far, near, far) == [[0], [0], [1], [1]]
-
-
 def test_a_scheduler_that_gives_each_task_its_own_as_number_0(agreed):
     """Slurm --gpus-per-task: equal variables, other GPUs."""
     tasks = [{"gpus": [{"uuid": uuid}], "visible": "0"} for uuid in (A, B, C, D)]
@@ -97,13 +91,28 @@ def test_a_scheduler_that_gives_each_task_some_of_those_that_all_see(agreed):
     assert agreed({"visible": A}, {"visible": "1"}) == [[0], [0]]
 
 
-def test_containers_with_the_same_name_and_others(agreed):
-    assert agreed({"gpus": [{"uuid": C}]}, {"gpus": [{"uuid": D}]}) == [[0], [0]]
+FAR = {"host": "far", "gpus": [{"uuid": "GPU-x"}, {"uuid": "GPU-y"}]}
+NEAR = {"gpus": [{"uuid": A}, {"uuid": B}]}
 
 
-def test_the_same_in_another_order(agreed):
-    assert agreed({"visible": "0,1"}, {"visible": "1,0"}) == [[0], [0]]
-    assert agreed({"visible": "0,1,2,3"}, {"visible": "3,2,1,0"}) == [[0, 1], [0, 1]]
+@pytest.mark.parametrize(
+    ("workers", "taken"),
+    [
+        ([NEAR, FAR, NEAR, FAR], [[0], [0], [1], [1]]),  # each machine is divided by itself
+        ([{"gpus": [{"uuid": one}]} for one in (C, D)], [[0], [0]]),  # containers of one name
+        ([{"visible": "0,1"}, {"visible": "1,0"}], [[0], [0]]),  # the same in another order
+        ([{"visible": "0,1,2,3"}, {"visible": "3,2,1,0"}], [[0, 1], [0, 1]]),
+        ([{"gpus": None}] * 2, [None, None]),
+        ([{"visible": ""}, {"visible": "-1"}], [None, None]),
+        ([{"gpus": "1", "built": False}] * 3, [None] * 3),  # a framework for CPUs
+        ([{"built": None}] * 2, [None, None]),
+        ([{"gpus": "1", "cpus": "2"}] * 2, [[], []]),  # the variable hides GPUs
+        ([{"names": ["gpu:2"]}, {"names": ["gpu:1", "gpu:0"]}], [[2], [0, 1]]),
+        ([{"names": ["cpu:0"]}] * 2, [None, None]),
+    ],
+)
+def test_what_workers_take(agreed, workers, taken):
+    assert agreed(*workers) == taken
 
 
 def test_gpus_that_stay_idle_are_told_by_one_worker(agreed):
@@ -125,23 +134,7 @@ def test_some_that_two_see_and_some_that_one_sees(agreed):
         agreed({"visible": "0,1"}, {"visible": "1,2"})
 
 
-def test_without_gpus_nothing_is_chosen(agreed):
-    assert agreed({"gpus": None}, {"gpus": None}) == [None, None]
-    assert agreed({"visible": ""}, {"visible": "-1"}) == [None, None]
-
-
-def test_a_framework_for_cpus_takes_no_part(agreed):
-    assert agreed(*[{"gpus": "1", "built": False}] * 3) == [None] * 3
-    assert agreed({"built": None}, {"built": None}) == [None, None]
-
-
-def test_cpu_devices_that_a_variable_chooses_hide_the_gpus(agreed):
-    assert agreed(*[{"gpus": "1", "cpus": "2"}] * 2) == [[], []]
-
-
-def test_named_devices_are_taken_as_they_are_named(agreed):
-    assert agreed({"names": ["gpu:2"]}, {"names": ["gpu:1", "gpu:0"]}) == [[2], [0, 1]]
-    assert agreed({"names": ["cpu:0"]}, {"names": ["cpu:0"]}) == [None, None]
+def test_a_named_gpu_that_is_not_there(agreed):
     with pytest.raises(DeviceError, match=r"which has \['gpu:0', .*Received: devices=\['gpu:4'\]"):
         agreed({"names": ["gpu:4"]}, {})
 
@@ -177,11 +170,8 @@ def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with,
     assert choice.own_part(four[:1], own.peers, 2) == four[:1]
     cpus = (Device("cpu", 0), Device("cpu", 1))
     assert choice.own_part(cpus, own.peers, 2) == cpus
-
-
-def test_gpus_that_the_framework_was_told_to_take_are_left_as_they_are(machine_with, monkeypatch):
+    # Which the framework was told to take are left as they are.
     machine_with("4")
-    monkeypatch.setattr(platform, "node", lambda: "h")
     told = job_of(0, 2, lambda value: [["h", []], ["h", []]])
     assert choice.agree(FakeBackend(built=None), told, None) == choice.Choice(None, [])
 
@@ -196,17 +186,18 @@ def variables(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("built", "visible", "words"),
+    ("gpus", "built", "visible", "words"),
     [
-        (True, None, [A, "sees none", "driver may be too old", "KERASDIST_CPU_DEVICES=1"]),
-        (True, "0", ["driver may be too old"]),
-        (False, "0", ["built for CPUs", "pip install 'jax[cuda12]'"]),
+        ("2", True, None, [A, "sees none", "driver may be too old", "KERASDIST_CPU_DEVICES=1"]),
+        ("2", True, "0", ["driver may be too old"]),
+        ("2", False, "0", ["built for CPUs", "pip install 'jax[cuda12]'"]),
+        ("broken", True, "0", ["Driver/library version mismatch"]),
     ],
 )
 def test_a_promised_gpu_that_the_framework_does_not_see(
-    machine_with, variables, built, visible, words
+    machine_with, variables, gpus, built, visible, words
 ):
-    machine_with("2")
+    machine_with(gpus)
     if visible is not None:
         variables(CUDA_VISIBLE_DEVICES=visible)
     with pytest.raises(DeviceError) as error:
@@ -241,14 +232,7 @@ def test_where_no_gpu_is_promised_the_cpu_is_right(machine_with, variables, gpus
     choice.check_promise(FakeBackend(built))
 
 
-def test_a_promised_gpu_whose_driver_does_not_work(machine_with, variables):
-    machine_with("broken")
-    variables(CUDA_VISIBLE_DEVICES="0")
-    with pytest.raises(DeviceError, match="Driver/library version mismatch"):
-        choice.check_promise(FakeBackend())
-
-
-def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(monkeypatch):
+def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(machine_with, monkeypatch):
     monkeypatch.setattr(choice.config, "apply_cpu_devices_variable", lambda: None)
     monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
     backend = FakeBackend(sees=2)
@@ -256,13 +240,8 @@ def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(monkeypatc
     monkeypatch.setenv("KERASDIST_CPU_DEVICES", "1")
     assert choice.chosen_devices(backend, None) == (Device("cpu", 0),)
     assert choice.chosen_devices(backend, ["gpu:1"]) == (Device("gpu", 1),)  # named ones come first
-
-
-def test_a_strategy_without_names_does_not_fall_back_to_the_cpu_in_silence(
-    machine_with, monkeypatch
-):
-    machine_with("2")
-    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES")
+    machine_with("2")  # and no fall-back to the CPU in silence
     with pytest.raises(DeviceError, match="sees none"):
         choice.chosen_devices(FakeBackend(sees=0), None)
 

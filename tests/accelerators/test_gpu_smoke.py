@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.conformance import registry
 from tests.fresh import ROOT, run_python
 
 SCRIPT = ROOT / "benchmarks" / "gpu_smoke.py"
@@ -57,14 +56,3 @@ def test_numbers_that_differ_fail(gpu_smoke):
     for other in (2.1, float("nan")):
         with pytest.raises(AssertionError, match="differences up to"):
             difference({"loss": 2.0}, {"loss": other}, 1e-5)
-
-
-def test_on_one_device_cases_run_on_one_replica():
-    code = "\n".join(
-        (
-            "from tests.conformance import registry",
-            "items = list(registry.items('torch'))",
-            "print(registry.KIND, {item.replicas for item in items}, len(items) > 100)",
-        )
-    )
-    assert run_python("-c", code, **{registry.SUITES_ON: "gpu:1"}) == "gpu {1} True\n"

@@ -62,9 +62,6 @@ def test_a_container_with_some_of_the_gpus(machine_with):
         [{"uuid": A, "hidden": True}, {"uuid": B, "hidden": True}, {"uuid": C}, {"uuid": D}]
     )
     assert given(None, 2) == ["0", "1"]
-
-
-def test_a_machine_without_gpus_leaves_things_as_they_are(machine_with):
     machine_with(None)
     assert gpus.divide({}, 2) == [{}, {}]
 
@@ -133,9 +130,6 @@ def test_info_shows_who_gets_which(machine_with):
     assert "MultiWorkerMirroredStrategy, here on gpu:2, gpu:3," in shown(torchrun)
     machine_with("2")
     assert owners(torchrun) == [1, 1]  # a scheduler gave it these
-
-
-def test_info_says_that_the_driver_does_not_work(machine_with):
     machine_with("broken")
     assert "NVIDIA's driver does not work: Driver/library version mismatch" in shown({})
 

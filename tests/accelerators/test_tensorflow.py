@@ -24,49 +24,29 @@ def test_gradients_are_summed_by_one_collective_on_each_device(found, optimizer)
     assert added_up == 0
 
 
-def test_each_device_clips_its_own_copy(found):
-    assert found["clipping_devices"] == [0, 1]
-
-
-def test_statistics_of_batches_are_summed_by_collectives(found):
+def test_statistics_are_summed_by_collectives_and_all_sums_of_gpus_by_nccl(found):
     collectives, added_up = found["normalization"]
     assert collectives > 2
     assert added_up == 0
-
-
-def test_all_sums_between_gpus_ask_for_nccl(found):
     assert found["hints"] == ["nccl"]
 
 
 def test_packs_are_bounded_on_gpus_and_last_layers_go_first(found):
-    on_cpus, told, on_gpus = found["packs"]
-    assert on_cpus == [26]
-    assert told == [20, 3, 3]
-    assert on_gpus == [20, 5, 1]
+    assert found["packs"] == [[26], [20, 3, 3], [20, 5, 1]]  # on CPUs, as told, on GPUs
 
 
-def test_pieces_wait_on_their_devices(found):
-    assert found["prefetching"]["rows"] == [[2, 0], [2, 1]]
-    assert found["prefetching"]["sizes"] == [[2, 2], [1, 1]]
-    assert found["prefetching"]["taken"] == 2
-
-
-def test_no_device_takes_an_error_of_the_pipeline_for_the_end_of_the_data(found):
-    """The first device gets the error, and the second waits for the first one."""
-    assert found["prefetching"]["waits"] == [[], [0]]
-
-
-def test_other_batches_are_divided_on_the_host(found):
-    assert found["prefetching"]["divided"] == ["CPU:0"]
-
-
-def test_what_waits_on_devices(found):
-    assert found["kinds_of_batches"] == {
-        "strings": False,
-        "ragged": False,
-        "integers": True,
-        "followed": False,
+def test_pieces_wait_on_their_devices_and_other_batches_are_divided_on_the_host(found):
+    assert found["prefetching"] == {
+        "rows": [[2, 0], [2, 1]],
+        "sizes": [[2, 2], [1, 1]],
+        "taken": 2,
+        # No device takes an error of the pipeline for the end of the data: the first one gets the
+        # error, and the second waits for the first.
+        "waits": [[], [0]],
+        "divided": ["CPU:0"],
     }
+    kinds = {"strings": False, "ragged": False, "integers": True, "followed": False}
+    assert found["kinds_of_batches"] == kinds
 
 
 def test_a_dataset_owns_the_functions_that_feed_devices(found):

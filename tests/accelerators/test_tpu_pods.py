@@ -90,17 +90,6 @@ def absent(environ):
     return answer.reason
 
 
-def test_one_host_is_a_job_of_one(tpus, metadata):
-    tpus()
-    one = {"agent-worker-number": "0", "worker-network-endpoints": "10.0.0.1"}
-    assert "one host" in absent(metadata(one))
-
-
-def test_a_vm_outside_of_a_slice_is_a_job_of_one(tpus, metadata):
-    tpus()
-    assert "do not tell of a TPU slice" in absent(metadata({}))
-
-
 def test_other_machines_are_not_asked(tpus, metadata, monkeypatch):
     monkeypatch.setattr(cloud_tpu, "read_attribute", pytest.fail)
     tpus(device="0x001f")  # a disk of Google's
@@ -118,16 +107,21 @@ def test_no_answer_is_told(tpus, metadata, monkeypatch):
     assert "does not answer: nobody is there" in absent(metadata(SLICE))
 
 
-def test_endpoints_of_another_form_are_an_error(tpus, metadata):
+def test_attributes_of_another_form_are_an_error(tpus, metadata):
     tpus()
-    with pytest.raises(ClusterError, match="entry='x:y'"):
-        detect(metadata({**SLICE, "worker-network-endpoints": "x:y"}))
+    for name, value, said in (
+        ("worker-network-endpoints", "x:y", "entry='x:y'"),
+        ("agent-worker-number", "two", "TPU_WORKER_ID='two'"),
+    ):
+        with pytest.raises(ClusterError, match=said):
+            detect(metadata({**SLICE, name: value}))
 
 
-def test_a_number_that_is_none_is_an_error(tpus, metadata):
+def test_a_vm_of_one_host_or_outside_of_a_slice_is_a_job_of_one(tpus, metadata):
     tpus()
-    with pytest.raises(ClusterError, match="TPU_WORKER_ID='two'"):
-        detect(metadata({**SLICE, "agent-worker-number": "two"}))
+    assert "do not tell of a TPU slice" in absent(metadata({}))
+    one = {"agent-worker-number": "0", "worker-network-endpoints": "10.0.0.1"}
+    assert "one host" in absent(metadata(one))
 
 
 @dataclass(frozen=True)
@@ -155,8 +149,6 @@ def test_the_logical_devices_of_a_replica_are_neighbours():
     assert [distance(*replica) for replica in grid] == [1, 1]
     # Replicas of one device keep the workers' order, in which a batch is divided.
     assert list(layout._grid(chips, (4,))) == chips
-
-
-def test_chips_that_are_no_torus_keep_their_order():
+    # So do chips that are no torus.
     chips = [Chip(number, (number, number, 0)) for number in range(4)]
     assert list(layout._grid(chips, (2, 2)).flat) == chips

@@ -33,9 +33,6 @@ def job(workers=None, backend="torch", visible="0,1,2", **others):
 )
 def test_a_worker_a_gpu_where_that_is_faster_or_asked_for(workers, backend, visible, expected):
     assert job(workers, backend, visible).workers == expected
-
-
-def test_all_gpus_of_the_machine():
     assert counted(JobSpec(["x"], "gpu", environment={"KERAS_BACKEND": "jax"})).workers == 8
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import traceback
+from unittest import mock
 
 import keras
 import numpy as np
@@ -51,13 +52,10 @@ def cuda_means_the_replicas_gpu():
         yield
         current.pop()
 
-    original, torch.cuda.device = torch.cuda.device, device
-    try:
+    with mock.patch.object(torch.cuda, "device", device):
         with placing.computing_on(Device("gpu", 3)):
             inside = [*current, keras.src.backend.torch.core.get_device()]
         return [inside, current]
-    finally:
-        torch.cuda.device = original
 
 
 @case
@@ -70,39 +68,27 @@ def steps_compute_on_their_device():
         with keras.device("cpu"):
             yield
 
-    original, replicas.computing_on = replicas.computing_on, computing_on
-    try:
+    with mock.patch.object(replicas, "computing_on", computing_on):
         strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
         on.clear()
         strategy.run(lambda: None)
         return sorted(on)
-    finally:
-        replicas.computing_on = original
 
 
-class Stand_ins:
+class Stand_ins(contextlib.ExitStack):
     # Generators of the CPU for those of a machine's GPUs, which torch.manual_seed seeds alike.
     def __init__(self, count):
-        self.generators = [torch.Generator() for _ in range(count)]
-        self.originals = {}
-
-    def __enter__(self):
-        generators = self.generators
-        for name, value in {
+        super().__init__()
+        self.generators = generators = [torch.Generator() for _ in range(count)]
+        fakes = {
             "default_generators": generators,
             "is_initialized": lambda: True,
             "get_rng_state_all": lambda: [one.get_state() for one in generators],
             "set_rng_state_all": lambda all: [
                 one.set_state(state) for one, state in zip(generators, all, strict=True)
             ],
-        }.items():
-            self.originals[name] = getattr(torch.cuda, name)
-            setattr(torch.cuda, name, value)
-        return self
-
-    def __exit__(self, *error):
-        for name, value in self.originals.items():
-            setattr(torch.cuda, name, value)
+        }
+        self.enter_context(mock.patch.multiple(torch.cuda, **fakes))
 
     def seed(self, seed):
         torch.manual_seed(seed)
@@ -282,7 +268,6 @@ def rows_travel_ahead():
         "stream": in_stream,
         "current_stream": lambda device: FakeStream("compute"),
     }
-    originals = {name: getattr(torch.cuda, name) for name in fakes}
 
     def batches():
         for number in range(3):
@@ -290,17 +275,12 @@ def rows_travel_ahead():
             row.number = number
             yield WorkerShard((row, None), 2, 4, 0, 2) if number else (row, None)
 
-    try:
-        for name, fake in fakes.items():
-            setattr(torch.cuda, name, fake)
+    with mock.patch.multiple(torch.cuda, **fakes):
         for number, batch in enumerate(worker_data.ahead(batches(), torch.device("cuda", 0))):
             rows = batch.rows if number else batch
             assert rows[0].number == number
             assert rows[1] is None
             log.append(f"step {number}")
-    finally:
-        for name, original in originals.items():
-            setattr(torch.cuda, name, original)
     return log
 
 

@@ -11,7 +11,7 @@ import collections
 import difflib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,14 @@ NAMES = [f"{model}-{sharding}" for model in MODELS for sharding in SHARDINGS]
 SECONDS = 900
 
 
-def compiled(counts: Iterable[int]) -> dict[int, dict[str, Any]]:
+def compiled(chosen: Mapping[int, Sequence[str]]) -> dict[int, dict[str, Any]]:
     """What has become of each program, by the number of devices and the name."""
-    return {count: _compiled_for(count) for count in counts}
+    return {count: _compiled_for(count, names) for count, names in chosen.items()}
 
 
-def _compiled_for(count: int) -> dict[str, Any]:
+def _compiled_for(count: int, names: Sequence[str]) -> dict[str, Any]:
     output = run_with_compilers(
-        ["tests.ahead_of_time.programs", TARGETS[count], *NAMES],
+        ["tests.ahead_of_time.programs", TARGETS[count], *names],
         seconds=SECONDS,
         KERAS_BACKEND="jax",
         JAX_PLATFORMS="cpu",
@@ -61,7 +61,7 @@ def known(name: str) -> dict[int, str]:
 
 
 def main() -> None:
-    found = compiled(TARGETS)
+    found = compiled(dict.fromkeys(TARGETS, NAMES))
     for name in NAMES:
         path = FOLDER / f"{name}.txt"
         new = "\n".join(block(count, found[count][name]) for count in TARGETS)

@@ -20,34 +20,26 @@ SECONDS = 1500 if EVERYTHING else 600
 ONE_SUM = {"all-reduce": 1}
 # Per BatchNormalization one for the moments and one for their gradients.
 NORMALIZED = {"all-gather": 2, "all-reduce": 3}
-# By platform and program: the collectives of one step.
-EXPECTED: dict[str, dict[str, dict[str, int]]] = {
-    "tpu": {
-        "mlp": ONE_SUM,
-        "mlp, uneven batch": ONE_SUM,
-        "mlp, 8 steps an execution": ONE_SUM,
-        "mlp, clipnorm": ONE_SUM,
-        "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 10, "reduce-scatter": 2},
-        # Gradients are scattered, and weights gathered: the new ones, or where layers use them.
-        "mlp, optimizer sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
-        "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
-        "convolutions with BatchNormalization": NORMALIZED,
-        "transformer in bfloat16": {"all-reduce": 2},  # float32 and bfloat16
-        "LSTM": ONE_SUM,
-    },
-    "gpu": {
-        "mlp": ONE_SUM,
-        "mlp, uneven batch": ONE_SUM,
-        "mlp, 8 steps an execution": ONE_SUM,
-        "mlp, clipnorm": ONE_SUM,
-        "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 3, "reduce-scatter": 2},
-        "mlp, optimizer sharded": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
-        "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
-        "convolutions with BatchNormalization": NORMALIZED,
-        "transformer in bfloat16": {"all-reduce": 2},
-        "LSTM": ONE_SUM,
-    },
+# By program: the collectives of one step; and where a platform has others.
+BOTH: dict[str, dict[str, int]] = {
+    "mlp": ONE_SUM,
+    "mlp, uneven batch": ONE_SUM,
+    "mlp, 8 steps an execution": ONE_SUM,
+    "mlp, clipnorm": ONE_SUM,
+    "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 3, "reduce-scatter": 2},
+    # Gradients are scattered, and weights gathered: the new ones, or where layers use them.
+    "mlp, optimizer sharded": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
+    "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
+    "convolutions with BatchNormalization": NORMALIZED,
+    "transformer in bfloat16": {"all-reduce": 2},  # float32 and bfloat16
+    "LSTM": ONE_SUM,
 }
+ON_TPU = {
+    "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 10, "reduce-scatter": 2},
+    "mlp, optimizer sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
+    "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
+}
+EXPECTED = {"tpu": BOTH | ON_TPU, "gpu": BOTH}
 # A batch that is divided unevenly, and variables that are divided.
 SELECTED = {platform: ["mlp, uneven batch", "mlp, all sharded"] for platform in EXPECTED}
 CHOSEN = {one: list(EXPECTED[one]) if EVERYTHING else SELECTED[one] for one in EXPECTED}

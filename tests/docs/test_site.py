@@ -30,11 +30,6 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_every_page_of_the_nav_is_there(site):
-    for page in ("index.html", "install/index.html", "errors/index.html", "faq/index.html"):
-        assert (site / page).is_file()
-
-
 _ASKS = re.compile(
     r'<(?:script|img|iframe|source)[^>]* src="?((?:https?:)?//[^"> ]+)'
     r'|<link[^>]* rel="?(?:stylesheet|preconnect|preload)"?[^>]* href="?((?:https?:)?//[^"> ]+)'

@@ -1,13 +1,14 @@
 """The gallery's scripts run, in short, and say what they should; all of it is `make gallery`.
 
 Each backend runs the scripts that depend on it most; the others run on one backend each. In
-`make test` no script runs on a second backend, and ports are not compared with their originals:
-`make test-everything` does both. A process runs several scripts, one after the other: its start
+`make test` no script runs on a second backend, and one port is compared with its original:
+`make test-everything` does the rest. A process runs several scripts, one after the other: its start
 takes as long as a script.
 """
 
 import ast
 import dataclasses
+import functools
 import json
 import re
 import struct
@@ -56,16 +57,17 @@ SHORT = {
 EVERYWHERE = ["digits_gan", "custom_train_step_vae", "transformer"]
 TOGETHER = {
     "tensorflow": ["transfer_and_lora", "callbacks_and_tensorboard"],
-    "jax": ["gpt_char_lm", "contrastive_simclr", "text_transformer", "port_torch_ddp"],
+    "jax": ["gpt_char_lm", "contrastive_simclr", "text_transformer"],
     "torch": [
         *(*EVERYWHERE, "digits_cnn", "input_pipelines", "large_batch_scaling"),
         *("optuna_search", "survive_preemption", "tabular_mixed_features", "train_then_serve"),
         *("port_tf_distribute_fit", "port_tf_distribute_loop", "port_keras_distribution"),
+        "port_torch_ddp",
     ],
 }
 if everything():
     TOGETHER["tensorflow"] += [*EVERYWHERE, "port_torch_ddp", "port_keras_distribution"]
-    TOGETHER["jax"] += [*EVERYWHERE, "port_tf_distribute_loop"]
+    TOGETHER["jax"] += [*EVERYWHERE, "port_tf_distribute_loop", "port_torch_ddp"]
 # The backend that a port comes from, and what starts its original.
 PORTS = {
     "port_tf_distribute_fit": ("tensorflow", ()),
@@ -120,16 +122,28 @@ def test_each_example_runs_on_a_backend():
     assert {*names, *BY_ITSELF} == {*SHORT} == {example.name for example in gallery.GALLERY}
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What the scripts of a backend print, one after the other; their figures are in a folder."""
+    folder = tmp_path_factory.mktemp("figures")
+
+    @functools.cache
+    def outputs(backend):
+        names = TOGETHER[backend]
+        scripts = [(name, str(EXAMPLES / f"{name}.py"), to_draw(name, folder)) for name in names]
+        code = ONE_AFTER_THE_OTHER.format(scripts=scripts)
+        found = run_python("-c", code, backend=backend).split("example ")[1:]
+        return folder, dict(zip(names, found, strict=True))
+
+    return outputs
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_examples_alone(backend, tmp_path):
+def test_examples_alone(backend, alone):
     """They run, and draw their figures (issue 30)."""
-    names = TOGETHER[backend]
-    scripts = [(name, str(EXAMPLES / f"{name}.py"), to_draw(name, tmp_path)) for name in names]
-    code = ONE_AFTER_THE_OTHER.format(scripts=scripts)
-    outputs = run_python("-c", code, backend=backend).split("example ")[1:]
-    assert len(outputs) == len(names)
-    for name, output in zip(names, outputs, strict=True):
-        check(name, output, tmp_path)
+    folder, outputs = alone(backend)
+    for name, output in outputs.items():
+        check(name, output, folder)
 
 
 def test_a_model_in_parts(tmp_path):
@@ -150,12 +164,12 @@ def numbers(output):
 
 
 @pytest.mark.parametrize("name", PORTS if everything() else ["port_torch_ddp"])
-def test_a_port_prints_what_the_original_prints(name):
+def test_a_port_prints_what_the_original_prints(name, alone):
     backend, launcher = PORTS[name]
     settings = values(PLAIN_DATA_PARALLEL) if name == "port_keras_distribution" else {}
     script = EXAMPLES / "before" / f"{name}.py"
     original = run_python(*launcher, script, backend=backend, **settings)
-    ported = run_python(EXAMPLES / f"{name}.py", backend=backend)
+    ported = alone(backend)[1].get(name) or run_python(EXAMPLES / f"{name}.py", backend=backend)
     check(name, ported)
     assert len(numbers(original)) > 5
     # Some 140 steps of an optimizer in another order of additions; printed with four digits. An

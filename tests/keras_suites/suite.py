@@ -2,8 +2,6 @@
 
     python -m tests.keras_suites.suite plain            # runs plain Keras, writes plain.json
     python -m tests.keras_suites.suite report           # runs under the strategy, writes the page
-    python -m tests.keras_suites.suite report --resume  # runs what has no outcomes yet
-    python -m tests.keras_suites.suite report --resume jax saving   # and this package again
     python -m tests.keras_suites.suite run jax          # one backend, prints what differs
     python -m tests.keras_suites.suite run jax optimizers/sgd_test.py     # of these tests
 
@@ -34,8 +32,6 @@ REPLICAS = 2
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = Path(__file__).parent / "plain.json"
 PAGE = ROOT / "docs" / "keras_tests.md"
-# The last outcomes of each backend and package: what `--resume` goes on from.
-KEPT = ROOT / "build" / "keras-tests"
 PACKAGES = (
     "callbacks",
     "layers/normalization",
@@ -213,29 +209,8 @@ def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -
     return Comparison(backend, plain_outcomes(backend, ours, partial), ours)
 
 
-def compare_package(backend: str, package: str, again: bool) -> Comparison:
-    """Runs a package's tests, or takes the outcomes of the last run of it."""
-    path = KEPT / f"{backend}-{package.replace('/', '-')}.json"
-    if path.exists() and not again:
-        kept = json.loads(path.read_text("utf-8"))
-        ours = {test: Outcome(**one) for test, one in kept["ours"].items()}
-        return Comparison(backend, kept["plain"], ours)
-    path.unlink(missing_ok=True)
-    found = compare(backend, [package])
-    kept = {"plain": found.plain, "ours": {test: asdict(one) for test, one in found.ours.items()}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1), "utf-8")
-    print(backend, package, found.counts(), list(found.worse), flush=True)
-    return found
-
-
-def report(again: Sequence[tuple[str, str]]) -> bool:
-    """Writes docs/keras_tests.md; returns whether nothing is lost.
-
-    Args:
-        again: The backends and packages to run in any case. The others are run where no earlier
-            run has left their outcomes.
-    """
+def report() -> bool:
+    """Writes docs/keras_tests.md; returns whether nothing is lost."""
     lines = [
         "# Keras's own tests under a strategy",
         "",
@@ -251,7 +226,8 @@ def report(again: Sequence[tuple[str, str]]) -> bool:
     ]
     excused, beyond, both, lost = [], [], [], []
     for backend, package in itertools.product(BACKENDS, PACKAGES):
-        found = compare_package(backend, package, again=(backend, package) in again)
+        found = compare(backend, [package])
+        print(backend, package, found.counts(), list(found.worse), flush=True)
         row = [f"`{package}`", NAMES[backend], *found.counts()]
         lines.append("| " + " | ".join(map(str, row)) + " |")
         excused += [f"- {NAMES[backend]}, `{t}`: {r}" for t, r in found.excused.items()]
@@ -276,16 +252,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=("plain", "report", "run"))
     parser.add_argument("wanted", nargs="*", help="backends, and tests or the beginnings of names")
-    parser.add_argument("--resume", action="store_true", help="report: keep earlier outcomes")
     arguments = parser.parse_args()
     backends = [one for one in arguments.wanted if one in BACKENDS] or BACKENDS
     wanted = [one for one in arguments.wanted if one not in BACKENDS]
     if arguments.command == "plain":
         record_plain(backends, wanted)
     elif arguments.command == "report":
-        named = bool(arguments.wanted) or not arguments.resume
-        again = list(itertools.product(backends, wanted or PACKAGES)) if named else []
-        sys.exit(not report(again))
+        sys.exit(not report())
     else:
         for backend in backends:
             found = compare(backend, wanted)

@@ -28,11 +28,6 @@ def test_a_record_knows_what_passed_and_what_is_missing():
     assert list(found.worse) == ["a.py::(1 tests are missing)"]
 
 
-def test_of_a_part_of_a_file_nothing_is_missing():
-    record = Record(3, {"skipped": ["T::two"]})
-    assert record.outcomes("a.py", ["a.py::T::one"], whole=False) == {"a.py::T::one": "passed"}
-
-
 def test_the_halves_are_disjoint_and_together_all():
     tests = [f"{suite.HALVED}::T::test_{i}" for i in range(40)]
     halves = [[one for one in tests if is_in_half(one, half)] for half in (0, 1)]
@@ -46,24 +41,3 @@ def test_a_failure_is_worse_only_where_plain_keras_passes():
     ours = {"a.py::one": Outcome("failed", message="no"), "a.py::two": Outcome("died")}
     found = Comparison("jax", {"a.py::one": "passed", "a.py::two": "failed"}, ours)
     assert list(found.worse) == ["a.py::one"]
-
-
-def test_what_both_fail_is_told_by_file_and_error():
-    told = "E   ValueError: no\nE\n/site-packages/keras/src/a.py:3: ValueError"
-    ours = {f"a.py::{name}": Outcome("failed", message=told) for name in ("one", "two")}
-    found = Comparison("jax", dict.fromkeys(ours, "failed"), ours)
-    assert found.failed_by_both == {("a.py", "ValueError: no"): 2}
-
-
-def test_a_package_is_run_again_only_if_asked(monkeypatch, tmp_path):
-    runs = []
-
-    def compare(backend, wanted):
-        runs.append((backend, *wanted))
-        return Comparison(backend, {"a.py::one": "passed"}, {"a.py::one": Outcome("failed")})
-
-    monkeypatch.setattr(suite, "KEPT", tmp_path)
-    monkeypatch.setattr(suite, "compare", compare)
-    found = [suite.compare_package("jax", "layers/b", again=one) for one in (False, False, True)]
-    assert runs == [("jax", "layers/b")] * 2
-    assert found[0] == found[1] == found[2]

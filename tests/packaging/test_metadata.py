@@ -38,13 +38,11 @@ def test_the_oldest_keras_of_the_tests_is_the_declared_one(project):
     assert lines[-1] == declared.replace(">=", "==") + ".0"
 
 
-@pytest.mark.parametrize("extra", ["tensorflow", "jax", "torch"])
-def test_an_extra_a_framework(project, extra):
-    assert extra in {name_of(each) for each in project["optional-dependencies"][extra]}
-
-
-def test_the_extra_all_has_every_framework(project):
-    assert project["optional-dependencies"]["all"] == ["kerasdist[tensorflow,jax,torch]"]
+def test_each_framework_has_an_extra_and_all_has_each(project):
+    extras = project["optional-dependencies"]
+    for framework in ("tensorflow", "jax", "torch"):
+        assert framework in {name_of(each) for each in extras[framework]}
+    assert extras["all"] == ["kerasdist[tensorflow,jax,torch]"]
 
 
 def test_the_command_is_there(project):
@@ -53,11 +51,8 @@ def test_the_command_is_there(project):
     assert callable(metadata.EntryPoint(name, value, "console_scripts").load())
 
 
-def test_one_version(project):
+def test_one_version_which_the_changelog_has(project):
     assert project["version"] == kerasdist.__version__
-
-
-def test_the_changelog_has_the_version(project):
     assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
@@ -83,7 +78,3 @@ def test_the_lock_holds_every_direct_pin():
     )
     normal = {name.lower().replace("_", "-"): version for name, version in pins().items()}
     assert {name: normal.get(name) for name in direct} == direct
-
-
-def test_the_type_marker_is_shipped():
-    assert (ROOT / "kerasdist" / "py.typed").is_file()

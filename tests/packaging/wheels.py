@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -63,39 +63,39 @@ def attempt(wheel: Path, python: Path, backend: str, constraints: Path | None) -
     """Installs the wheel in a fresh environment and runs the snippet; returns what it said."""
     with tempfile.TemporaryDirectory(prefix="kerasdist-wheel-") as name:
         folder = Path(name)
-        _run([python, "-m", "venv", folder / "venv"], folder)
+        run([python, "-m", "venv", folder / "venv"], folder)
         bin_folder = folder / "venv" / "bin"
         pip = [bin_folder / "python", "-m", "pip", "--disable-pip-version-check"]
         limits = [] if constraints is None else ["--constraint", constraints.resolve()]
-        _run(
+        run(
             [*pip, "install", "--quiet", *limits, f"kerasdist[{backend}] @ {wheel.as_uri()}"],
             folder,
         )
         (folder / "train.py").write_text(snippet(), encoding="utf-8")
-        version = _run([bin_folder / "kerasdist", "--version"], folder).strip()
-        _run([bin_folder / "kerasdist", "info"], folder, backend)
-        said = _run([bin_folder / "python", "train.py"], folder, backend)
+        version = run([bin_folder / "kerasdist", "--version"], folder).strip()
+        run([bin_folder / "kerasdist", "info"], folder, {"KERAS_BACKEND": backend})
+        said = run([bin_folder / "python", "train.py"], folder, {"KERAS_BACKEND": backend})
         if not re.search(r"\d replicas, loss \d", said):
             raise RuntimeError(f"the snippet has not trained: {said}")
-        packages = _run([*pip, "list", "--format=freeze"], folder).splitlines()
+        packages = run([*pip, "list", "--format=freeze"], folder).splitlines()
         shown = [one for one in packages if one.partition("==")[0] in ("keras", backend)]
         return ", ".join([version, *shown])
 
 
-def _run(command: Sequence[object], folder: Path, backend: str = "") -> str:
-    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
+def run(command: Sequence[object], folder: Path, more: Mapping[str, str] | None = None) -> str:
+    """Returns what a command prints; raises with its end if it fails."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=folder,
-        env={**environ, **({"KERAS_BACKEND": backend} if backend else {})},
+        env={**kept, **(more or {})},
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
     if done.returncode:
-        said = f"{done.stdout}{done.stderr}"[-2000:]
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {said}")
+        raise RuntimeError(f"exit status {done.returncode}: {done.stdout}{done.stderr}"[-20000:])
     return done.stdout
 
 

@@ -19,12 +19,6 @@ def test_a_reduction_by_any_name(given):
     assert ReduceOp.of(given) is ReduceOp.SUM
 
 
-@pytest.mark.parametrize("given", ["MAX", "", None, 3, object()])
-def test_an_unknown_reduction(given):
-    with pytest.raises(ValueError, match=r"Expected reduce_op to be one of .*Received: reduce_op="):
-        ReduceOp.of(given)
-
-
 @pytest.mark.parametrize("given", ["auto", "RING", "nccl", CommunicationImplementation.RING])
 def test_an_implementation_by_any_name(given):
     made = CommunicationOptions(implementation=given).implementation
@@ -47,8 +41,3 @@ def test_an_implementation_by_any_name(given):
 def test_options_that_mean_nothing(options, name):
     with pytest.raises(ValueError, match=f"Expected {name} .*Received: {name}="):
         CommunicationOptions(**options)
-
-
-def test_options_are_equal_by_value():
-    assert CommunicationOptions() == CommunicationOptions(0, None, "AUTO")
-    assert len({CommunicationOptions(), CommunicationOptions(), CommunicationOptions(1)}) == 2

@@ -5,13 +5,6 @@ import pytest
 from kerasdist import config
 
 
-def test_draws_are_the_replicas_until_it_is_called(monkeypatch):
-    monkeypatch.setattr(config, "_draws", config.draws())
-    assert config.draws() == "replica"
-    config.set_draws("global")
-    assert config.draws() == "global"
-
-
 def test_another_word_is_refused():
     with pytest.raises(ValueError, match=r"'replica' or 'global'\. Received: draws='all'"):
         config.set_draws("all")

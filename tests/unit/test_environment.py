@@ -1,9 +1,8 @@
 """What tests set in the environment of frameworks stands in one file."""
 
-import os
 import re
 
-from tests.environment import ABSENT, ALL, ROOT, of_all, of_users
+from tests.environment import ALL, ROOT, of_users
 
 # About the variables themselves: what a launcher gives its workers, what a compiler is told.
 ABOUT_THEM = (
@@ -43,15 +42,3 @@ def test_users_have_none_of_it(monkeypatch):
     environment = of_users()
     assert not {setting.name for setting in ALL} & set(environment)
     assert environment["KERASDIST_RANK"] == "1"
-
-
-def test_users_find_every_package(monkeypatch):
-    for path in ("", "/code", f"/code{os.pathsep}/more"):
-        monkeypatch.setenv("PYTHONPATH", path)
-        for _ in range(2):  # by a process and by its child
-            of_all()
-        assert os.environ["PYTHONPATH"].split(os.pathsep) == [
-            ABSENT,
-            *filter(None, path.split(":")),
-        ]
-        assert of_users()["PYTHONPATH"] == path

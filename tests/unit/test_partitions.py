@@ -32,10 +32,6 @@ def test_every_way_to_cut_finds_its_axes(shards):
     assert [math.prod(factors[axis] for axis in own) for own in axes] == shards
 
 
-def test_what_is_whole_takes_no_axis():
-    assert mesh_axes((1, 1), (2, 2)) == ((), ())
-
-
 @pytest.mark.parametrize(
     ("shape", "shards", "gist"),
     [
@@ -48,10 +44,7 @@ def test_what_is_whole_takes_no_axis():
 def test_a_cut_that_does_not_fit(shape, shards, gist):
     with pytest.raises(ValueError, match=gist):
         check_partition(shape, shards, 4)
-
-
-def test_a_size_that_is_not_known_fits():
-    check_partition((None, 4), (2, 2), 4)
+    check_partition((None, 4), (2, 2), 4)  # a size that is not known fits
 
 
 def test_the_first_rule_that_fits_counts():
@@ -67,8 +60,6 @@ def test_the_first_rule_that_fits_counts():
         splits.add({"(": (1, 2)})
 
 
-def test_assignment():
-    assignment = DeviceAssignment.build(2, (1, 1, 1, 2))
-    assert (assignment.num_replicas, assignment.num_cores_per_replica) == (2, 2)
+def test_an_assignment_without_a_device_is_refused():
     with pytest.raises(ValueError, match="computation_shape=\\(0,\\)"):
         DeviceAssignment.build(1, (0,))

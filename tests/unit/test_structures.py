@@ -29,22 +29,6 @@ def test_packing_the_leaves_gives_the_structure(nest):
     assert structures.pack(nest, structures.flatten(nest)) == nest
 
 
-@given(NESTS)
-def test_a_map_visits_the_leaves_in_order(nest):
-    seen = []
-    mapped = structures.map_leaves(lambda leaf: seen.append(leaf) or (len(seen),), nest)
-    assert seen == structures.flatten(nest)
-    # What a leaf became is a tuple, so that it is flattened once more.
-    assert structures.flatten(mapped) == list(range(1, len(seen) + 1))
-
-
-@given(NESTS)
-def test_containers_keep_their_types(nest):
-    mapped = structures.map_leaves(lambda leaf: 0, nest)
-    assert types(mapped) == types(structures.map_leaves(lambda leaf: 1, nest))
-    assert types(mapped)[:1] == types(nest)[:1] or not isinstance(nest, dict | list | tuple)
-
-
 @given(NESTS, st.integers(1, 4))
 def test_transposing_equal_structures_merges_leaf_by_leaf(nest, replicas):
     copies = [

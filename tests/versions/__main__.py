@@ -26,7 +26,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.packaging.wheels import BACKENDS, PYTHONS, ROOT, build, interpreters, snippet
+from tests.packaging.wheels import BACKENDS, PYTHONS, ROOT, build, interpreters, run, snippet
 from tests.versions.selection import SUITES, TRIPWIRES
 
 FOLDER = ROOT / "build" / "versions"
@@ -36,9 +36,7 @@ MAIN = "KERAS_MAIN"
 SETS = ("newest", "main", "locked", "oldest")
 # The build for CPUs is the same code, and smaller. PyTorch's is not on PyPI.
 PACKAGES = {"tensorflow": "tensorflow-cpu", "jax": "jax", "torch": "torch"}
-NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "scipy")
-SECONDS = 1800
 GOOD = "passed"
 
 HEAD = """# Versions that were tested
@@ -190,23 +188,6 @@ class Environment:
 
     def _run(self, command: Sequence[object], more: Mapping[str, str]) -> str:
         return run([self.python, *command], ROOT, {"KERAS_BACKEND": self.backend, **more})
-
-
-def run(command: Sequence[object], folder: Path, more: Mapping[str, str] | None = None) -> str:
-    """Returns what a command prints; raises with its end if it fails."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND")}
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env={**kept, **(more or {})},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"exit status {done.returncode}: {done.stdout}{done.stderr}"[-20000:])
-    return done.stdout
 
 
 def look(environment: Environment, python: str, which: str) -> Row:

@@ -21,7 +21,7 @@ from tests.fresh import ROOT, run_fresh
 from tests.multiprocess.layouts import PAIR, limits
 
 BACKENDS = registry.BACKENDS
-TRIPWIRES = ("tests/unit/test_keras_compat.py", "tests/unit/test_keras_compat_data.py")
+TRIPWIRES = ("tests/unit/test_keras_compat.py",)
 TRIPWIRE_SECONDS = 900
 
 # A case for each hook, and for each thing that an older Keras does otherwise.

@@ -45,14 +45,6 @@ def be_killed_the_first_time(folder: str):
     return [restart, *job.all_gather_object("the next step", job.rank)]
 
 
-def be_killed():
-    job = joined()
-    if job.rank == 1:
-        print("about to go", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    job.all_gather_object("the next step", None)
-
-
 def fit(seed: int):
     """Trains a model on all workers, and one like it outside of the strategy."""
     import keras

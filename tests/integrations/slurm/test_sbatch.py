@@ -57,10 +57,6 @@ def report(rank):
     return f"{rank}: ['Slurm', [0, 1], {rank}, 2, '--epochs', '2 0'] threads=8"
 
 
-def test_it_is_a_script():
-    subprocess.run(["bash", "-n", SCRIPT], check=True, timeout=SECONDS)
-
-
 def test_two_workers_after_the_time_limit_go_on(slurm, tmp_path):
     (tmp_path / "signal").touch()
     done = slurm("wait_for_the_signal", "--epochs", "2 0")

@@ -114,32 +114,6 @@ def causal_lm(scope: Callable[[], Any]) -> dict[str, Any]:
     }
 
 
-def image_classifier(scope: Callable[[], Any]) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    x, y = rng.uniform(0, 1, (7, 8, 8, 3)).astype("float32"), LABELS
-    with scope():
-        backbone = keras_hub.models.ResNetBackbone(
-            input_conv_filters=[64],
-            input_conv_kernel_sizes=[3],
-            stackwise_num_filters=[64],
-            stackwise_num_blocks=[1],
-            stackwise_num_strides=[1],
-            block_type="basic_block",
-            image_shape=(8, 8, 3),
-        )
-        model = keras_hub.models.ResNetImageClassifier(
-            backbone=backbone, num_classes=2, preprocessor=None
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
-    history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
-    return {
-        "history": history,
-        "predict": model.predict(x, batch_size=4, verbose=0),
-        "weights": model.get_weights(),
-    }
-
-
 def random_search(scope: Callable[[], Any]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype("float32")
@@ -176,7 +150,7 @@ def random_search(scope: Callable[[], Any]) -> dict[str, Any]:
         }
 
 
-CASES = (text_classifier, lora, causal_lm, image_classifier, random_search)
+CASES = (text_classifier, lora, causal_lm, random_search)
 
 
 class Scope:

@@ -13,7 +13,7 @@ from tests.fresh import ROOT, run_python
 
 PACKAGES = Path(sys.prefix) / "keras-hub"
 BACKENDS = ("tensorflow", "jax", "torch")
-CASES = ("text_classifier", "lora", "causal_lm", "image_classifier", "random_search")
+CASES = ("text_classifier", "lora", "causal_lm", "random_search")
 SECONDS = 1500
 # Sums of float32 in another order, through a few steps: 7e-7 was seen. Adam divides by gradients
 # that may be nearly nothing, so that LoRA's differ by more than the others'.
@@ -63,11 +63,3 @@ def test_equals_plain_keras(results, backend, case):
     assert "error" not in plain, plain["error"]
     assert "error" not in ours, ours["error"]
     assert not differences(plain, ours)
-
-
-def test_the_comparison_sees_differences():
-    one = {"weights": [[1.0, 2.0]], "text": "a"}
-    assert not differences(one, {"weights": [[1.0, 2.000001]], "text": "a"})
-    assert differences(one, {"weights": [[1.0, 2.001]], "text": "a"})
-    assert differences(one, {"weights": [[1.0]], "text": "a"})
-    assert differences(one, {"weights": [[1.0, 2.0]], "text": "b"})

@@ -1,7 +1,8 @@
-"""What workers say of a model and of a call: equal for equal scripts, and for nothing else."""
+"""What workers say of a model and of a call: the edges that no case of disagreements reaches."""
 
 import functools
 import json
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,20 +13,12 @@ from kerasdist.agreement.description import configuration, described, of_array
 from kerasdist.job.comparison import described_difference, digest
 
 
-class AnyJob:
-    """A job of which nothing is asked."""
-
-
-def difference(one, other):
+def difference(one, other) -> Any:
     return None if digest(one) == digest(other) else described_difference([one, other])
 
 
-def of_call(**arguments):
-    return models.facts_of_call(arguments, AnyJob(), (keras.callbacks.EarlyStopping,))
-
-
-def of_model(model):
-    return models.facts_of(model, anew=True)
+def of_model(*layers):
+    return models.facts_of(keras.Sequential(layers), anew=True)
 
 
 class Own(keras.layers.Layer):
@@ -33,25 +26,10 @@ class Own(keras.layers.Layer):
 
     def __init__(self, function, factor=1.0):
         super().__init__()
-        self.function = function
-        self.factor = factor
-        self.rank = id(self)
+        self.function, self.factor, self.rank = function, factor, id(self)
 
     def call(self, inputs):
         return self.function(inputs) * self.factor + self.rank * 0
-
-
-def sequential(activation="relu", rate=0.1, penalty=0.01, units=8, name=None):
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(units, activation, kernel_regularizer=keras.regularizers.L2(penalty)),
-            layers.Dropout(rate, seed=np.random.randint(1000), name=name),
-            layers.Lambda(lambda x: x * 2),
-            Own(lambda x: x + 1),
-        ]
-    )
 
 
 def functional(swapped=False):
@@ -59,47 +37,26 @@ def functional(swapped=False):
     one = keras.layers.Dense(4)(inputs)
     two = keras.layers.Dense(4)(one)
     pair = [two, one] if swapped else [one, two]
-    return keras.Model(inputs, keras.layers.Concatenate()(pair) * 2.0)
-
-
-@pytest.mark.parametrize("make", [sequential, functional])
-def test_equal_models_are_equal_whatever_keras_calls_them(make):
-    assert difference(of_model(make()), of_model(make())) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"penalty": 0.5}, "layers[1].kernel_regularizer.l2=0.5 on worker 1, 0.01 on worker 0"),
-        ({"name": "mine"}, "layers[2].class=\"Dropout 'mine'\" on worker 1, 'Dropout' on worker 0"),
-    ],
-)
-def test_another_model_is_told_by_the_layer(change, said):
-    found = difference(of_model(sequential()), of_model(sequential(**change)))
-    assert found is not None
-    assert found.startswith(said)
+    model = keras.Model(inputs, keras.layers.Concatenate()(pair) * 2.0)
+    return models.facts_of(model, anew=True)
 
 
 def test_another_wiring_is_found():
-    found = difference(of_model(functional()), of_model(functional(swapped=True)))
-    assert found is not None
-    assert found.startswith("wiring[0]")
+    assert difference(functional(), functional()) is None
+    assert difference(functional(), functional(swapped=True)).startswith("wiring[0]")
 
 
 def test_what_the_user_wrote_is_found():
-    base = of_model(keras.Sequential([Own(lambda x: x + 1)]))
-    other = of_model(keras.Sequential([Own(lambda x: x + 2)]))
-    said = difference(base, other)
-    assert said is not None
-    assert said.startswith("layers[0].function.code=")
-    said = difference(base, of_model(keras.Sequential([Own(lambda x: x + 1, 2.0)])))
-    assert said is not None
-    assert said.startswith("layers[0].factor=2.0 on worker 1, 1.0 on worker 0")
-    frozen = keras.Sequential([Own(lambda x: x + 1)])
-    frozen.layers[0].trainable = False
-    said = difference(base, of_model(frozen))
-    assert said is not None
-    assert said.startswith("layers[0].trainable=False")
+    base = of_model(Own(lambda x: x + 1))
+    assert difference(base, of_model(Own(lambda x: x + 1))) is None
+    frozen = Own(lambda x: x + 1)
+    frozen.trainable = False
+    for other, said in (
+        (Own(lambda x: x + 2), "layers[0].function.code="),
+        (Own(lambda x: x + 1, 2.0), "layers[0].factor=2.0 on worker 1, 1.0 on worker 0"),
+        (frozen, "layers[0].trainable=False"),
+    ):
+        assert difference(base, of_model(other)).startswith(said)
 
 
 def test_closures_and_globals_count_but_not_what_a_worker_is():
@@ -116,7 +73,7 @@ def test_closures_and_globals_count_but_not_what_a_worker_is():
     assert difference(described(partial), described(functools.partial(made, alpha=1))) is not None
 
 
-def test_without_code():
+def test_workers_of_other_pythons_compare_no_code():
     facts = {"layers": [{"class": "Own", description.KEY: "0123"}], description.KEY: "4567"}
     assert description.without(facts) == {"layers": [{"class": "Own"}]}
 
@@ -131,25 +88,21 @@ def test_addresses_and_the_order_of_sets_are_no_difference():
 
 def test_optimizers_losses_and_schedules():
     decay = keras.optimizers.schedules.ExponentialDecay
-    one = described(keras.optimizers.Adam(decay(0.1, 10, 0.9), global_clipnorm=1.0))
-    other = described(keras.optimizers.Adam(decay(0.1, 10, 0.8), global_clipnorm=1.0))
-    assert difference(one, other) == ("learning_rate.decay_rate=0.8 on worker 1, 0.9 on worker 0")
+    one, other = (
+        described(keras.optimizers.Adam(decay(0.1, 10, rate), global_clipnorm=1.0))
+        for rate in (0.9, 0.8)
+    )
+    assert difference(one, other) == "learning_rate.decay_rate=0.8 on worker 1, 0.9 on worker 0"
     one, other = (described(keras.losses.Huber(delta)) for delta in (1.0, 2.0))
     assert difference(one, other) == "options.delta=2.0 on worker 1, 1.0 on worker 0"
 
 
 def test_arrays_are_known_by_their_rows():
     x = np.arange(4000.0).reshape(1000, 4)
-    assert of_array(x) == of_array(x.copy())
     for row in (0, 10, 500, 998):  # DEFECTS 26: not six of them alone
         other = x.copy()
         other[row, 2] += 1
         assert difference(of_array(x), of_array(other)) is not None
-    large = np.zeros((3, 100, 100))
-    assert of_array(large) == of_array(large[:])
-    swapped = x.copy()
-    swapped[[20, 21]] = swapped[[21, 20]]
-    assert difference(of_array(x), of_array(swapped)) is not None
     assert of_array(np.asfortranarray(x)) == of_array(x)
     assert of_array(np.array(1.0)) != of_array(np.array(2.0))
     words = np.array(["a", "b"], object)
@@ -167,11 +120,6 @@ def test_blocks_all_over_a_larger_array_are_compared(monkeypatch):
         seen += [row] if of_array(other) != of_array(x) else []
     assert len(seen) == 3
     assert (seen[0], seen[-1]) == (0, 99)
-
-
-def test_the_chiefs_callbacks_are_its_own():
-    board = keras.callbacks.CSVLogger("log-0.csv")
-    assert of_call(callbacks=[board], verbose=1) == of_call(callbacks=None, verbose=0)
 
 
 class Timed(keras.Model):
@@ -192,11 +140,9 @@ class Timed(keras.Model):
 
 
 def test_only_what_a_model_computes_with_counts():
-    one, other = Timed(1.0), Timed(1.0)
-    assert difference(of_model(one), of_model(other)) is None
-    said = difference(of_model(one), of_model(Timed(2.0)))
-    assert said is not None
-    assert said.startswith("factor=2.0 on worker 1, 1.0 on worker 0")
+    one, other, twice = (models.facts_of(Timed(factor), anew=True) for factor in (1.0, 1.0, 2.0))
+    assert difference(one, other) is None
+    assert difference(one, twice).startswith("factor=2.0 on worker 1, 1.0 on worker 0")
 
 
 def test_what_cannot_be_looked_at_is_known_by_its_class():

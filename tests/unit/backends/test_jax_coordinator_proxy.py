@@ -1,12 +1,16 @@
-"""The relay between JAX's coordination client and the chief."""
+"""How JAX's workers connect: the relay between its coordination client and the chief."""
 
 import contextlib
 import socket
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kerasdist.backends.jax import connection
 from kerasdist.backends.jax.connection import Relay
+from kerasdist.errors import JobError
 from kerasdist.launch.placement import free_port
 
 SECONDS = 60
@@ -39,13 +43,14 @@ def server(answer):
         assert not thread.is_alive()
 
 
-def test_bytes_pass_both_ways():
-    def echo(connection):
-        connection.sendall(connection.recv(5)[::-1])
-
-    with server(echo) as address, connected(address) as client:
-        client.sendall(b"hello")
-        assert client.recv(5) == b"olleh"
+def test_a_machine_that_others_cannot_reach_by_its_name_is_told_what_to_write(monkeypatch):
+    names = {"gethostname": lambda: "machine", "gethostbyname": lambda name: "127.0.1.1"}
+    monkeypatch.setattr(connection, "socket", SimpleNamespace(**names))
+    monkeypatch.setattr(connection.listening, "misleads", lambda others: "10.0.0.1")
+    job: Any = SimpleNamespace(rank=0, num_workers=2, other_addresses=["10.0.0.2:1"])
+    said = r"\[worker 0/2\] Expected the name of this machine.*'machine', which is 127\.0\.1\.1\. "
+    with pytest.raises(JobError, match=said + "Write 10.0.0.1 behind the name, in /etc/hosts"):
+        connection.check_way_back(job)
 
 
 def test_the_clients_side_stays_open_when_the_server_dies():

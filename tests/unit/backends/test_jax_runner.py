@@ -1,4 +1,4 @@
-"""Custom loops on JAX: what is its own there, in one fresh process."""
+"""Custom loops on JAX: what is its own there, in one fresh process; and short steps."""
 
 import json
 import re
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import suite_settings, values
-from tests.fresh import run_python
+from tests.environment import CPU_DEVICES, suite_settings, values
+from tests.fresh import ROOT, run_python
 
 CASES = "tests.unit.backends.jax_cases"
 NAMES = [
@@ -27,3 +27,15 @@ def failures():
 @pytest.mark.parametrize("name", NAMES)
 def test_on_jax(name, failures):
     assert name not in failures, failures[name]
+
+
+def test_short_steps_on_four_devices_finish():
+    """See `jax/mesh/placement.py`. The process that stalls aborts after 40 seconds."""
+    output = run_python(
+        *("benchmarks/short_steps.py", "--here", "--steps", "2000", "--devices", "4"),
+        seconds=600,
+        KERAS_BACKEND="jax",
+        **values(CPU_DEVICES),
+        PYTHONPATH=str(ROOT),
+    )
+    assert "2000 steps" in output

@@ -56,17 +56,6 @@ def test_waits_and_steps_add_up_to_the_whole_time(clock):
     assert (again.steps, again.samples, again.seconds) == (0, 0, 0.0)
 
 
-def test_nobody_measures_when_the_clock_stands(clock):
-    meter = Meter(knows_collectives=False, steps_ahead=1)
-    assert metering.running() is None
-    with metering.measured():
-        meter.begin_epoch()
-        assert metering.running() is meter
-    assert metering.running() is None
-    figures = meter.window(math.inf, print).take()
-    assert (figures.data, figures.collectives, figures.own) == (0.0, None, None)
-
-
 def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
     """The steps and waits of a `fit` in another thread are not counted to this one's."""
     first, second = (Meter(knows_collectives=True, steps_ahead=1) for _ in range(2))
@@ -95,14 +84,6 @@ def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
     assert [(one.samples, one.collectives) for one in figures] == [(2, 0.0), (8, 4.0)]
 
 
-def test_a_window_is_read_when_it_is_long_enough(clock):
-    meter = Meter(knows_collectives=False, steps_ahead=1)
-    read = []
-    meter.window(2.0, lambda window: read.append(window.take()))
-    of_calls(clock, meter, [(0.75, 1, 4)] * 7)
-    assert [(one.steps, one.seconds) for one in read] == [(3, 2.25), (3, 2.25)]
-
-
 @pytest.mark.parametrize(
     ("calls", "expected"),
     [
@@ -123,32 +104,24 @@ def test_steps_that_the_host_starts_ahead_count_as_one(clock, calls, expected):
     assert window.take().step_seconds == expected
 
 
-def test_samples_by_what_the_source_says(clock, monkeypatch):
+@pytest.mark.parametrize(
+    ("source", "samples"),
+    [
+        ({"batch_size": 8, "has_partial_batch": True, "partial_batch_size": 2}, 34),
+        ({"batch_size": None}, None),
+        ({"batch_size": 8, "has_partial_batch": None}, None),
+    ],
+)
+def test_samples_by_what_the_source_says_or_nobody_knows(clock, monkeypatch, source, samples):
     """Where a framework's own graph reads the batches."""
     monkeypatch.setattr(metering, "backend_name", lambda: "tensorflow")
-    source = SimpleNamespace(
-        batch_size=8, num_batches=5, has_partial_batch=True, partial_batch_size=2
-    )
     for steps, calls in ((1, 5), (2, 3), (7, 1)):
         meter = Meter(knows_collectives=False, steps_ahead=1)
-        assert meter.follow(source) is source
+        meter.follow(SimpleNamespace(num_batches=5, **source))
         window = meter.window(math.inf, print)
         of_calls(clock, meter, [(1.0, steps, None)] * calls)
         figures = window.take()
-        assert (figures.steps, figures.samples) == (5, 34)
-
-
-def test_samples_that_nobody_knows_are_not_guessed(clock):
-    for source in (
-        SimpleNamespace(batch_size=None, num_batches=5),
-        SimpleNamespace(batch_size=8, num_batches=5, has_partial_batch=None),
-    ):
-        meter = Meter(knows_collectives=False, steps_ahead=1)
-        meter.follow(source)
-        window = meter.window(math.inf, print)
-        of_calls(clock, meter, [(1.0, 2, None)] * 3)
-        figures = window.take()
-        assert (figures.steps, figures.samples) == (5, None)
+        assert (figures.steps, figures.samples) == (5, samples)
 
 
 @pytest.mark.parametrize("calls", [3, 300])

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from tests.fresh import run_forked
 
 SCRIPT = """
@@ -49,28 +47,13 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
-def steps():
-    return json.loads(run_forked(SCRIPT, "torch").splitlines()[-1])
-
-
-def test_the_last_sum_starts_with_the_last_gradient_of_the_backward_pass(steps):
+def test_sums_start_with_the_last_gradient_and_tell_of_those_that_are_missing():
     sent = [[3.0, 5.0, 1.0, 1.0]]  # gradients by their weight, the last first; both are there
-    assert steps["all arrive"] == {"in backward": sent, "sent": sent, "totals": [10.0, 6.0]}
-
-
-def test_a_gradient_that_is_missing_is_told(steps):
-    assert steps["one without a gradient"] == {
-        "in backward": [],
-        "sent": [[0.0, 1.0, 1.0, 0.0]],
-        "totals": [2.0, None],
-    }
-
-
-def test_variables_without_a_bucket_are_told_when_the_optimizer_asks(steps):
-    # Their gradients may come, or not, until the backward pass has ended.
-    assert steps["one without a bucket"] == {
-        "in backward": [],
-        "sent": [[5.0, 1.0, 1.0]],
-        "totals": [10.0, None],
+    missing = {"in backward": [], "sent": [[0.0, 1.0, 1.0, 0.0]], "totals": [2.0, None]}
+    # Until the backward pass has ended, that of a variable without a bucket may come or not.
+    without = {"in backward": [], "sent": [[5.0, 1.0, 1.0]], "totals": [10.0, None]}
+    assert json.loads(run_forked(SCRIPT, "torch").splitlines()[-1]) == {
+        "all arrive": {"in backward": sent, "sent": sent, "totals": [10.0, 6.0]},
+        "one without a gradient": missing,
+        "one without a bucket": without,
     }

@@ -9,26 +9,24 @@ from functools import cache
 
 import pytest
 
-from kerasdist.callbacks.backup.storage import _MAGIC
 from tests.environment import everything
 from tests.fresh import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RANKS = (64, 512, 4096) if everything() else (64, 4096)
-STATES = ("full", "optimizer", "replicated") if everything() else ("full", "replicated")
+STATES = ("full", "optimizer", "replicated") if everything() else ("full",)
 EACH = [(ranks, state) for ranks in RANKS for state in STATES]
 
 
 @pytest.fixture(scope="module")
-def of(tmp_path_factory):
+def of():
     """What the first, the middle and the last rank of a job do."""
 
     @cache
     def lines(ranks):
         command = ["-m", "tests.unit.backends.torch_ranks", str(ranks)]
-        folder = str(tmp_path_factory.mktemp("backups"))
-        output = run_python(*command, folder, *STATES, KERAS_BACKEND="torch")
+        output = run_python(*command, *STATES, KERAS_BACKEND="torch")
         return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
     def found(ranks, state=None):
@@ -87,15 +85,3 @@ def test_a_rank_holds_its_shards_and_no_more(of, ranks, state):
         assert one["bytes"] == expected <= most
         # Two kernels and three more vectors, and Adam's two slots of each; or these slots alone.
         assert len(one["shards"]) == {"full": 15, "optimizer": 10, "replicated": 0}[state]
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_parts_of_backups_have_names_and_sizes_of_their_own(of, ranks):
-    parts = [one["part"] for one in of(ranks, "full")]
-    assert [one["name"][-12:].partition("part")[2] for one in parts] == [
-        f"{rank}.kdb" for rank in (0, ranks // 2, ranks - 1)
-    ]
-    assert all(len(one["name"]) < 64 for one in parts)
-    for one, facts in zip(parts, of(ranks, "full"), strict=True):
-        header = len(_MAGIC) + 8 + 32 + 128 * len(facts["shards"])
-        assert one["size"] <= facts["bytes"] + header

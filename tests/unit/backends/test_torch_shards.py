@@ -1,13 +1,10 @@
-"""How a worker's part of a variable is cut, and where Keras's optimizers are hooked."""
+"""How a worker's part of a variable is cut, and in which order sums start."""
 
 from tests.fresh import run_forked
 
 PROBE = """
 from types import SimpleNamespace
-import keras
 import torch
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from kerasdist import keras_compat
 from kerasdist.backends.torch.state.shards import Shard, padded
 from kerasdist.backends.torch.workers import process_group
 from kerasdist.backends.torch.workers.buckets import ShardedBucket
@@ -43,29 +40,6 @@ assert shard.cut(matrix).tolist() == [8.0 + i for i in range(7)]
 shard.cut(matrix).add_(1)  # a view
 assert matrix[2, 4] == 15
 
-called = []
-
-def note(name):
-    def hook(original, optimizer, *args):
-        called.append(name)
-        return original(optimizer, *args)
-    return hook
-
-keras_compat.install(update=note("update"), clip=note("clip"), check_finite=note("finite"))
-weight = keras.Variable([1.0, 2.0])
-optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(global_clipnorm=1.0))
-optimizer.build([weight])
-optimizer.apply([torch.ones(2)])
-assert called == ["finite", "update", "clip"], called
-assert keras_compat.updating(optimizer) is optimizer.inner_optimizer
-assert keras_compat.is_elementwise(optimizer.inner_optimizer)
-assert not keras_compat.is_elementwise(keras.optimizers.Adafactor())
-
-class Own(keras.optimizers.SGD):
-    pass
-
-assert not keras_compat.is_elementwise(Own())
-
 # Sums between machines start in the order of the buckets, whichever part is done first.
 class Work:
     def __init__(self, is_done):
@@ -92,5 +66,5 @@ assert [one.part().tolist() for one in sums] == [[0], [10]]
 """
 
 
-def test_parts_and_hooks():
+def test_parts_and_sums():
     run_forked(PROBE, "torch")

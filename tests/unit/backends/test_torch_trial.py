@@ -1,7 +1,5 @@
 """In a trial torch draws from a generator of its own, on replicas the rows of one device."""
 
-import pytest
-
 from tests.fresh import run_forked
 
 PROBE = """
@@ -54,6 +52,5 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("backend", ["torch"])
-def test_torch_draws_in_a_trial_from_a_generator_of_the_trial(backend):
-    assert run_forked(PROBE, backend).splitlines()[-1] == "done"
+def test_torch_draws_in_a_trial_from_a_generator_of_the_trial():
+    assert run_forked(PROBE, "torch").splitlines()[-1] == "done"

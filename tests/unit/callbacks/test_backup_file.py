@@ -35,7 +35,9 @@ def written(folder, number=3):
 
 
 def test_what_is_written_is_read(folder):
-    backup = storage.read(written(folder))
+    path = written(folder)
+    assert list(folder.iterdir()) == [path]
+    backup = storage.read(path)
     assert backup.facts == {"epoch": 2, "best": float("inf")}
     for number, expected in enumerate(ARRAYS):
         found = backup.array(number)
@@ -44,24 +46,17 @@ def test_what_is_written_is_read(folder):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_no_other_file_is_left(folder):
-    path = written(folder)
-    assert list(folder.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("cut", [1, 31, 33, 200])
-def test_a_torn_file_is_refused(folder, cut):
-    path = written(folder)
-    path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(BackupError, match="it is torn"):
-        storage.read(path)
-
-
-@pytest.mark.parametrize("position", [20, 40, -40, -1])
-def test_a_changed_byte_is_found(folder, position):
+@pytest.mark.parametrize(
+    ("cut", "changed"),
+    [*((cut, None) for cut in (1, 31, 33, 200)), *((None, at) for at in (20, 40, -40, -1))],
+)
+def test_a_torn_or_changed_file_is_refused(folder, cut, changed):
     path = written(folder)
     content = bytearray(path.read_bytes())
-    content[position] ^= 1
+    if cut:
+        del content[-cut:]
+    else:
+        content[changed] ^= 1
     path.write_bytes(content)
     with pytest.raises(BackupError, match="it is torn"):
         storage.read(path)

@@ -1,4 +1,7 @@
-"""Parts of backups: what workers wrote is read in any other division, or refused."""
+"""Parts of backups: what workers wrote is read in any other division, or refused.
+
+That a worker reads its own alone, and which parts go, show the workers' cases `sharded_backups`.
+"""
 
 import itertools
 import math
@@ -8,7 +11,6 @@ import numpy as np
 import pytest
 
 from kerasdist.callbacks.backup import storage, variables
-from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
@@ -73,63 +75,23 @@ def written(folder, division=flat, workers=2, number=3, without=()):
     return storage.write(folder, number, facts, [*arrays, np.ones(3)])
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_whole_variables_are_read(tmp_path, division, workers):
-    stored = StoredVariables(storage.read(written(tmp_path, DIVISIONS[division], workers)))
-    assert list(stored.numbers) == [0, 1, 2, 3]
-    for number, value in enumerate(VALUES):
-        found = stored.whole(number)
-        assert found.dtype == value.dtype
-        np.testing.assert_array_equal(found, value)
-    np.testing.assert_array_equal(stored.chiefs.array(3), np.ones(3))
-
-
 @pytest.mark.parametrize("after", DIVISIONS)
 @pytest.mark.parametrize("before", DIVISIONS)
 def test_parts_are_read_in_another_division(tmp_path, before, after):
     stored = StoredVariables(storage.read(written(tmp_path, DIVISIONS[before], 2)))
     for number, value in enumerate(VALUES):
+        found = stored.whole(number)
+        assert found.dtype == value.dtype
+        np.testing.assert_array_equal(found, value)
         regions = flat(value.shape, 4) if number != 0 else DIVISIONS[after](value.shape, 2)
         for region in regions:
             np.testing.assert_array_equal(stored.part(number, region), cut(value, region))
-
-
-def test_a_region_of_the_same_layout_is_all_that_is_read(tmp_path, monkeypatch):
-    stored = StoredVariables(storage.read(written(tmp_path, along(1), 2)))
-    read, columns = [], StoredFile.columns
-
-    def noted(file, number, region):
-        read.append(region.size)
-        return columns(file, number, region)
-
-    monkeypatch.setattr(StoredFile, "columns", noted)
-    stored.part(0, along(1)(VALUES[0].shape, 3)[1])
-    assert read == [8, 8]  # a third of 48 elements, from both parts
 
 
 def test_parts_that_are_not_all_are_refused(tmp_path):
     path = written(tmp_path, workers=3, without=(1,))
     with pytest.raises(BackupError, match="not the whole of variable 0"):
         StoredVariables(storage.read(path))
-
-
-@pytest.mark.parametrize("division", DIVISIONS)
-def test_a_worker_reads_no_part_but_its_own(tmp_path, monkeypatch, division):
-    chiefs = storage.read(written(tmp_path, DIVISIONS[division], 2))
-    opened, begin = [], StoredFile.__init__
-
-    def noted(file, path):
-        opened.append(path.name[-9:])
-        begin(file, path)
-
-    monkeypatch.setattr(StoredFile, "__init__", noted)
-    stored = StoredVariables(chiefs, 1)
-    for number in SHARDED:
-        region = DIVISIONS[division](VALUES[number].shape, 2)[1]
-        np.testing.assert_array_equal(stored.part(number, region), cut(VALUES[number], region))
-    np.testing.assert_array_equal(stored.whole(1), VALUES[1])
-    assert opened == ["part1.kdb"]
 
 
 def torn(part):
@@ -175,17 +137,6 @@ def test_a_spoilt_part_is_refused(tmp_path, monkeypatch, spoil, complaint):
 
 def parts_of(folder):
     return sorted(int(one.name[7:19]) for one in folder.glob("*part*"))
-
-
-def test_parts_that_no_backup_names_are_removed(tmp_path):
-    paths = [written(tmp_path, number=number) for number in (1, 2, 3, 4)]
-    variables.remove_orphans(tmp_path)
-    assert parts_of(tmp_path) == [1, 1, 2, 2, 3, 3, 4, 4]
-    storage.remove([paths[0], paths[2]])
-    variables.remove_orphans(tmp_path, up_to=2)
-    assert parts_of(tmp_path) == [2, 2, 3, 3, 4, 4]
-    variables.remove_orphans(tmp_path)
-    assert parts_of(tmp_path) == [2, 2, 4, 4]
 
 
 def test_parts_of_a_file_of_another_version_stay(tmp_path):

@@ -15,10 +15,6 @@ def test_the_formula_gives_what_daly_gives_for_a_dump_of_five_minutes(hours, min
     assert found == pytest.approx(minutes, abs=0.05 if minutes < 10 else 0.5)
 
 
-def test_its_first_order_is_youngs():
-    assert best_seconds(1e-3, 1e6) == pytest.approx((2 * 1e-3 * 1e6) ** 0.5, rel=1e-4)
-
-
 def test_a_backup_that_takes_longer_than_failures_come_is_made_at_their_mean_time():
     assert best_seconds(cost=21, between_failures=10) == 10
     assert best_seconds(cost=20, between_failures=10) == 10
@@ -76,20 +72,18 @@ def test_or_at_the_end_of_the_first_epoch_in_which_a_batch_could_be_measured(mon
     assert run.backups == [4]
 
 
-def test_an_end_of_an_epoch_has_a_backup_if_half_of_the_interval_has_passed(monkeypatch):
+@pytest.mark.parametrize(
+    ("epochs", "batches", "backups"),
+    [(6, 60, [20, 120, 240, 360]), (2, 200, [20, 184, 348]), (3, 200, [20, 184, 348, 512, 600])],
+)
+def test_an_end_of_an_epoch_has_a_backup_if_half_of_the_interval_has_passed(
+    monkeypatch, epochs, batches, backups
+):
+    """Batches are counted over the ends of epochs."""
     run = Run(monkeypatch, HALF_AN_HOUR)
-    for _ in range(6):
-        run.epoch(60)
-    assert run.backups == [20, 120, 240, 360]
-
-
-def test_batches_are_counted_over_the_ends_of_epochs(monkeypatch):
-    run = Run(monkeypatch, HALF_AN_HOUR)
-    run.epoch(200)
-    run.epoch(200)
-    assert run.backups == [20, 184, 348]
-    run.epoch(200)
-    assert run.backups == [20, 184, 348, 512, 600]
+    for _ in range(epochs):
+        run.epoch(batches)
+    assert run.backups == backups
 
 
 def test_a_run_that_is_started_again_goes_on_with_the_interval_of_the_backup(monkeypatch):
@@ -116,29 +110,6 @@ def test_an_execution_of_several_batches_is_not_divided(monkeypatch):
     run = Run(monkeypatch, HALF_AN_HOUR, at_once=8)
     run.epoch(600)
     assert run.backups[:3] == [160, 328, 496]
-
-
-def test_places_in_the_data_are_due_where_backups_are(monkeypatch):
-    """A loop that reads ahead asks for the batches of the epoch, one after another."""
-    run = Run(monkeypatch, HALF_AN_HOUR)
-    run.epoch(200)
-    run.interval.epoch_begins()  # 16 batches after the backup at 184
-    due = [count for count in range(1, 400) if run.interval.is_due(count, count - 1)]
-    assert due == [148, 312]
-
-
-def test_numbers_and_epochs_are_as_they_were():
-    every = Interval(3, None)
-    every.train_begins(1, 1, None)
-    every.epoch_begins()
-    assert [count for count in range(1, 9) if every.is_due(count, count - 1)] == [3, 6]
-    assert every.is_due_at_end()
-    assert every.kept() is None
-    ends = Interval("epoch", None)
-    ends.train_begins(1, 1, None)
-    ends.epoch_begins()
-    assert not any(map(ends.is_due, range(1, 100)))
-    assert ends.is_due_at_end()
 
 
 @pytest.mark.parametrize("hours", [0, -1, float("nan"), float("inf")])

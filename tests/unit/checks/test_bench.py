@@ -44,9 +44,7 @@ def test_efficiency_and_bandwidth():
     assert ROWS[0].bus_bandwidth is None
     assert ROWS[1].bus_bandwidth == pytest.approx(80e9)  # 2 * (2 - 1) / 2 of 8 GB in 0.1 s
     assert SCALING.of_links(ROWS[1]) == pytest.approx(0.5)
-
-
-def test_efficiency_is_against_what_each_replica_of_the_first_row_does():
+    # Against what each replica of the first row does.
     rows = [Row(2, measured(2, 1.0)), Row(4, measured(4, 1.0))]
     assert Scaling("x", "jax", rows, None).efficiency(rows[1]) == pytest.approx(0.5)
 

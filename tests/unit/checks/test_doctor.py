@@ -65,27 +65,19 @@ class TestOneMachine:
         assert found.verdict == verdict
         assert ("--shm-size=8g" in found.meaning) == (verdict == "warning")
 
-    @pytest.mark.parametrize(
-        ("soft", "verdict"), [(1024, "warning"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")]
-    )
-    def test_open_files(self, soft, verdict):
-        assert machine.of_files(soft, 65536).verdict == verdict
-
-    @pytest.mark.parametrize(
-        ("free", "verdict"), [(5e8, "problem"), (5e9, "warning"), (5e10, "ok")]
-    )
-    def test_disks(self, monkeypatch, free, verdict):
+    def test_open_files_and_disks(self, monkeypatch):
+        for soft, verdict in ((1024, "warning"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")):
+            assert machine.of_files(soft, 65536).verdict == verdict
         usage = machine.shutil.disk_usage("/")
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage._replace(free=free))
-        assert {one.verdict for one in machine._disks()} == {verdict}
+        for free, verdict in ((5e8, "problem"), (5e9, "warning"), (5e10, "ok")):
+            left = usage._replace(free=free)
+            monkeypatch.setattr(machine.shutil, "disk_usage", lambda _, left=left: left)
+            assert {one.verdict for one in machine._disks()} == {verdict}
 
     def test_a_machine_whose_name_is_loopback(self, monkeypatch):
-        monkeypatch.setattr(machine, "resolved", lambda _: ["127.0.1.1"])
-        [found] = machine._name()
-        assert found.verdict == "warning"
-        monkeypatch.setattr(machine, "resolved", lambda _: ["10.0.0.7"])
-        [found] = machine._name()
-        assert found.verdict == "ok"
+        for address, verdict in (("127.0.1.1", "warning"), ("10.0.0.7", "ok")):
+            monkeypatch.setattr(machine, "resolved", lambda _, address=address: [address])
+            assert [one.verdict for one in machine._name()] == [verdict]
 
     def test_the_exit_code_and_the_json(self, monkeypatch, capsys):
         given = [Finding("a", "warning", "[worker 0/2] b", "c")]

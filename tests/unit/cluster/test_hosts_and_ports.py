@@ -23,21 +23,22 @@ def test_hosts(text, expected):
     assert addresses.expand(text, "it") == expected
 
 
-@pytest.mark.parametrize("text", ["", "a[1-", "a]", "a,,b", "a,", "a[3-1]", "a[x]", "a[]"])
-def test_hosts_that_are_none(text):
-    with pytest.raises(ClusterError, match="Received: it="):
-        addresses.expand(text, "it")
-
-
 @pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4])])
 def test_counts(text, expected):
     assert addresses.counts(text, "it") == expected
 
 
-@pytest.mark.parametrize("text", ["", "2(x)", "a", "2,,1"])
-def test_counts_that_are_none(text):
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        *((addresses.expand, text) for text in ("", "a[1-", "a]", "a,,b", "a,", "a[3-1]", "a[x]")),
+        *((addresses.expand, "a[]"), (addresses.counts, "")),
+        *((addresses.counts, text) for text in ("2(x)", "a", "2,,1")),
+    ],
+)
+def test_what_is_none_of_them(read, text):
     with pytest.raises(ClusterError, match="Received: it="):
-        addresses.counts(text, "it")
+        read(text, "it")
 
 
 @given(st.integers(1, 65_535))

@@ -20,16 +20,14 @@ class TestSimple:
         assert resolver.membership().coordinator == "c:2000"
         assert resolver.cluster_spec() == ClusterSpec(CHIEF)
 
-    def test_the_chief_itself(self):
-        resolver = SimpleClusterResolver(CHIEF, "chief", 0, environ={})
-        assert resolver.membership().is_chief
-        assert resolver.cluster_spec() == ClusterSpec(CHIEF)
-
-    @pytest.mark.parametrize("task", [0, 1])
-    def test_without_a_chief_worker_0_is(self, task):
-        resolver = SimpleClusterResolver(WORKERS, "worker", task, environ={})
-        assert resolver.membership().is_chief is (task == 0)
-        assert resolver.cluster_spec() == ClusterSpec(WORKERS)
+    @pytest.mark.parametrize(
+        ("cluster", "task", "index", "is_chief"),
+        [(CHIEF, "chief", 0, True), (WORKERS, "worker", 0, True), (WORKERS, "worker", 1, False)],
+    )
+    def test_without_a_chief_worker_0_is(self, cluster, task, index, is_chief):
+        resolver = SimpleClusterResolver(cluster, task, index, environ={})
+        assert resolver.membership().is_chief is is_chief
+        assert resolver.cluster_spec() == ClusterSpec(cluster)
 
     def test_master(self):
         resolver = SimpleClusterResolver(CHIEF, "worker", 1, environ={})
@@ -38,8 +36,6 @@ class TestSimple:
         assert resolver.master("chief", 0, "") == "c:1000"
         assert resolver.rpc_layer == "grpc"
         assert resolver.environment == ""
-
-    def test_master_of_one_is_empty(self):
         assert SimpleClusterResolver({"worker": ["a:1"]}, environ={}).master() == ""
 
     def test_the_coordinator_may_be_given(self):

@@ -1,7 +1,5 @@
 """Each source, on the environments that it makes."""
 
-import json
-
 import pytest
 
 from kerasdist import cluster
@@ -21,6 +19,12 @@ VERTEX_ADDRESSES = (
 FOUND = [
     ("own", env.OWN, "KERASDIST", (1, 2, "127.0.0.1:23456", (), 1, 2)),
     ("tf_config", env.TF_CONFIG, "TF_CONFIG", (1, 2, "a.example:3222", TF_ADDRESSES, None, None)),
+    (
+        "a number as a string",
+        env.tf_config("worker", "1", worker=TF_ADDRESSES),
+        "TF_CONFIG",
+        (1, 2, "a.example:3222", TF_ADDRESSES, None, None),
+    ),
     (
         "vertex",
         env.VERTEX,
@@ -191,28 +195,19 @@ def test_an_evaluator_does_not_count():
     assert detect(environ).rank == 2
 
 
-def test_a_number_may_be_a_string():
-    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": "1"}}
-    assert detect({"TF_CONFIG": json.dumps(config)}).rank == 1
-
-
-class TestOwnVariables:
-    def test_hosts_alone(self):
-        place = detect({"KERASDIST_WORKERS": "h1, h2,h3", "KERASDIST_RANK": "2"}).membership()
-        assert (place.num_workers, place.coordinator, place.addresses) == (3, "h1:27182", ())
-
-    def test_addresses(self):
-        place = detect({"KERASDIST_WORKERS": "h1:5000,h2:5000", "KERASDIST_RANK": "1"}).membership()
-        assert place.coordinator == "h1:6000"
-        assert place.addresses == ("h1:5000", "h2:5000")
-
-    def test_ipv6(self):
-        environ = {"KERASDIST_WORKERS": "[fe80::1]:5000,[fe80::2]:5000", "KERASDIST_RANK": "1"}
-        assert detect(environ).membership().coordinator == "[fe80::1]:6000"
-
-    def test_ipv6_hosts(self):
-        environ = {"KERASDIST_WORKERS": "[fe80::1],[fe80::2]", "KERASDIST_RANK": "1"}
-        assert detect(environ).membership().coordinator == "[fe80::1]:27182"
+@pytest.mark.parametrize(
+    ("workers", "coordinator", "addresses"),
+    [
+        ("h1, h2,h3", "h1:27182", ()),
+        ("h1:5000,h2:5000", "h1:6000", ("h1:5000", "h2:5000")),
+        ("[fe80::1]:5000,[fe80::2]:5000", "[fe80::1]:6000", ("[fe80::1]:5000", "[fe80::2]:5000")),
+        ("[fe80::1],[fe80::2]", "[fe80::1]:27182", ()),
+    ],
+)
+def test_own_variables_name_hosts_or_addresses(workers, coordinator, addresses):
+    place = detect({"KERASDIST_WORKERS": workers, "KERASDIST_RANK": "1"}).membership()
+    assert place.num_workers == len(workers.split(","))
+    assert (place.coordinator, place.addresses) == (coordinator, addresses)
 
 
 @pytest.mark.parametrize(
@@ -228,25 +223,24 @@ def test_where_mpirun_is(told, host):
     assert detect({**two, **told}).membership().coordinator.rpartition(":")[0] == host
 
 
-class TestSlurm:
-    def test_steps_and_jobs_that_follow_each_other_have_ports_of_their_own(self):
-        def port(**other):
-            return detect({**env.SLURM_STEP, **other}).membership().coordinator.rpartition(":")[2]
+def test_steps_and_jobs_of_slurm_that_follow_each_other_have_ports_of_their_own():
+    ports = {
+        detect({**env.SLURM_STEP, "SLURM_JOB_ID": f"{job}", "SLURM_STEP_ID": f"{step}"})
+        .membership()
+        .coordinator.rpartition(":")[2]
+        for job in (1000, 1001, 1002)
+        for step in (0, 1, 2)
+    }
+    assert len(ports) == 9
+    assert all(20_000 <= int(each) < 32_768 for each in ports)
 
-        ports = {
-            port(SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step))
-            for job in (1000, 1001, 1002)
-            for step in (0, 1, 2)
-        }
-        assert len(ports) == 9
-        assert all(20_000 <= int(each) < 32_768 for each in ports)
 
-    def test_pmi_beside_it_agrees(self):
-        """`srun --mpi=pmi2` sets PMI's variables too; Slurm knows the host."""
-        environ = {**env.SLURM_STEP, "PMI_RANK": "3", "PMI_SIZE": "7", "PMI_JOBID": "184213.0"}
-        with pytest.raises(ClusterError, match="mpirun"):  # which PMI alone would be refused for
-            cluster.PMIClusterResolver(environ)
-        assert detect(environ).membership().coordinator == "gpu008:25461"
+def test_pmi_beside_slurm_agrees():
+    """`srun --mpi=pmi2` sets PMI's variables too; Slurm knows the host."""
+    environ = {**env.SLURM_STEP, "PMI_RANK": "3", "PMI_SIZE": "7", "PMI_JOBID": "184213.0"}
+    with pytest.raises(ClusterError, match="mpirun"):  # which PMI alone would be refused for
+        cluster.PMIClusterResolver(environ)
+    assert detect(environ).membership().coordinator == "gpu008:25461"
 
 
 @pytest.mark.parametrize("resolver", SOURCES.values(), ids=lambda each: each.__name__)

@@ -1,4 +1,4 @@
-"""Arrays as a dataset of rows."""
+"""Arrays as a dataset of rows; the facade's case `datasets.rows_of_arrays` shuffles them."""
 
 import numpy as np
 import pytest
@@ -19,42 +19,10 @@ def test_batches_are_all_rows_in_order(rows, size, drop):
     assert all(len(batch) == size for batch in batches[:-1])
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 99))
-def test_shuffled_rows_are_all_rows_and_stay_together(rows, size, seed):
-    data = RowDataset({"x": np.arange(rows), "y": [np.arange(rows) * 10]}).shuffle(seed).batch(size)
-    for _ in range(2):
-        x = [row for batch in data for row in batch["x"]]
-        assert sorted(x) == list(range(rows))
-    batch = next(iter(data))
-    np.testing.assert_array_equal(batch["y"][0], batch["x"] * 10)
-
-
-def test_shuffling_is_reproducible_and_differs_from_round_to_round():
-    def orders():
-        data = RowDataset(np.arange(50)).shuffle(7).batch(50)
-        return [next(iter(data)).tolist() for _ in range(2)]
-
-    assert orders() == orders()
-    assert orders()[0] != orders()[1]
-
-
-def test_without_a_batch_size_an_element_is_a_row():
-    data = RowDataset((np.eye(3), np.arange(3)))
-    assert len(data) == 3
-    row, number = next(iter(data))
-    assert row.shape == (3,)
-    assert number == 0
-
-
-def test_arrays_of_other_lengths_are_refused():
-    with pytest.raises(InputError, match=r"Expected arrays with as many rows.*Received: .*3.*4"):
-        RowDataset((np.zeros(3), np.zeros(4)))
-
-
-@pytest.mark.parametrize("nothing", [(), np.float32(3.0)])
-def test_what_has_no_rows_is_refused(nothing):
+@pytest.mark.parametrize("wrong", [(np.zeros(3), np.zeros(4)), (), np.float32(3.0)])
+def test_what_has_no_rows_or_unequal_numbers_is_refused(wrong):
     with pytest.raises(InputError, match=r"Expected arrays with as many rows.*Received: "):
-        RowDataset(nothing)
+        RowDataset(wrong)
 
 
 def test_a_batch_has_a_row_at_least():

@@ -11,28 +11,13 @@ REPLICAS = st.integers(1, 64)
 
 
 @given(TOTALS, REPLICAS)
-def test_nothing_is_dropped_and_nothing_comes_twice(total, replicas):
-    rows = [
-        row
-        for begin, end in sharding.bounds_of_replicas(total, replicas)
-        for row in range(begin, end)
-    ]
-    assert rows == list(range(total))
-
-
-@given(TOTALS, REPLICAS)
-def test_pieces_are_as_equal_as_can_be_and_the_longer_come_first(total, replicas):
+def test_each_row_comes_once_in_pieces_as_equal_as_can_be_the_longer_first(total, replicas):
+    bounds = sharding.bounds_of_replicas(total, replicas)
+    assert [row for begin, end in bounds for row in range(begin, end)] == list(range(total))
     sizes = sharding.piece_sizes(total, replicas)
-    assert len(sizes) == replicas
+    assert list(sizes) == [end - begin for begin, end in bounds]
     assert max(sizes) - min(sizes) <= 1
     assert list(sizes) == sorted(sizes, reverse=True)
-
-
-@given(TOTALS, REPLICAS)
-def test_only_the_last_replicas_can_be_empty(total, replicas):
-    sizes = sharding.piece_sizes(total, replicas)
-    assert all(sizes[: min(total, replicas)])
-    assert not any(sizes[total:])
 
 
 @given(TOTALS, REPLICAS)

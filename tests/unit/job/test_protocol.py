@@ -16,13 +16,6 @@ def ends():
         yield one, other
 
 
-def test_messages_come_one_by_one(ends):
-    one, other = ends
-    messages = [{"type": "beat"}, ["ä", 1, None, 2.5], {"long": "x" * 20_000}]
-    one.sendall(b"".join(map(protocol.packed, messages)))
-    assert [protocol.receive(other) for _ in messages] == messages
-
-
 def test_an_end_in_the_middle_is_an_error(ends):
     one, other = ends
     one.sendall(protocol.packed({"type": "beat"})[:-1])

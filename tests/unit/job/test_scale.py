@@ -7,7 +7,6 @@ never seconds; the limits on time end a test that hangs.
 import asyncio
 import contextlib
 import json
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from tests.environment import everything
 from tests.unit.job.simulated_workers import (
     MINE,
     PATIENT,
+    CountedLines,
     InMemory,
     SimulatedWorker,
     values_in,
@@ -117,29 +117,13 @@ async def a_whole_job():
         assert {one["type"] for one in met} == {"met"}
 
 
-class CountedLines:
+@contextlib.contextmanager
+def cost_of(job):
     """Counts the lines of kerasdist that run in a block, and the bytes that are sent."""
-
-    def __init__(self, wires):
-        self._wires = wires
-        self.lines = self.bytes = 0
-
-    def __enter__(self):
-        self.bytes = -sum(wire.bytes for wire in self._wires)
-        self._before = sys.gettrace()
-        sys.settrace(self._entered)
-        return self
-
-    def __exit__(self, *error):
-        sys.settrace(self._before)
-        self.bytes += sum(wire.bytes for wire in self._wires)
-
-    def _entered(self, frame, event, argument):
-        return self._count if "/kerasdist/job/" in frame.f_code.co_filename else None
-
-    def _count(self, frame, event, argument):
-        self.lines += event == "line"
-        return self._count
+    cost = [-sum(wire.bytes for wire in job.wires)]
+    with CountedLines("/kerasdist/job/") as counted:
+        yield cost
+    cost[:] = counted.lines, cost[0] + sum(wire.bytes for wire in job.wires)
 
 
 @pytest.mark.parametrize("what", ["beat", "meet", "save", "bye"])
@@ -153,7 +137,7 @@ def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypa
             job.meet(rank, 1)
             job.meet(rank, 1, LEAVING)
             job.hear(rank, "save", number=1, step=2, path="m", occurrence=0, index=0)
-        with CountedLines(job.wires) as counted:
+        with cost_of(job) as cost:
             match what:
                 case "beat":
                     job.beat(1, 5)
@@ -163,7 +147,7 @@ def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypa
                     job.hear(1, "bye", error=None)
                 case "save":
                     job.hear(1, "save", number=1, step=2, path="m", occurrence=0, index=0)
-        costs.add((counted.lines, counted.bytes))
+        costs.add(tuple(cost))
     assert len(costs) == 1, costs
     assert min(costs)[0] > 5
 
@@ -178,7 +162,7 @@ def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
             job.beat(rank, 40)
         for rank in range(1, workers):
             job.hear(rank, "save", number=1, step=40, path="m", occurrence=0, index=0)
-        with CountedLines(job.wires) as counted:
+        with cost_of(job) as cost:
             if what == "meeting":
                 for rank in range(workers):
                     job.meet(rank, 1, value="x" * 64)
@@ -188,7 +172,7 @@ def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
                 job.patrol()
             else:
                 job.hear(CHIEF, "wrote", path="m", step=40, outcome={"modified": 1})
-        costs[workers] = counted.lines / workers, counted.bytes / workers
+        costs[workers] = cost[0] / workers, cost[1] / workers
     (few_lines, few_bytes), (lines, of_bytes) = costs[64], costs[4096]
     assert lines <= few_lines, costs
     assert of_bytes <= few_bytes + 4, costs  # a number of four digits

@@ -15,7 +15,7 @@ from rich.console import Console
 from kerasdist.job import comparison
 from kerasdist.job.launcher import Channel
 from kerasdist.launch import live, supervisor
-from kerasdist.launch.live import STATUS_FILE, Board
+from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.worker import LogFile, Pump, Screen
 
@@ -158,22 +158,12 @@ def test_the_slowest_worker(workers, expected):
     assert known == expected
 
 
-def test_the_state_is_written(tmp_path):
-    board = board_of({}, {}, folder=tmp_path / "logs")
-    file = tmp_path / "logs" / STATUS_FILE
-    with board.in_file():
-        board.heard(0, b"no report")
-        board.heard(0, b"3")
-        board.ended(1, 0)
-        end = time.monotonic() + 10
-        while not file.exists() or '"ended"' not in file.read_text(encoding="utf-8"):
-            assert time.monotonic() < end  # it is written while the job runs
-            time.sleep(0.05)
-        board.ended(0, 3)
-    state = json.loads(file.read_text(encoding="utf-8"))
-    assert [one["phase"] for one in state["workers"]] == ["ended", "ended"]
-    assert state["workers"][0]["loss"] == REPORT["loss"]
-    assert state["schema"] == 1
+def test_what_is_no_report_is_passed_over():
+    board = board_of({}, {})
+    for line in (b"no report", b"3"):
+        board.heard(0, line)
+    state = board.state()
+    assert (state["schema"], state["workers"][0]["loss"]) == (1, REPORT["loss"])
 
 
 class TestReports:

@@ -16,11 +16,6 @@ def shape(workers, *hosts):
     return [(each.host, each.local_rank, each.local_workers) for each in place(workers, hosts)]
 
 
-def test_one_machine():
-    assert shape(None) == [(None, 0, 1)]
-    assert shape(2) == [(None, 0, 2), (None, 1, 2)]
-
-
 @pytest.mark.parametrize(
     ("workers", "hosts", "sizes"),
     [
@@ -31,6 +26,8 @@ def test_one_machine():
         (2, ["a:2,b:4"], {"a": 2}),
         (5, ["a,b"], {"a": 3, "b": 2}),
         (1, ["a", "b"], {"a": 1}),
+        (None, [], {None: 1}),
+        (2, [], {None: 2}),
         (None, ["n[09-10]:2"], {"n09": 2, "n10": 2}),
     ],
 )

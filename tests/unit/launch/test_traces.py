@@ -57,29 +57,6 @@ EVENTS = [
 ]
 
 
-def test_each_worker_is_a_process():
-    later = [{**one, "ts": one["ts"] + 100.0} if "ts" in one else one for one in EVENTS]
-    merged = traces.merged([trace_of(0, later), trace_of(1, EVENTS)])
-    names = [one["args"]["name"] for one in merged if one["name"] == "process_name"]
-    assert names == ["worker 0 (host0)", "worker 1 (host1)"]
-    threads = {
-        (one["pid"], one["tid"]): one["args"]["name"]
-        for one in merged
-        if one["name"] == "thread_name"
-    }
-    assert threads == {
-        (worker, row): name
-        for worker in (0, 1)
-        for row, name in enumerate(["CPU: main", "CPU", "rows"])
-    }
-    timed = [(one["pid"], one["tid"], one["name"], one["ts"]) for one in merged if one["ph"] == "X"]
-    assert timed == [
-        *[(0, 0, "a", 100.0), (0, 1, "b", 200.0), (0, 2, "c", 300.0)],
-        *[(1, 0, "a", 0.0), (1, 1, "b", 100.0), (1, 2, "c", 200.0)],
-    ]
-    assert [one["id"] for one in merged if "id" in one] == ["0-3", "1-3"]
-
-
 def test_the_file_and_what_is_said_of_it(tmp_path):
     steps = parsed("1:2", tmp_path / "out")
     assert "no worker has written a profile" in traces.merge(steps, 2)

@@ -66,7 +66,6 @@ def test_a_step_gathers_twice_but_for_the_last_group_and_scatters_once():
         *[("reduce-scatter", size) for size in (100, 300, 200)],
         ("all-reduce", 7),
     ]
-    assert len(found) == 3 * 3 - 1 + 1  # ADR 62
     assert groups.gathered == 500
 
 
@@ -115,13 +114,17 @@ def planned(groups):
     return make_plan(subject, 32, parse_target("8xh100"), lambda *_: compiled, largest=False)
 
 
-def test_it_is_printed_beside_xlas_plan():
-    plan = planned(WeightGroups([10**9] * 4, 10**6, 2 * 10**9))
+def printed(plan):
     file = io.StringIO()
     report.show(plan, Console(file=file, width=400))
+    return file.getvalue()
+
+
+def test_it_is_printed_beside_xlas_plan():
+    plan = planned(WeightGroups([10**9] * 4, 10**6, 2 * 10**9))
     assert (
         "On PyTorch workers gather the weights in 4 groups: 12 collectives, 11 GB. Each keeps 2 GB "
-        "of variables and gradients, and at most 2 GB of gathered weights." in file.getvalue()
+        "of variables and gradients, and at most 2 GB of gathered weights." in printed(plan)
     )
     facts = json.loads(report.as_json(plan))
     assert facts["groups"]["sizes"] == [10**9] * 4
@@ -131,7 +134,5 @@ def test_it_is_printed_beside_xlas_plan():
 
 def test_nothing_is_said_where_nothing_is_gathered():
     plan = planned(None)
-    file = io.StringIO()
-    report.show(plan, Console(file=file, width=400))
-    assert "PyTorch" not in file.getvalue()
+    assert "PyTorch" not in printed(plan)
     assert json.loads(report.as_json(plan))["torch_step"] is None

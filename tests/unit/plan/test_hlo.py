@@ -112,12 +112,9 @@ def test_work_of_loops_and_of_memory_on_the_chip():
     assert device_work(TPU) == (fetched + result + rows, 12 * 10 + 100)
 
 
-def test_work_where_xla_names_the_steps_of_a_loop():
+def test_work_where_xla_names_the_steps_of_a_loop_or_knows_no_cycles():
     text = TPU.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
     assert device_work(text)[1] == 3 * 10 + 100
-
-
-def test_an_instruction_of_which_xla_knows_no_cycles():
     text = TPU.replace('"estimated_cycles":"100"', f'"estimated_cycles":"{2**63 - 1}"')
     assert device_work(text)[1] == 12 * 10
 

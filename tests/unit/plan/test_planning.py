@@ -5,7 +5,7 @@ import pytest
 from kerasdist.errors import InputError
 from kerasdist.plan import planning
 from kerasdist.plan.hardware import parse_target
-from kerasdist.plan.planning import Compilation, Subject, Work, examples_of, fits, make_plan
+from kerasdist.plan.planning import Compilation, Subject, Work, examples_of, make_plan
 
 
 def compiler(constant, each, refuses_above=None, hidden=0.0, is_told=True):
@@ -72,16 +72,13 @@ def test_memory_that_does_not_grow_ends_the_search_too():
     assert len(tried) == 4
 
 
-def test_where_nothing_fits():
-    compile_step, tried = compiler(200e9, 1e6)
+@pytest.mark.parametrize(
+    ("constant", "each", "attempts"), [(200e9, 1e6, [4]), (1e9, 200e9, [4, 1])]
+)
+def test_where_nothing_or_no_example_fits(constant, each, attempts):
+    compile_step, tried = compiler(constant, each)
     assert largest(parse_target("8xh100"), compile_step, 4) is None
-    assert len(tried) == 1
-
-
-def test_where_one_example_does_not_fit():
-    compile_step, tried = compiler(1e9, 200e9)
-    assert largest(parse_target("8xh100"), compile_step, 4) is None
-    assert [examples for _, examples in tried] == [4, 1]
+    assert [examples for _, examples in tried] == attempts
 
 
 def test_a_refusal_without_a_size_halves():
@@ -97,12 +94,6 @@ def test_a_plan_of_one_device_asks_several_what_they_exchange():
     assert tried == [("1xh100", 8), ("2xh100", 8)]
     assert plan.fits
     assert plan.largest_batch is None
-
-
-def test_what_does_not_fit():
-    compile_step, _ = compiler(100e9, 0)
-    target = parse_target("h100")
-    assert not fits(compile_step(target, 1), target)
 
 
 def test_examples_of_a_device():

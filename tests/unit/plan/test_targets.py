@@ -1,7 +1,5 @@
 """The value of `--devices`, and the table of accelerators."""
 
-import math
-
 import pytest
 
 from kerasdist.errors import DeviceError
@@ -67,13 +65,13 @@ def test_a_wrong_target_is_refused_with_advice(text, hint):
 
 
 @pytest.mark.parametrize("name", CHIPS)
-@pytest.mark.parametrize("count", [1, 2, 8, 64, 512, 4096])
-def test_groups_of_any_size(name, count):
-    group = group_of(CHIPS[name], count)
-    assert group.devices == count
-    assert group.domain <= CHIPS[name].domain
-    if CHIPS[name].axes:
-        assert max(group.shape) <= 2 * min(group.shape)
+def test_groups_of_any_size(name):
+    for count in (1, 2, 8, 64, 512, 4096):
+        group = group_of(CHIPS[name], count)
+        assert group.devices == count
+        assert group.domain <= CHIPS[name].domain
+        if CHIPS[name].axes:
+            assert max(group.shape) <= 2 * min(group.shape)
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=str)
@@ -91,7 +89,7 @@ def test_each_number_has_a_source_and_a_size_that_can_be(chip):
 
 def test_makers_numbers():
     """Against figures that a maker states in another form: a whole pod, a whole machine."""
-    pod = math.prod((16, 16))
+    pod = 16 * 16
     assert CHIPS["v5e"].link_rate * pod == pytest.approx(51.2e12)  # all-reduce of a pod
     assert CHIPS["v5e"].network_rate * pod == pytest.approx(6.4e12 / 8)
     assert CHIPS["v6e"].link_rate * pod == pytest.approx(102.4e12)
