@@ -29,7 +29,7 @@ from kerasdist.launch.joined.seats import Seats
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
-from kerasdist.launch.start import begin
+from kerasdist.launch.start import begin, remove_memory
 from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Waiting
 
 SETTLE_SECONDS = 0.5
@@ -268,7 +268,7 @@ class Launcher:
         """
         attempts: list[AttemptResult] = []
         failures, elastic, again = 0, self._elastic, ""
-        with self._signals(), self._view():
+        with self._signals(), self._view(), self._memory(attempts):
             while True:
                 slots = self._slots if elastic is None else elastic.choose()
                 if not attempts:
@@ -313,6 +313,16 @@ class Launcher:
             for each in result.endings:
                 board.ended(each.rank, each.exit_code)
         return result
+
+    @contextlib.contextmanager
+    def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
+        """Removes what workers have left in memory: `fit` does so itself where it ends."""
+        try:
+            yield
+        finally:
+            is_clean = len(attempts) == 1 and not attempts[0].exit_code
+            slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
+            remove_memory(self._spec, {slot.host for slot in slots if slot.host is not None})
 
     @contextlib.contextmanager
     def _view(self) -> Generator[None]:

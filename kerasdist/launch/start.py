@@ -7,14 +7,18 @@ import os
 import queue
 import secrets
 import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
+from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch import supervisor
@@ -130,13 +134,43 @@ def variables_of(
     spec: JobSpec, slots: Sequence[Slot], coordinator: str, attempt: int
 ) -> Iterator[dict[str, str]]:
     """Yields what each worker has beyond the variables of this process, or of ssh."""
-    job = job_variables(spec, attempt)
+    job = job_variables(spec, attempt) | {MEMORY: memory_of(spec)}
     here = next((slot.own_share[1] for slot in slots if slot.host is None), 0)
     of_gpus = gpus.divide(spec.variables, here)
     for slot in slots:
         own = worker_variables(spec, slot, len(slots), coordinator, attempt) | job
         is_here = slot.host is None
         yield thread_variables(here) | own | of_gpus[slot.own_share[0]] if is_here else own
+
+
+_FORGET_SECONDS = 10.0
+
+
+def memory_of(spec: JobSpec) -> str:
+    """Returns the folder for what the job keeps in the memory of each host."""
+    return f"/dev/shm/kerasdist-{spec.run_id}"
+
+
+def remove_memory(spec: JobSpec, hosts: Iterable[str]) -> None:
+    """Removes that folder here, and on those of the hosts that ssh reaches soon."""
+    folder, nothing = memory_of(spec), subprocess.DEVNULL
+    shutil.rmtree(folder, ignore_errors=True)
+    begun = [
+        subprocess.Popen(
+            by_ssh(host, ("rm", "-rf", "--", folder), None, spec.directory),
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+        )
+        for host in hosts
+    ]
+    until = time.monotonic() + _FORGET_SECONDS
+    for each in begun:
+        try:
+            each.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            each.kill()
+            each.wait()
 
 
 def begin(

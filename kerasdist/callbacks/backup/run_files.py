@@ -14,20 +14,23 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist.callbacks.backup import fit_call, storage, variables
+from kerasdist.callbacks.backup import fit_call, memory, storage, variables
 from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.cluster import kerasdist_variables
+from kerasdist.core import whole_files
 from kerasdist.core.sharding import HeldShard
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
@@ -68,6 +71,7 @@ class RunFiles:
         run: str | None = None,
         *,
         takes_weights: bool = False,
+        in_memory: Path | None = None,
     ) -> None:
         """Looks into the folder.
 
@@ -78,6 +82,8 @@ class RunFiles:
             job: The job of this process.
             run: A name that no other run has, if all workers see the folder and divide variables.
             takes_weights: Whether a backup of another call will do.
+            in_memory: The folder in this host's memory that gets each backup first; None: there is
+                none.
         """
         self._folder = folder
         self._keep = keep
@@ -91,6 +97,8 @@ class RunFiles:
         self.refusal: str | None = None
         self.of_this_call = True
         self._takes_weights = takes_weights
+        self._memory = in_memory
+        self._copying: tuple[int, Future[None]] | None = None
         self.number = max(map(storage.number_of, self._all()), default=0)
 
     @property
@@ -161,7 +169,7 @@ class RunFiles:
             [name, *_] = self._gathered("a backup", chiefs)
             if name is None:
                 return None
-            path = self._folder / name
+            path = self._folder / name if stored is None else stored.path
             found, complaint = None, None
             try:
                 found = self._checked(stored or StoredFile(path))
@@ -216,24 +224,55 @@ class RunFiles:
         return None
 
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
-        """Writes a backup, and removes those that are too old; returns whether the disk took it."""
+        """Writes a backup, and removes those that are too old; returns whether it was written.
+
+        With a copy in memory the chief's disk gets it in the background, and other hosts keep that.
+        All workers whose hosts have a copy must call it.
+        """
+        self.wait()
+        folder = self._folder if self._memory is None else self._memory
+        if folder == self._memory and not memory.has_room(folder, arrays):
+            if not self._is_chiefs:
+                variables.read_along(arrays)
+                return False
+            folder = self._folder
         try:
-            storage.write(self._folder, self.number, facts, arrays, self._mode)
-            self._remove(self._own()[self._keep :])
+            written = storage.write(folder, self.number, facts, arrays, self._mode)
+            self._remove_old(folder)
         except BackupError:
             raise
         except OSError as error:
-            self._give_up(error)
+            self._give_up(error, folder)
             return False
+        if folder == self._memory and self._is_chiefs:
+            threads = ThreadPoolExecutor(1, "kerasdist-backup")
+            self._copying = self.number, threads.submit(self._copy, written)
+            threads.shutdown(wait=False)
         return True
 
-    def _give_up(self, why: object) -> None:
+    def _copy(self, path: Path) -> None:
+        """Copies a backup to the disk, and removes those that are too old."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with whole_files.replacing(self._folder / path.name) as name:
+            shutil.copy(path, name)
+        self._remove_old(self._folder)
+
+    def wait(self) -> None:
+        """Waits until the disk has the last backup."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            try:
+                copying[1].result()
+            except OSError as error:
+                self._give_up(error, number=copying[0])
+
+    def _give_up(self, why: object, folder: Path | None = None, number: int | None = None) -> None:
         with contextlib.suppress(OSError):
             variables.remove_orphans(self._folder, up_to=self.number)
         warn_user(
-            f"Backup {self.number} could not be written to {self._folder}: {why}. Training goes "
-            "on, and the next backup is written at its time. Until then a restart begins at the "
-            "newest that is there."
+            f"Backup {number or self.number} could not be written to {folder or self._folder}: "
+            f"{why}. Training goes on, and the next backup is written at its time. Until then a "
+            "restart begins at the newest that is there."
         )
 
     def training_ended(self, *, removes: bool) -> None:
@@ -242,6 +281,10 @@ class RunFiles:
         Its backups go; under the launcher the last stays until all scripts of the job have ended.
         """
         _ENDED[self._place] += 1
+        self.wait()
+        if self._memory is not None and memory.is_writer(self._job):
+            with contextlib.suppress(OSError):
+                storage.remove(storage.newest_first(self._memory))
         if not self._is_chiefs:
             return
         if removes:
@@ -259,13 +302,20 @@ class RunFiles:
                     self._remove([*newest, *old])
         release_folder(self._folder)
 
+    def _remove_old(self, folder: Path) -> None:
+        own = [path for path in self._own() if path.parent == folder]
+        (self._remove if folder == self._folder else storage.remove)(own[self._keep :])
+
     def _remove(self, paths: Sequence[Path]) -> None:
         """Removes backups: a backup without its parts must not be found."""
         storage.remove(paths)
         variables.remove_orphans(self._folder, up_to=self.number)
 
     def _all(self) -> list[Path]:
-        return storage.newest_first(self._folder)
+        """Returns all backups, newest first; of one in two places that in memory first."""
+        folders = [self._folder] if self._memory is None else [self._memory, self._folder]
+        found = [path for folder in folders for path in storage.newest_first(folder)]
+        return sorted(found, key=storage.number_of, reverse=True)
 
     def _own(self) -> list[Path]:
         return [path for path in self._all() if path not in self._of_later_calls]

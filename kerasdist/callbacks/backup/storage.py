@@ -129,9 +129,20 @@ def write(
     mode: int = PRIVATE,
 ) -> Path:
     """Writes a backup; see `write_file`."""
-    path = folder / f"backup-{number:012d}.kdb"
+    path = path_of(folder, number)
     write_file(path, facts, arrays, mode)
     return path
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Returns the path of a backup."""
+    return folder / f"backup-{number:012d}.kdb"
+
+
+def write_bytes(name: str, chunks: Iterable[bytes], mode: int = PRIVATE) -> None:
+    """Writes a file as it is."""
+    with _opened(name, mode) as file:
+        file.writelines(chunks)
 
 
 def write_file(
