@@ -421,8 +421,8 @@ class BackupAndRestore(Callback):
             channel.tell({"backup": [epoch, batches, epochs]})
 
     def _facts_for_file(
-        self, variables: Sequence[Any], arrays: list[Any], epoch: int, batches: int
-    ) -> dict[str, Any]:
+        self, variables: Sequence[object], arrays: list[Any], epoch: int, batches: int
+    ) -> dict[str, object]:
         """Returns what a file says of the run, and adds the arrays of the callbacks."""
         own, more = self._remembering.state(len(arrays))
         arrays += more

@@ -16,9 +16,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from kerasdist.callbacks.backup import storage
+from kerasdist.callbacks.backup.storage import Unread
 from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
@@ -67,7 +69,7 @@ def is_writer(job: Job | None) -> bool:
     return job is None or job.is_chief or job.membership.local_rank == 0
 
 
-def has_room(folder: Path, arrays: Sequence[Any]) -> bool:
+def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
     """Returns whether arrays fit into the memory in which the folder is; warns if they do not."""
     needed = sum(one.dtype.itemsize * math.prod(one.shape) for one in arrays)
     free = 0
