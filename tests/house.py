@@ -57,8 +57,8 @@ ADDED = {
     "steps that do not grow with the workers": 30,
     "constructors in place of attributes": 24,
     "sizes that the types of data say": 66,
-    "backups as often as pays": 113,
-    "backups in memory": 183,
+    "backups as often as pays": 107,
+    "backups in memory": 182,
 }
 
 FIGURES = (
@@ -70,7 +70,7 @@ FIGURES = (
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_492, 2_600),
+    Figure("mentions of Any", 2_490, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,
