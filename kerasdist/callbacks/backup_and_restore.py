@@ -184,6 +184,7 @@ class BackupAndRestore(Callback):
     def leave(self, epoch: int, batches: int) -> NoReturn:
         """Backs up, and ends the script with `ExitCode.PREEMPTED`. All workers must call it."""
         self.save(epoch, batches)
+        self._files.wait()
         raise SystemExit(ExitCode.PREEMPTED)
 
     def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
@@ -212,17 +213,18 @@ class BackupAndRestore(Callback):
         variables = variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         binding = binding_of(model)
-        run = None
-        in_memory = None
+        run = in_memory = None
         if self._keeps_in_memory:
             in_memory = memory.prepare(self.backup_dir, job, sends=binding is not None)
-        divides = job is not None and binding is not None and binding.replicas.divides_state
-        if job is not None and divides and in_memory is None:
+        elif job is not None and binding is not None and binding.replicas.divides_state:
             run = name_of_run(self.backup_dir, job)
-        takes_weights = self._takes_weights
         self._files = RunFiles(
-            *(self.backup_dir, self._keep, self._mode, job, run),
-            takes_weights=takes_weights,
+            self.backup_dir,
+            self._keep,
+            self._mode,
+            job,
+            run,
+            takes_weights=self._takes_weights,
             in_memory=in_memory,
         )
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
@@ -362,7 +364,7 @@ class BackupAndRestore(Callback):
 
         if self._interval.is_open and self._interval.is_measured:
             self._wait_for_devices()
-            self._interval.choose(lambda: self.save(epoch, batches), agree)
+            self._interval.choose(lambda: self.save(epoch, batches), self._files.wait, agree)
         self.save(epoch, batches)
 
     def _wait_for_devices(self) -> None:
@@ -376,7 +378,7 @@ class BackupAndRestore(Callback):
         All workers must call it. Each writes what it alone holds, the chief the rest.
         """
         self._interval.saved(batches)
-        self._files.number += 1
+        self._files.begin_next()
         model: Any = self.model
         variables, binding = variables_of(model), binding_of(model)
         if batches and binding is not None:  # at the end of an epoch they are known to be equal

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import shutil
 import signal
 import threading
 import time
@@ -29,7 +30,7 @@ from kerasdist.launch.joined.seats import Seats
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
-from kerasdist.launch.start import begin, remove_memory
+from kerasdist.launch.start import begin, memory_of, run_on
 from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Waiting
 
 SETTLE_SECONDS = 0.5
@@ -47,6 +48,9 @@ KILL_SECONDS = 3.0
 
 OUTPUT_SECONDS = 2.0
 """How long to wait for the end of the output of workers that have ended."""
+
+# For other machines, to remove what the job has left in their memory.
+_CLEANING_SECONDS = 10.0
 
 
 class Held(Protocol):
@@ -316,13 +320,16 @@ class Launcher:
 
     @contextlib.contextmanager
     def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
-        """Removes what workers have left in memory: `fit` does so itself where it ends."""
+        """Removes what workers have left in memory: they do so where their scripts end."""
         try:
             yield
         finally:
+            folder = memory_of(self._spec)
+            shutil.rmtree(folder, ignore_errors=True)
             is_clean = len(attempts) == 1 and not attempts[0].exit_code
             slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
-            remove_memory(self._spec, {slot.host for slot in slots if slot.host is not None})
+            hosts = {slot.host for slot in slots if slot.host is not None}
+            run_on(hosts, ("rm", "-rf", "--", folder), self._spec.directory, _CLEANING_SECONDS)
 
     @contextlib.contextmanager
     def _view(self) -> Generator[None]:

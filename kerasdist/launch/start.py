@@ -7,11 +7,10 @@ import os
 import queue
 import secrets
 import shlex
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -143,34 +142,34 @@ def variables_of(
         yield thread_variables(here) | own | of_gpus[slot.own_share[0]] if is_here else own
 
 
-_FORGET_SECONDS = 10.0
-
-
 def memory_of(spec: JobSpec) -> str:
     """Returns the folder for what the job keeps in the memory of each host."""
     return f"/dev/shm/kerasdist-{spec.run_id}"
 
 
-def remove_memory(spec: JobSpec, hosts: Iterable[str]) -> None:
-    """Removes that folder here, and on those of the hosts that ssh reaches soon."""
-    folder, nothing = memory_of(spec), subprocess.DEVNULL
-    shutil.rmtree(folder, ignore_errors=True)
-    begun = [
-        subprocess.Popen(
-            by_ssh(host, ("rm", "-rf", "--", folder), None, spec.directory),
-            stdin=nothing,
-            stdout=nothing,
-            stderr=nothing,
-        )
-        for host in hosts
-    ]
-    until = time.monotonic() + _FORGET_SECONDS
-    for each in begun:
+def run_on(
+    hosts: Collection[str], words: Sequence[str], directory: Path | None, seconds: float
+) -> set[str]:
+    """Runs a command on other machines; returns those on which it has done its work in time."""
+
+    def does(host: str) -> bool:
         try:
-            each.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            each.kill()
-            each.wait()
+            subprocess.run(
+                by_ssh(host, words, None, directory),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=True,
+            )
+        except subprocess.SubprocessError:
+            return False
+        return True
+
+    if not hosts:
+        return set()
+    with ThreadPoolExecutor(min(len(hosts), 64)) as pool:
+        done = pool.map(does, hosts := sorted(hosts))
+        return {host for host, is_done in zip(hosts, done, strict=True) if is_done}
 
 
 def begin(

@@ -1,6 +1,6 @@
 """Trains with backups in memory, and loses a worker or a host, and the disk, on the way.
 
-python -m tests.multiprocess.memory_script FOLDER WHAT
+python -m tests.multiprocess.memory_script FOLDER WHAT SHARDING
 
 WHAT is lost in the first start: ``nothing``, ``worker``, ``host``, or ``all``: a worker of a job
 that is not started again. The next start finds no file on the disk, and none in the memory of the
@@ -19,13 +19,14 @@ import numpy as np
 import kerasdist as kd
 from tests.multiprocess import hosts
 
-FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2]
+FOLDER, WHAT, SHARDING = Path(sys.argv[1]), *sys.argv[2:]
 RANK, RESTART = int(os.environ["KERASDIST_RANK"]), int(os.environ["KERASDIST_RESTART"])
 ON = os.environ.get("ON", "here")
 MEMORY = Path(os.environ["KERASDIST_MEMORY"])
 BACKUPS, LOST = FOLDER / "backups", (1, 3)
 begun = []  # of this process: what a callback has, a backup brings back
 
+MEMORY.mkdir(exist_ok=True)
 os.environ["KERASDIST_MEMORY"] = str(MEMORY / ON)
 print(f"attempt {RESTART}: rank {RANK} on {ON}, memory {MEMORY}", flush=True)
 if RESTART and RANK == 0:
@@ -33,7 +34,8 @@ if RESTART and RANK == 0:
     shutil.rmtree(BACKUPS)
     for gone in FOLDER.glob("down-*"):
         shutil.rmtree(MEMORY / gone.name.removeprefix("down-"), ignore_errors=True)
-strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+sharding = None if SHARDING == "none" else kd.Sharding(SHARDING, min_size=1)
+strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"], sharding=sharding)
 if "ON" in os.environ:
     hosts.say_where(FOLDER)
 
@@ -55,7 +57,8 @@ class Losing(keras.callbacks.Callback):
         if RESTART or (self.epoch, batch) != LOST or WHAT == "nothing":
             return
         if WHAT == "host" and RANK == 1:
-            (FOLDER / f"down-{hosts.NAMES[0]}").unlink()  # which is to be the chief's
+            # Which is to be the chief's, in a job that has it.
+            (FOLDER / f"down-{hosts.NAMES[0]}").unlink(missing_ok=True)
             lost = hosts.NAMES[1]  # the chief's so far
             hosts.take_down(FOLDER, lost)
             supervisor = (FOLDER / f"worker-on-{lost}").read_text()

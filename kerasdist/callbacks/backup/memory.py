@@ -14,14 +14,16 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.storage import Unread
-from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
@@ -56,12 +58,29 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path:
             f"copies, for keep_in_memory=True. Received: no {MEMORY} in the environment. Start the "
             "script by `kerasdist run`, or leave keep_in_memory out."
         )
+    _make_private(Path(there))
     folder = Path(there, hashlib.sha256(os.fsencode(place.resolve())).hexdigest()[:16])
     if is_writer(job):
         storage.remove_unfinished(folder)
     if job is not None:
         bring_newest(folder, place, job)
+        job.at_leave(partial(shutil.rmtree, there, ignore_errors=True))
     return folder
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a folder, or takes one that this user has made: another's may change what is in it."""
+    try:
+        folder.mkdir(exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError("it is not a folder of this user")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UnsupportedError(
+            "Expected memory in which this user can have a folder, for keep_in_memory=True. "
+            f"Received: {str(folder)!r}: {error}. Leave keep_in_memory out on this system."
+        ) from error
 
 
 def is_writer(job: Job | None) -> bool:
@@ -99,22 +118,23 @@ def bring_newest(memory: Path, disk: Path, job: Job) -> None:
     source, number, size = job.choose("newest backups in memory", own, _newest)
     if source == 0:
         return
-    read = listed[0].open("rb") if job.rank == source else contextlib.nullcontext()
-    chunks: list[bytes] = []
-    with read as file:
-        for _ in range(0, size, _CHUNK):
-            chunk = None if file is None else base64.b64encode(file.read(_CHUNK)).decode()
-            found = job.gather_object("a backup in memory", chunk)
-            if found:
-                chunks.append(base64.b64decode(found[source]))
-    if not job.is_chief:
-        return
-    try:
-        memory.mkdir(parents=True, exist_ok=True)
-        with whole_files.replacing(storage.path_of(memory, number)) as name:
-            storage.write_bytes(name, chunks)
-    except OSError as error:
-        warn_user(f"The backup in the memory of worker {source} could not be kept here: {error}.")
+    with listed[0].open("rb") if job.rank == source else contextlib.nullcontext() as file:
+        chunks = _sent(job, source, file, size)
+        if job.is_chief:
+            try:
+                storage.write_bytes(storage.path_of(memory, number), chunks)
+            except OSError as error:
+                warn_user(f"The backup in worker {source}'s memory cannot be kept here: {error}.")
+        for _ in chunks:  # the chief too, where it cannot keep them: all workers meet
+            pass
+
+
+def _sent(job: Job, source: int, file: BinaryIO | None, size: int) -> Iterator[bytes]:
+    """Yields, on the chief, what a worker sends of its file, and nothing on the others."""
+    for _ in range(0, size, _CHUNK):
+        own = None if file is None else base64.b64encode(file.read(_CHUNK)).decode()
+        found = job.gather_object("a backup in memory", own)
+        yield base64.b64decode(found[source]) if found else b""
 
 
 def _newest(everyone: list[list[int]]) -> list[int]:

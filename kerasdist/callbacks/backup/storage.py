@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -139,9 +139,15 @@ def path_of(folder: Path, number: int) -> Path:
     return folder / f"backup-{number:012d}.kdb"
 
 
-def write_bytes(name: str, chunks: Iterable[bytes], mode: int = PRIVATE) -> None:
+def read_bytes(file: BinaryIO) -> Iterator[bytes]:
+    """Yields what a file has, as it is."""
+    return iter(lambda: file.read(_CHUNK), b"")
+
+
+def write_bytes(path: Path, chunks: Iterable[bytes], mode: int = PRIVATE) -> None:
     """Writes a file as it is."""
-    with _opened(name, mode) as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_files.replacing(path) as name, _opened(name, mode) as file:
         file.writelines(chunks)
 
 

@@ -26,7 +26,8 @@ def written(folder, numbers, keep=2, free=1 << 40, monkeypatch=None):
         monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: Room(free))
     files = RunFiles(folder / "disk", keep, in_memory=folder / "memory")
     for number in numbers:
-        files.number = number
+        files.number = number - 1
+        files.begin_next()
         assert files.write({"fit": 0, "number": number}, [ARRAY + number])
     files.wait()
     return files
@@ -75,6 +76,51 @@ def test_what_does_not_fit_goes_to_the_disk_alone(tmp_path, monkeypatch):
         written(tmp_path, [1], free=39, monkeypatch=monkeypatch)
     assert numbers(tmp_path / "memory") == []
     assert numbers(tmp_path / "disk") == [1]
+
+
+def test_the_copy_on_the_disk_is_private_from_its_first_byte(tmp_path, monkeypatch):
+    modes, read = [], storage.read_bytes
+
+    def reading(file):
+        for chunk in read(file):
+            [unfinished] = (tmp_path / "disk").glob("unfinished-*")
+            modes.append(unfinished.stat().st_mode & 0o777)
+            yield chunk
+
+    monkeypatch.setattr(storage, "read_bytes", reading)
+    written(tmp_path, [1])
+    assert modes == [0o600]
+
+
+def test_what_a_later_call_of_fit_has_in_memory_stays(tmp_path):
+    """A first call that trains again removes its own; on workers beside the chief as well."""
+    files = written(tmp_path, [1])
+    later = storage.write(tmp_path / "memory", 2, {"fit": 1, "number": 2}, [ARRAY])
+    files.training_ended(removes=False)
+    assert storage.newest_first(tmp_path / "memory") == [later]
+
+
+def test_only_this_user_can_look_into_the_folder(tmp_path, monkeypatch):
+    there = tmp_path / "job"
+    there.mkdir(mode=0o755)
+    monkeypatch.setenv(MEMORY, str(there))
+    memory.prepare(tmp_path, None, sends=True)
+    assert there.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("by", ["link", "file", "another user"])
+def test_the_folder_of_another_is_refused(tmp_path, monkeypatch, by):
+    there = tmp_path / "job"
+    monkeypatch.setenv(MEMORY, str(there))
+    if by == "link":
+        (tmp_path / "elsewhere").mkdir()
+        there.symlink_to(tmp_path / "elsewhere")
+    elif by == "file":
+        there.touch()
+    else:
+        monkeypatch.setattr(memory.os, "geteuid", lambda: there.stat().st_uid + 1)
+    with pytest.raises(kd.errors.UnsupportedError, match="Expected memory in which this user"):
+        memory.prepare(tmp_path, None, sends=True)
 
 
 def test_without_a_launcher_it_is_refused(tmp_path, monkeypatch):
