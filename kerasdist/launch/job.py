@@ -320,7 +320,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
-        """Removes what workers have left in memory: they do so where their scripts end."""
+        """Removes what workers have left in memory: `fit` does so itself where it ends."""
         try:
             yield
         finally:

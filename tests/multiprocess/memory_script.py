@@ -26,6 +26,7 @@ MEMORY = Path(os.environ["KERASDIST_MEMORY"])
 BACKUPS, LOST = FOLDER / "backups", (1, 3)
 begun = []  # of this process: what a callback has, a backup brings back
 
+kd.config.set_draws("global")  # as there may be fewer workers afterwards
 MEMORY.mkdir(exist_ok=True)
 os.environ["KERASDIST_MEMORY"] = str(MEMORY / ON)
 print(f"attempt {RESTART}: rank {RANK} on {ON}, memory {MEMORY}", flush=True)

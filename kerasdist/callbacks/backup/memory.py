@@ -16,7 +16,6 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,7 +63,6 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path:
         storage.remove_unfinished(folder)
     if job is not None:
         bring_newest(folder, place, job)
-        job.at_leave(partial(shutil.rmtree, there, ignore_errors=True))
     return folder
 
 

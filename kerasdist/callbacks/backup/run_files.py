@@ -284,6 +284,8 @@ class RunFiles:
         if self._memory is not None and memory.is_writer(self._job):
             with contextlib.suppress(OSError):
                 storage.remove(path for path in self._own() if path.parent == self._memory)
+                self._memory.rmdir()  # unless a later call has copies there
+                self._memory.parent.rmdir()
         if not self._is_chiefs:
             return
         if removes:
