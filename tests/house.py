@@ -58,7 +58,7 @@ ADDED = {
     "constructors in place of attributes": 24,
     "sizes that the types of data say": 66,
     "backups as often as pays": 107,
-    "backups in memory": 188,
+    "backups in memory": 186,
 }
 
 FIGURES = (
