@@ -13,7 +13,7 @@ from keras.callbacks import Callback
 from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
-from kerasdist.callbacks.backup import fit_call, storage
+from kerasdist.callbacks.backup import fit_call, memory, storage
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
 from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.position import Position
@@ -22,6 +22,7 @@ from kerasdist.callbacks.backup.variables import (
     Restored,
     StoredVariables,
     add_up_anew,
+    broadcast_arrays,
     forms_of,
     numbers_of_weights,
     read_along,
@@ -85,6 +86,7 @@ class BackupAndRestore(Callback):
         delete_checkpoint: bool = True,
         file_mode: int = storage.PRIVATE,
         resume: Literal["exact", "weights"] = "exact",
+        keep_in_memory: bool = False,
     ) -> None:
         """Makes the callback.
 
@@ -109,6 +111,10 @@ class BackupAndRestore(Callback):
             resume: ``"weights"``: where the backup is of another call of `fit`, such as one with
                 another loss, optimizer or batch size, training begins anew with the weights of the
                 model, whose shapes must be the same. ``"exact"``: that is an error.
+            keep_in_memory: Whether each backup goes to the memory of each host first, under
+                ``kerasdist run``: the disk gets it in the background, and a job that is started
+                again needs no disk as long as one host is left. Takes as much memory (``/dev/shm``)
+                on each host as `keep` + 1 backups; sharded state is gathered for it.
 
         Raises:
             ValueError: If an argument has no meaning.
@@ -141,6 +147,7 @@ class BackupAndRestore(Callback):
         self._mode = file_mode
         self._delete = delete_checkpoint
         self._takes_weights = resume == "weights"
+        self._keeps_in_memory = keep_in_memory
         self._others: Sequence[Callback] = ()
         self._listed: Sequence[Callback] = ()
         self._unmute = contextlib.ExitStack()
@@ -177,6 +184,7 @@ class BackupAndRestore(Callback):
     def leave(self, epoch: int, batches: int) -> NoReturn:
         """Backs up, and ends the script with `ExitCode.PREEMPTED`. All workers must call it."""
         self.save(epoch, batches)
+        self._files.wait()
         raise SystemExit(ExitCode.PREEMPTED)
 
     def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
@@ -205,11 +213,19 @@ class BackupAndRestore(Callback):
         variables = variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         binding = binding_of(model)
-        run = None
-        if job is not None and binding is not None and binding.replicas.divides_state:
+        run = in_memory = None
+        if self._keeps_in_memory:
+            in_memory = memory.prepare(self.backup_dir, job, sends=binding is not None)
+        elif job is not None and binding is not None and binding.replicas.divides_state:
             run = name_of_run(self.backup_dir, job)
         self._files = RunFiles(
-            self.backup_dir, self._keep, self._mode, job, run, takes_weights=self._takes_weights
+            self.backup_dir,
+            self._keep,
+            self._mode,
+            job,
+            run,
+            takes_weights=self._takes_weights,
+            in_memory=in_memory,
         )
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
         self._call = {**call, "forms": forms_of(variables)}
@@ -348,7 +364,7 @@ class BackupAndRestore(Callback):
 
         if self._interval.is_open and self._interval.is_measured:
             self._wait_for_devices()
-            self._interval.choose(lambda: self.save(epoch, batches), agree)
+            self._interval.choose(lambda: self.save(epoch, batches), self._files.wait, agree)
         self.save(epoch, batches)
 
     def _wait_for_devices(self) -> None:
@@ -362,12 +378,13 @@ class BackupAndRestore(Callback):
         All workers must call it. Each writes what it alone holds, the chief the rest.
         """
         self._interval.saved(batches)
-        self._files.number += 1
-        variables, binding = variables_of(self.model), binding_of(self.model)
+        self._files.begin_next()
+        model: Any = self.model
+        variables, binding = variables_of(model), binding_of(model)
         if batches and binding is not None:  # at the end of an epoch they are known to be equal
             when = f"batch {batches} of epoch {epoch + 1}"
             binding.replicas.first_batches.require_equal_since(when)
-            results.require_equal_weights(self.model, binding.replicas, when)
+            results.require_equal_weights(model, binding.replicas, when)
         shards = {}
         if binding is not None and self._files.in_parts:
             shards = shards_of(variables, binding.replicas)
@@ -375,7 +392,6 @@ class BackupAndRestore(Callback):
         if batches:
             add_up_anew(variables, arrays)
         job = current_job()
-        stopping = bool(keras_compat.model_of(self).stop_training)
         of_gpus = [random_states.of_gpus()]
         if job is not None:
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
@@ -384,38 +400,51 @@ class BackupAndRestore(Callback):
         parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
             return
+        facts: dict[str, Any] = {}
+        if job is None or job.is_chief:
+            facts = self._facts_for_file(variables, arrays, epoch, batches)
+            facts |= {"random of gpus": of_gpus, "position": position, "parts": parts}
+            for one in self._others:
+                if isinstance(one, ModelCheckpoint):  # a run that goes on will not write its files
+                    one.wait()
+        if job is not None and self._keeps_in_memory:
+            facts = job.broadcast_object("a backup", facts)
+            own = arrays[len(variables) :] if job.is_chief else []
+            arrays[len(variables) :] = broadcast_arrays(model, own, facts["arrays"])
         if job is not None and not job.is_chief:
-            read_along(arrays)
+            if self._keeps_in_memory and memory.is_writer(job):
+                self._files.write(facts, arrays)
+            else:
+                read_along(arrays)
             return
+        channel = launcher.channel()
+        if self._files.write(facts, arrays) and channel is not None:
+            epochs = epoch if facts["stopping"] else (self.params or {}).get("epochs", 0)
+            channel.tell({"backup": [epoch, batches, epochs]})
+
+    def _facts_for_file(
+        self, variables: Sequence[object], arrays: list[Any], epoch: int, batches: int
+    ) -> dict[str, object]:
+        """Returns what a file says of the run, and adds the arrays of the callbacks."""
         own, more = self._remembering.state(len(arrays))
         arrays += more
         encoder = Encoder(len(arrays))
         last_logs = encoder.encode(self._logs if batches else None, "logs")
         arrays += encoder.arrays
-        facts = {
+        return {
             "number": self._files.number,
             "fit": self._files.fit,
             "epoch": epoch,
             "batches": batches,
-            "stopping": stopping,
+            "stopping": bool(keras_compat.model_of(self).stop_training),
             "interval": self._interval.kept(),
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
             "random": random_states.kept(),
-            "random of gpus": of_gpus,
-            "position": position,
             "callbacks": own,
             "logs": last_logs,
-            "parts": parts,
             "arrays": [[one.dtype.name, list(one.shape)] for one in arrays[len(variables) :]],
         }
-        for one in self._others:
-            if isinstance(one, ModelCheckpoint):  # the run that goes on will not write these files
-                one.wait()
-        channel = launcher.channel()
-        if self._files.write(facts, arrays) and channel is not None:
-            epochs = epoch if stopping else (self.params or {}).get("epochs", 0)
-            channel.tell({"backup": [epoch, batches, epochs]})
 
     def _say_what_is_lost(self, job: Job | None) -> None:
         """Warns, at the first backup, of what a restart would not bring back."""

@@ -64,6 +64,9 @@ def tell_launcher() -> None:
             Path(path).touch()
 
 
+MEMORY = "KERASDIST_MEMORY"
+"""The folder for what a job keeps in the memory of each host, from one start to the next."""
+
 BENCH = "KERASDIST_BENCH"
 """Set in the workers of a benchmark."""
 

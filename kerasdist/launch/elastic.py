@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import json
 import queue
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import final
 
 from kerasdist.errors import ClusterError
@@ -209,22 +207,4 @@ class ElasticSlots:
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
         """Returns which hosts answer."""
-        if not hosts:
-            return set()
-        with ThreadPoolExecutor(min(len(hosts), 64)) as pool:
-            answers = pool.map(self._does_answer, hosts := sorted(hosts))
-            return {host for host, does in zip(hosts, answers, strict=True) if does}
-
-    def _does_answer(self, host: str) -> bool:
-        command = start.by_ssh(host, ("true",), None, self._spec.directory)
-        try:
-            subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_ANSWER_SECONDS,
-                check=True,
-            )
-        except subprocess.SubprocessError:
-            return False
-        return True
+        return start.run_on(hosts, ("true",), self._spec.directory, _ANSWER_SECONDS)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import shutil
 import signal
 import threading
 import time
@@ -29,7 +30,7 @@ from kerasdist.launch.joined.seats import Seats
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
-from kerasdist.launch.start import begin
+from kerasdist.launch.start import begin, memory_of, run_on
 from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Waiting
 
 SETTLE_SECONDS = 0.5
@@ -47,6 +48,9 @@ KILL_SECONDS = 3.0
 
 OUTPUT_SECONDS = 2.0
 """How long to wait for the end of the output of workers that have ended."""
+
+# For other machines, to remove what the job has left in their memory.
+_CLEANING_SECONDS = 10.0
 
 
 class Held(Protocol):
@@ -268,7 +272,7 @@ class Launcher:
         """
         attempts: list[AttemptResult] = []
         failures, elastic, again = 0, self._elastic, ""
-        with self._signals(), self._view():
+        with self._signals(), self._view(), self._memory(attempts):
             while True:
                 slots = self._slots if elastic is None else elastic.choose()
                 if not attempts:
@@ -313,6 +317,19 @@ class Launcher:
             for each in result.endings:
                 board.ended(each.rank, each.exit_code)
         return result
+
+    @contextlib.contextmanager
+    def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
+        """Removes what workers have left in memory: `fit` does so itself where it ends."""
+        try:
+            yield
+        finally:
+            folder = memory_of(self._spec)
+            shutil.rmtree(folder, ignore_errors=True)
+            is_clean = len(attempts) == 1 and not attempts[0].exit_code
+            slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
+            hosts = {slot.host for slot in slots if slot.host is not None}
+            run_on(hosts, ("rm", "-rf", "--", folder), self._spec.directory, _CLEANING_SECONDS)
 
     @contextlib.contextmanager
     def _view(self) -> Generator[None]:

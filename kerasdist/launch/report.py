@@ -14,6 +14,7 @@ from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.job.comparison import NAMED
+from kerasdist.job.launcher import MEMORY
 from kerasdist.job.secret import JOB_ID, SECRET
 from kerasdist.launch import start
 from kerasdist.launch.placement import Slot, counted, host_of_chief, listed
@@ -95,7 +96,7 @@ def _of_idle_gpus(spec: JobSpec, workers: int) -> str:
 
 
 # Variables whose values are random at every start, or secret.
-_HIDDEN = (JOB_ID, SECRET)
+_HIDDEN = (JOB_ID, MEMORY, SECRET)
 
 
 def of_dry_run(spec: JobSpec) -> str:

@@ -7,14 +7,17 @@ import os
 import queue
 import secrets
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
+from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch import supervisor
@@ -130,13 +133,43 @@ def variables_of(
     spec: JobSpec, slots: Sequence[Slot], coordinator: str, attempt: int
 ) -> Iterator[dict[str, str]]:
     """Yields what each worker has beyond the variables of this process, or of ssh."""
-    job = job_variables(spec, attempt)
+    job = job_variables(spec, attempt) | {MEMORY: memory_of(spec)}
     here = next((slot.own_share[1] for slot in slots if slot.host is None), 0)
     of_gpus = gpus.divide(spec.variables, here)
     for slot in slots:
         own = worker_variables(spec, slot, len(slots), coordinator, attempt) | job
         is_here = slot.host is None
         yield thread_variables(here) | own | of_gpus[slot.own_share[0]] if is_here else own
+
+
+def memory_of(spec: JobSpec) -> str:
+    """Returns the folder for what the job keeps in the memory of each host."""
+    return f"/dev/shm/kerasdist-{spec.run_id}"
+
+
+def run_on(
+    hosts: Collection[str], words: Sequence[str], directory: Path | None, seconds: float
+) -> set[str]:
+    """Runs a command on other machines; returns those on which it has done its work in time."""
+
+    def does(host: str) -> bool:
+        try:
+            subprocess.run(
+                by_ssh(host, words, None, directory),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=True,
+            )
+        except subprocess.SubprocessError:
+            return False
+        return True
+
+    if not hosts:
+        return set()
+    with ThreadPoolExecutor(min(len(hosts), 64)) as pool:
+        done = pool.map(does, hosts := sorted(hosts))
+        return {host for host, is_done in zip(hosts, done, strict=True) if is_done}
 
 
 def begin(

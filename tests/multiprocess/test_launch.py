@@ -51,6 +51,8 @@ class TestCommandLine:
             jobs.add(variables.pop("KERASDIST_JOB_ID"))
             opened.append(variables.pop("KERASDIST_COORDINATOR_FD", None))
             assert not Path(variables.pop("KERASDIST_JOINED_FILE")).exists()
+            memory = variables.pop("KERASDIST_MEMORY")
+            assert memory == f"/dev/shm/kerasdist-{max(jobs).rpartition('-')[0]}"
             assert variables == {
                 "KERASDIST_WORKERS": "2",
                 "KERASDIST_RANK": str(rank),

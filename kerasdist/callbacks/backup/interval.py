@@ -117,9 +117,12 @@ class Interval:
         """Whether it is known what a batch takes."""
         return self._since is not None and self._trained > self._before
 
-    def choose(self, save: Callable[[], None], agree: Callable[[int], int]) -> None:
+    def choose(
+        self, save: Callable[[], None], wait: Callable[[], None], agree: Callable[[int], int]
+    ) -> None:
         """Chooses the number of batches by what ``save`` takes.
 
+        They take no less than ``wait``, for the disk, for which the next backup would wait.
         ``agree`` returns the chief's number on every worker. All workers must call it.
         """
         assert self._since is not None  # since `is_measured`
@@ -127,8 +130,11 @@ class Interval:
         seconds = (begin - self._since) / (self._trained - self._before)
         save()
         cost = perf_counter() - begin
+        wait()
+        least = perf_counter() - begin - cost
         hours = DEVICE_HOURS / self._replicas if self._hours is None else self._hours
-        self._every = agree(max(round(best_seconds(cost, hours * 3600) / seconds), 1))
+        best = max(best_seconds(cost, hours * 3600), least)
+        self._every = agree(max(round(best / seconds), 1))
         self.is_open = False
         _logger.info(
             "A backup takes %.3g s, and a batch %.3g s. With a failure each %.3g hours there is a "

@@ -19,12 +19,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist.callbacks.backup import fit_call, storage, variables
+from kerasdist.callbacks.backup import fit_call, memory, storage, variables
 from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.cluster import kerasdist_variables
@@ -68,6 +69,7 @@ class RunFiles:
         run: str | None = None,
         *,
         takes_weights: bool = False,
+        in_memory: Path | None = None,
     ) -> None:
         """Looks into the folder.
 
@@ -78,6 +80,8 @@ class RunFiles:
             job: The job of this process.
             run: A name that no other run has, if all workers see the folder and divide variables.
             takes_weights: Whether a backup of another call will do.
+            in_memory: The folder in this host's memory that gets each backup first; None: there is
+                none.
         """
         self._folder = folder
         self._keep = keep
@@ -85,12 +89,13 @@ class RunFiles:
         self._job = job
         self._run = run
         self._place = folder.resolve()
-        self._of_later_calls: set[Path] = set()
         self.in_parts = run is not None
         self.fit = _ENDED[self._place]
         self.refusal: str | None = None
         self.of_this_call = True
         self._takes_weights = takes_weights
+        self._memory = in_memory
+        self._copying: Future[None] | None = None
         self.number = max(map(storage.number_of, self._all()), default=0)
 
     @property
@@ -105,7 +110,7 @@ class RunFiles:
         """
         if self._is_chiefs:
             found = self._first_whole(self._fitting(call))
-            if found is None and self._of_later_calls and self.refusal is None:
+            if found is None and self._own() != self._all() and self.refusal is None:
                 warn_user(
                     f"The backups in {self._folder} are of a later call of fit of this script, "
                     "for which they stay: this call trains again. Give each call of fit a folder "
@@ -132,7 +137,6 @@ class RunFiles:
         mark = _mark_of(self._folder)
         if mark is not None and (self.fit or mark != _run_of_launcher()):
             _remove_finished(self._folder, mark)
-        self._of_later_calls = {path for path in self._all() if _fit_of(path) > self.fit}
         for path in self._own():
             try:
                 stored = storage.read(path)
@@ -161,7 +165,7 @@ class RunFiles:
             [name, *_] = self._gathered("a backup", chiefs)
             if name is None:
                 return None
-            path = self._folder / name
+            path = self._folder / name if stored is None else stored.path
             found, complaint = None, None
             try:
                 found = self._checked(stored or StoredFile(path))
@@ -185,6 +189,11 @@ class RunFiles:
         if self._job is None or not self.in_parts:
             return [value]
         return self._job.all_gather_object(label, value)
+
+    def begin_next(self) -> None:
+        """Takes the next number for a backup, once the disk has the one before it."""
+        self.wait()
+        self.number += 1
 
     def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
         """Writes this worker's part of a backup; returns, on the chief, what to say of all parts.
@@ -216,24 +225,53 @@ class RunFiles:
         return None
 
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
-        """Writes a backup, and removes those that are too old; returns whether the disk took it."""
+        """Writes a backup, and removes those that are too old; returns whether it was written.
+
+        In memory, where there is room; a thread then copies the chief's to the disk. One worker of
+        each host that has copies must call it.
+        """
+        folder = self._folder
+        if self._memory is not None and memory.has_room(self._memory, arrays):
+            folder = self._memory
+        elif not self._is_chiefs:
+            variables.read_along(arrays)
+            return False
         try:
-            storage.write(self._folder, self.number, facts, arrays, self._mode)
-            self._remove(self._own()[self._keep :])
+            path = storage.write(folder, self.number, facts, arrays, self._mode)
+            self._remove_old(folder)
         except BackupError:
             raise
         except OSError as error:
-            self._give_up(error)
+            self._give_up(error, folder)
             return False
+        if folder != self._folder and self._is_chiefs:
+            threads = ThreadPoolExecutor(1, "kerasdist-backup")
+            self._copying = threads.submit(self._copy, path)
+            threads.shutdown(wait=False)
         return True
 
-    def _give_up(self, why: object) -> None:
+    def _copy(self, path: Path) -> None:
+        """Copies a backup to the disk, and removes those that are too old."""
+        with path.open("rb") as file:
+            storage.write_bytes(self._folder / path.name, storage.read_bytes(file), self._mode)
+        self._remove_old(self._folder)
+
+    def wait(self) -> None:
+        """Waits until the disk has the newest backup."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            try:
+                copying.result()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, why: object, folder: Path | None = None) -> None:
         with contextlib.suppress(OSError):
             variables.remove_orphans(self._folder, up_to=self.number)
         warn_user(
-            f"Backup {self.number} could not be written to {self._folder}: {why}. Training goes "
-            "on, and the next backup is written at its time. Until then a restart begins at the "
-            "newest that is there."
+            f"Backup {self.number} could not be written to {folder or self._folder}: {why}. "
+            "Training goes on, and the next backup is written at its time. Until then a restart "
+            "begins at the newest that is there."
         )
 
     def training_ended(self, *, removes: bool) -> None:
@@ -242,6 +280,12 @@ class RunFiles:
         Its backups go; under the launcher the last stays until all scripts of the job have ended.
         """
         _ENDED[self._place] += 1
+        self.wait()
+        if self._memory is not None and memory.is_writer(self._job):
+            with contextlib.suppress(OSError):
+                storage.remove(path for path in self._own() if path.parent == self._memory)
+                self._memory.rmdir()  # unless a later call has copies there
+                self._memory.parent.rmdir()
         if not self._is_chiefs:
             return
         if removes:
@@ -249,26 +293,34 @@ class RunFiles:
             with contextlib.suppress(OSError):
                 if run is not None and newest:
                     (self._folder / _MARK).write_text(run, encoding="utf-8")
-                    self._remove(old)
+                    self._remove(self._folder, old)
                     gone = partial(_remove_finished, self._place, run)
                     if self._job is not None:
                         self._job.at_leave(gone)
                     else:
                         atexit.register(lambda: _is_failing() or gone())
                 else:
-                    self._remove([*newest, *old])
+                    self._remove(self._folder, [*newest, *old])
         release_folder(self._folder)
 
-    def _remove(self, paths: Sequence[Path]) -> None:
+    def _remove_old(self, folder: Path) -> None:
+        own = [path for path in self._own() if path.parent == folder]
+        self._remove(folder, own[self._keep :])
+
+    def _remove(self, folder: Path, paths: Sequence[Path]) -> None:
         """Removes backups: a backup without its parts must not be found."""
         storage.remove(paths)
-        variables.remove_orphans(self._folder, up_to=self.number)
+        variables.remove_orphans(folder, up_to=self.number)
 
     def _all(self) -> list[Path]:
-        return storage.newest_first(self._folder)
+        """Returns all backups, newest first; of one in two places that in memory first."""
+        folders = [self._folder] if self._memory is None else [self._memory, self._folder]
+        found = [path for folder in folders for path in storage.newest_first(folder)]
+        return sorted(found, key=storage.number_of, reverse=True)
 
     def _own(self) -> list[Path]:
-        return [path for path in self._all() if path not in self._of_later_calls]
+        """Returns those that are not of later calls."""
+        return [path for path in self._all() if _fit_of(path) <= self.fit]
 
 
 def _is_failing() -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -129,9 +129,26 @@ def write(
     mode: int = PRIVATE,
 ) -> Path:
     """Writes a backup; see `write_file`."""
-    path = folder / f"backup-{number:012d}.kdb"
+    path = path_of(folder, number)
     write_file(path, facts, arrays, mode)
     return path
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Returns the path of a backup."""
+    return folder / f"backup-{number:012d}.kdb"
+
+
+def read_bytes(file: BinaryIO) -> Iterator[bytes]:
+    """Yields what a file has, as it is."""
+    return iter(lambda: file.read(_CHUNK), b"")
+
+
+def write_bytes(path: Path, chunks: Iterable[bytes], mode: int = PRIVATE) -> None:
+    """Writes a file as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_files.replacing(path) as name, _opened(name, mode) as file:
+        file.writelines(chunks)
 
 
 def write_file(

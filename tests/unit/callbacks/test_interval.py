@@ -23,8 +23,8 @@ def test_a_backup_that_takes_longer_than_failures_come_is_made_at_their_mean_tim
 class Run:
     """A run of `fit`, whose clock says that a batch takes a second and a backup eight."""
 
-    def __init__(self, monkeypatch, hours, kept=None, replicas=1, at_once=1):
-        self.time, self.backups, self.count = 0.0, [], 0
+    def __init__(self, monkeypatch, hours, kept=None, replicas=1, at_once=1, disk=0):
+        self.time, self.backups, self.count, self.disk = 0.0, [], 0, disk
         monkeypatch.setattr(interval, "perf_counter", lambda: self.time)
         self.interval = Interval("auto", hours)
         self.interval.train_begins(at_once, replicas, kept)
@@ -42,6 +42,10 @@ class Run:
         if self.interval.is_due_at_end():
             self._save(0)
 
+    def _wait_for_disk(self):
+        self.time += self.disk
+        self.disk = 0
+
     def _save(self, batches):
         def save():
             self.time += 8
@@ -49,7 +53,7 @@ class Run:
 
         self.backups.append(self.count)
         if self.interval.is_open:
-            self.interval.choose(save, lambda every: every)
+            self.interval.choose(save, self._wait_for_disk, lambda every: every)
         save()
 
 
@@ -63,6 +67,12 @@ def test_after_twenty_batches_the_interval_is_chosen(monkeypatch):
     run.epoch(1000)
     assert run.backups[:4] == [20, 184, 348, 512]
     assert run.interval.kept() == [BATCHES, 1]
+
+
+def test_training_does_not_wait_for_a_disk_that_is_slower(monkeypatch):
+    run = Run(monkeypatch, HALF_AN_HOUR, disk=300)
+    run.epoch(1000)
+    assert run.backups[:4] == [20, 320, 620, 920]
 
 
 def test_or_at_the_end_of_the_first_epoch_in_which_a_batch_could_be_measured(monkeypatch):

@@ -32,6 +32,7 @@ def test_two_workers_here(monkeypatch, tmp_path):
             "KERASDIST_JOB_ID": "<hidden>",
             "KERASDIST_LOCAL_RANK": str(rank),
             "KERASDIST_LOCAL_WORKERS": "2",
+            "KERASDIST_MEMORY": "<hidden>",
             "KERASDIST_RANK": str(rank),
             "KERASDIST_RESTART": "0",
             "KERASDIST_SECRET": "<hidden>",

@@ -24,7 +24,9 @@ class Job:
     def __init__(self, monkeypatch, **spec):
         self.down, self.now, self.asked = set(), 0.0, []
         monkeypatch.setattr(elastic, "time", types.SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(ElasticSlots, "_does_answer", lambda _, host: self._answers(host))
+        monkeypatch.setattr(
+            ElasticSlots, "_ask", lambda _, hosts: set(filter(self._answers, hosts))
+        )
         monkeypatch.setattr(ElasticSlots, "_pause", lambda _: self._pass(100.0))
         self.events = queue.SimpleQueue()
         self.slots = ElasticSlots(JobSpec(COMMAND, **spec), self.events, Screen())

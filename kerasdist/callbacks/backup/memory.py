@@ -1,0 +1,141 @@
+"""Copies of backups in the memory of hosts, for a job that is started again without its disk.
+
+A restart ends all processes, so a copy is a file in the memory of a host (``/dev/shm``), which
+outlives them. Each host has one: the chief's, and one that a worker of each other host writes of
+the variables that it holds itself. So a host that is lost takes nothing with it. The launcher names
+the folder, the same in all starts of a job, and removes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import math
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from kerasdist.callbacks.backup import storage
+from kerasdist.callbacks.backup.storage import Unread
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.errors import UnsupportedError
+from kerasdist.job.job import Job
+from kerasdist.job.launcher import MEMORY
+
+# Of a copy in one message; base64 makes a third more of it, and a message may have 64 MiB.
+_CHUNK = 16 << 20
+
+# Room for what a file has beside its arrays.
+_HEADER = 16 << 20
+
+
+def prepare(place: Path, job: Job | None, *, sends: bool) -> Path:
+    """Returns this host's folder for the copies of the backups in a folder.
+
+    The chief has the newest one then. All workers must call it; ``sends``: whether the model is of
+    a strategy, which sends what the chief alone knows.
+
+    Raises:
+        UnsupportedError: If there can be no copies.
+    """
+    if job is not None and not sends:
+        raise UnsupportedError(
+            "Expected a model that was made in the scope of a strategy of all workers, for "
+            "keep_in_memory=True. Received: one that was made outside. Make it in "
+            "`with strategy.scope():`."
+        )
+    there = os.environ.get(MEMORY)
+    if not there:
+        raise UnsupportedError(
+            "Expected a worker of `kerasdist run`, which starts it again and then removes the "
+            f"copies, for keep_in_memory=True. Received: no {MEMORY} in the environment. Start the "
+            "script by `kerasdist run`, or leave keep_in_memory out."
+        )
+    _make_private(Path(there))
+    folder = Path(there, hashlib.sha256(os.fsencode(place.resolve())).hexdigest()[:16])
+    if is_writer(job):
+        storage.remove_unfinished(folder)
+    if job is not None:
+        bring_newest(folder, place, job)
+    return folder
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a folder, or takes one that this user has made: another's may change what is in it."""
+    try:
+        folder.mkdir(exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError("it is not a folder of this user")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UnsupportedError(
+            "Expected memory in which this user can have a folder, for keep_in_memory=True. "
+            f"Received: {str(folder)!r}: {error}. Leave keep_in_memory out on this system."
+        ) from error
+
+
+def is_writer(job: Job | None) -> bool:
+    """Returns whether this process writes the copies of its host."""
+    return job is None or job.is_chief or job.membership.local_rank == 0
+
+
+def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
+    """Returns whether arrays fit into the memory in which the folder is; warns if they do not."""
+    needed = sum(one.dtype.itemsize * math.prod(one.shape) for one in arrays)
+    free = 0
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    if free > needed + _HEADER:
+        return True
+    warn_user(
+        f"Expected {needed:,} bytes for a backup in {folder}. Received: {free:,} bytes that are "
+        "free. It goes to the disk alone. Containers have 64 MiB there unless they are started "
+        "with more (docker run --shm-size)."
+    )
+    return False
+
+
+def bring_newest(memory: Path, disk: Path, job: Job) -> None:
+    """Gives the chief the newest copy, if no backup of its own is as new.
+
+    It is on a host that had no copy yet, in the place of one that is lost. All workers must call
+    it. What the chief cannot write it does without, with a warning.
+    """
+    listed = storage.newest_first(memory)
+    own = [storage.number_of(listed[0]), listed[0].stat().st_size] if listed else [0, 0]
+    if job.is_chief:
+        own[0] = max([own[0], *map(storage.number_of, storage.newest_first(disk))])
+    source, number, size = job.choose("newest backups in memory", own, _newest)
+    if source == 0:
+        return
+    with listed[0].open("rb") if job.rank == source else contextlib.nullcontext() as file:
+        chunks = _sent(job, source, file, size)
+        if job.is_chief:
+            try:
+                storage.write_bytes(storage.path_of(memory, number), chunks)
+            except OSError as error:
+                warn_user(f"The backup in worker {source}'s memory cannot be kept here: {error}.")
+        for _ in chunks:  # the chief too, where it cannot keep them: all workers meet
+            pass
+
+
+def _sent(job: Job, source: int, file: BinaryIO | None, size: int) -> Iterator[bytes]:
+    """Yields, on the chief, what a worker sends of its file, and nothing on the others."""
+    for _ in range(0, size, _CHUNK):
+        own = None if file is None else base64.b64encode(file.read(_CHUNK)).decode()
+        found = job.gather_object("a backup in memory", own)
+        yield base64.b64decode(found[source]) if found else b""
+
+
+def _newest(everyone: list[list[int]]) -> list[int]:
+    """Returns the first worker of those with the newest copy, its number and its size."""
+    source = max(range(len(everyone)), key=lambda rank: everyone[rank][0])
+    return [source, *everyone[source]]

@@ -1,0 +1,178 @@
+"""Copies of backups in memory: what goes where, and what is read."""
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import kerasdist as kd
+from kerasdist.callbacks.backup import memory, storage
+from kerasdist.callbacks.backup.run_files import RunFiles
+from kerasdist.job.launcher import MEMORY
+
+ARRAY = np.arange(5.0)
+
+
+class Room:
+    """What is free in memory."""
+
+    def __init__(self, free):
+        self.free = free
+
+
+def written(folder, numbers, keep=2, free=1 << 40, monkeypatch=None):
+    if monkeypatch is not None:
+        monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: Room(free))
+    files = RunFiles(folder / "disk", keep, in_memory=folder / "memory")
+    for number in numbers:
+        files.number = number - 1
+        files.begin_next()
+        assert files.write({"fit": 0, "number": number}, [ARRAY + number])
+    files.wait()
+    return files
+
+
+def numbers(folder):
+    return [storage.number_of(path) for path in storage.newest_first(folder)]
+
+
+def test_memory_has_each_backup_and_the_disk_gets_it(tmp_path):
+    written(tmp_path, [1, 2, 3])
+    assert numbers(tmp_path / "memory") == numbers(tmp_path / "disk") == [3, 2]
+    one, other = (storage.read(tmp_path / name / "backup-000000000003.kdb").array(0)
+                  for name in ("memory", "disk"))  # fmt: skip
+    assert np.array_equal(one, ARRAY + 3)
+    assert np.array_equal(other, ARRAY + 3)
+
+
+@pytest.mark.parametrize(
+    ("torn", "found"), [((), "memory"), (("memory",), "disk"), (("memory", "disk"), "memory")]
+)
+def test_that_in_memory_is_read_first_and_a_torn_one_is_not(tmp_path, torn, found):
+    files = written(tmp_path, [1, 2])
+    for name in torn:
+        path = tmp_path / name / "backup-000000000002.kdb"
+        path.write_bytes(path.read_bytes()[:-3])
+    files = RunFiles(tmp_path / "disk", 2, in_memory=tmp_path / "memory")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        stored = files.newest({})
+    assert len(told) == len(torn)
+    assert stored.chiefs.path.parent.name == found
+    assert stored.chiefs.facts["number"] == (1 if len(torn) == 2 else 2)
+
+
+def test_no_disk_is_needed(tmp_path):
+    written(tmp_path, [4])
+    shutil.rmtree(tmp_path / "disk")
+    files = RunFiles(tmp_path / "disk", 2, in_memory=tmp_path / "memory")
+    assert files.number == 4
+    assert np.array_equal(files.newest({}).whole(0), ARRAY + 4)
+
+
+def test_what_does_not_fit_goes_to_the_disk_alone(tmp_path, monkeypatch):
+    with pytest.warns(UserWarning, match=r"Expected 40 bytes .* Received: 39 bytes that are free"):
+        written(tmp_path, [1], free=39, monkeypatch=monkeypatch)
+    assert numbers(tmp_path / "memory") == []
+    assert numbers(tmp_path / "disk") == [1]
+
+
+def test_the_copy_on_the_disk_is_private_from_its_first_byte(tmp_path, monkeypatch):
+    modes, read = [], storage.read_bytes
+
+    def reading(file):
+        for chunk in read(file):
+            [unfinished] = (tmp_path / "disk").glob("unfinished-*")
+            modes.append(unfinished.stat().st_mode & 0o777)
+            yield chunk
+
+    monkeypatch.setattr(storage, "read_bytes", reading)
+    written(tmp_path, [1])
+    assert modes == [0o600]
+
+
+def test_what_a_later_call_of_fit_has_in_memory_stays(tmp_path):
+    """A first call that trains again removes its own; on workers beside the chief as well."""
+    files = written(tmp_path, [1])
+    later = storage.write(tmp_path / "memory", 2, {"fit": 1, "number": 2}, [ARRAY])
+    files.training_ended(removes=False)
+    assert storage.newest_first(tmp_path / "memory") == [later]
+
+
+def test_only_this_user_can_look_into_the_folder(tmp_path, monkeypatch):
+    there = tmp_path / "job"
+    there.mkdir(mode=0o755)
+    monkeypatch.setenv(MEMORY, str(there))
+    memory.prepare(tmp_path, None, sends=True)
+    assert there.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("by", ["link", "file", "another user"])
+def test_the_folder_of_another_is_refused(tmp_path, monkeypatch, by):
+    there = tmp_path / "job"
+    monkeypatch.setenv(MEMORY, str(there))
+    if by == "link":
+        (tmp_path / "elsewhere").mkdir()
+        there.symlink_to(tmp_path / "elsewhere")
+    elif by == "file":
+        there.touch()
+    else:
+        monkeypatch.setattr(memory.os, "geteuid", lambda: there.stat().st_uid + 1)
+    with pytest.raises(kd.errors.UnsupportedError, match="Expected memory in which this user"):
+        memory.prepare(tmp_path, None, sends=True)
+
+
+def test_without_a_launcher_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv(MEMORY, raising=False)
+    with pytest.raises(kd.errors.UnsupportedError, match="Expected a worker of `kerasdist run`"):
+        memory.prepare(tmp_path, None, sends=True)
+
+
+def test_calls_of_fit_with_other_folders_have_other_copies(tmp_path, monkeypatch):
+    monkeypatch.setenv(MEMORY, str(tmp_path))
+    one, other = (memory.prepare(tmp_path / name, None, sends=True) for name in ("a", "b"))
+    assert one != other
+    assert one == memory.prepare(tmp_path / "a" / ".", None, sends=True)
+
+
+class Worker:
+    """A worker of a job in which the workers' answers are known beforehand."""
+
+    def __init__(self, rank, everyone, gathered=()):
+        self.rank, self.is_chief = rank, rank == 0
+        self.everyone, self.gathered, self.sent = everyone, list(gathered), []
+
+    def choose(self, label, own, choose):
+        del label
+        assert own == self.everyone[self.rank]
+        return choose(self.everyone)
+
+    def gather_object(self, label, value):
+        del label
+        self.sent.append(value)
+        return self.gathered.pop(0) if self.is_chief else []
+
+
+def test_a_chief_without_a_copy_gets_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_CHUNK", 100)
+    written(tmp_path / "there", [1, 2])
+    path = storage.path_of(tmp_path / "there" / "memory", 2)
+    size = path.stat().st_size
+    everyone = [[1, 0], [2, size]]
+    written(tmp_path / "here", [1])
+    shutil.rmtree(tmp_path / "here" / "memory")
+    sender = Worker(1, everyone)
+    memory.bring_newest(path.parent, tmp_path / "nothing", sender)
+    assert len(sender.sent) == -(-size // 100)
+    chief = Worker(0, everyone, [[None, chunk] for chunk in sender.sent])
+    memory.bring_newest(tmp_path / "here" / "memory", tmp_path / "here" / "disk", chief)
+    assert storage.path_of(tmp_path / "here" / "memory", 2).read_bytes() == path.read_bytes()
+
+
+def test_nothing_is_sent_to_a_chief_that_is_as_new(tmp_path):
+    written(tmp_path, [3])
+    shutil.rmtree(tmp_path / "memory")
+    chief = Worker(0, [[3, 0], [3, 77]])
+    memory.bring_newest(tmp_path / "memory", tmp_path / "disk", chief)
+    assert chief.sent == []
