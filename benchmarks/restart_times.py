@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import random
+import secrets
 import signal
 import sys
 import tempfile
@@ -36,6 +37,7 @@ PARTS = {
 }
 ENOUGH = "enough"
 STEP_SECONDS = 0.02
+WARM_SECONDS = 100.0
 HANG_SECONDS = 120.0
 
 
@@ -101,6 +103,7 @@ class Times:
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
+        self.run_id = secrets.token_hex(8)
         self.events: list[dict[str, float]] = []
         self.seen: list[dict[str, float]] = []  # by start: when the first worker and all had ended
 
@@ -115,10 +118,18 @@ class Times:
             if attempt == self.options.events:
                 break
             time.sleep(self.options.calm)
+            self.wait_for_warm()
             victim = choice.choice(now)
             killed = time.time()  # noqa: F841
             os.kill(int(victim["pid"]), signal.SIGKILL)
         (self.folder / ENOUGH).touch()
+
+    def wait_for_warm(self) -> None:
+        """Waits for the process from which new workers are forked, if there is one."""
+        until = time.monotonic() + WARM_SECONDS
+        name = f"@kerasdist-{self.run_id}"
+        while name not in Path("/proc/net/unix").read_text() and time.monotonic() < until:
+            time.sleep(0.1)
 
     def wait_for_step(self, attempt: int) -> list[dict[str, float]]:
         until = time.monotonic() + HANG_SECONDS
@@ -162,6 +173,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, float]]
         workers=options.workers,
         min_workers=1,
         max_restarts=options.events,
+        run_id=times.run_id,
         environment={
             "KERAS_BACKEND": options.backend,
             "CUDA_VISIBLE_DEVICES": "",
