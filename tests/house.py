@@ -54,6 +54,7 @@ ADDED = {
     "sizes that the types of data say": 66,
     "backups as often as pays": 107,
     "backups in memory": 186,
+    "a warm process for restarts": 218,
 }
 
 FIGURES = (
@@ -62,7 +63,7 @@ FIGURES = (
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
-    Figure("files in the largest folder", 14, 14),
+    Figure("files in the largest folder", 15, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
     Figure("mentions of Any", 2_490, 2_600),

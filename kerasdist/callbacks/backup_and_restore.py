@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
@@ -32,6 +33,7 @@ from kerasdist.callbacks.backup.variables import (
     variables_of,
 )
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
+from kerasdist.core.backend_choice import KNOWN
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
@@ -420,7 +422,9 @@ class BackupAndRestore(Callback):
         channel = launcher.channel()
         if self._files.write(facts, arrays) and channel is not None:
             epochs = epoch if facts["stopping"] else (self.params or {}).get("epochs", 0)
-            channel.tell({"backup": [epoch, batches, epochs]})
+            # Frameworks are what a process has to import that goes on from here.
+            loaded = [name for name in sys.modules if name in KNOWN]
+            channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(
         self, variables: Sequence[object], arrays: list[Any], epoch: int, batches: int

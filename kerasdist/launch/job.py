@@ -31,6 +31,7 @@ from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
 from kerasdist.launch.start import begin, memory_of, run_on
+from kerasdist.launch.warm import WarmProcesses
 from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Waiting
 
 SETTLE_SECONDS = 0.5
@@ -245,6 +246,7 @@ class Launcher:
         self._spec = counted(spec)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._screen = Screen()
+        self._warm = WarmProcesses(self._spec, self._screen)
         self._elastic = self._seats = None
         if spec.join_port is not None:
             if spec.min_workers is None:
@@ -272,7 +274,8 @@ class Launcher:
         """
         attempts: list[AttemptResult] = []
         failures, elastic, again = 0, self._elastic, ""
-        with self._signals(), self._view(), self._memory(attempts):
+        warm = contextlib.closing(self._warm)
+        with self._signals(), self._view(), self._memory(attempts), warm:
             while True:
                 slots = self._slots if elastic is None else elastic.choose()
                 if not attempts:
@@ -307,9 +310,11 @@ class Launcher:
                 board.heard(rank, line)
             if elastic is not None:
                 elastic.heard(number, line)
+                self._warm.heard(line)
 
         heard = hear if board is not None or elastic is not None else None
-        workers = begin(spec, slots, number, self._screen, self._events, hear=heard)
+        screen, events, warm = self._screen, self._events, self._warm
+        workers = begin(spec, slots, number, screen, events, warm=warm, hear=heard)
         result = Attempt(workers, self._events, spec.stop_seconds, number=number).run()
         if spec.profile is not None:
             self._screen.say(traces.merge(spec.profile, len(slots)))

@@ -24,6 +24,7 @@ from kerasdist.launch import supervisor
 from kerasdist.launch.placement import Slot, open_coordinator
 from kerasdist.launch.spec import JobSpec
 from kerasdist.launch.supervisor import Orders
+from kerasdist.launch.warm import WarmProcesses
 from kerasdist.launch.worker import Event, Screen, Start, Worker
 
 # Variables that configure the frameworks on any machine. Another machine has its own PATH, HOME
@@ -126,6 +127,7 @@ def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
         "inherited": [],
         "sends_reports": False,
         "must_join": False,
+        "warm": "",
     }
 
 
@@ -179,6 +181,7 @@ def begin(
     screen: Screen,
     events: queue.SimpleQueue[Event],
     *,
+    warm: WarmProcesses,
     hear: Callable[[int, bytes], None] | None = None,
 ) -> Iterator[Worker]:
     """Starts the workers one after another, and yields each; `hear` gets their reports."""
@@ -188,6 +191,7 @@ def begin(
         for slot, variables in zip(slots, given, strict=True):
             orders = orders_of(spec, slot, variables)
             orders["sends_reports"] = hear is not None
+            orders["warm"] = warm.name(slot)
             command: Sequence[str] = SUPERVISOR_HERE
             if slot.host is not None:
                 orders["variables"] = for_another_machine(os.environ) | variables
@@ -211,6 +215,7 @@ def begin(
                 told=None if hear is None else partial(hear, slot.rank),
                 connection=slot.connection,
             )
+            warm.take(slot, begun)
             yield Worker(begun, screen, events)
 
 

@@ -13,6 +13,9 @@ has backed up.
 For a worker on a machine that has joined, this file run with the number of a connection takes the
 place of ssh: the supervisor is at the other end.
 
+In an elastic job the worker may be a fork of a process that has imported the frameworks
+(`kerasdist.launch.warm`); the worker's parent then does for it what only a parent can.
+
 This file is run by its path, and imports nothing but the standard library; on another machine it is
 run as a module.
 """
@@ -23,8 +26,10 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -35,6 +40,7 @@ from typing import IO, NoReturn, TypedDict
 _PR_SET_PDEATHSIG = 1
 _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.launcher
 _STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.launcher
+_FILES = _STATUS_FD, "KERASDIST_COORDINATOR_FD"  # as in kerasdist.job.listening
 
 MARK = b"\x1ekerasdist "
 """Stands before a worker's report, where it comes by the output."""
@@ -68,6 +74,7 @@ class Orders(TypedDict):
         inherited: The files that it inherits.
         sends_reports: Whether its reports are passed on by the output.
         must_join: Whether it is a failure to end well without joining the job.
+        warm: The name of the process that may fork the worker; empty: none.
     """
 
     command: list[str]
@@ -78,6 +85,14 @@ class Orders(TypedDict):
     inherited: list[int]
     sends_reports: bool
     must_join: bool
+    warm: str
+
+
+class Order(TypedDict):
+    """What a warm process is to fork: its environment, and the variables that name files."""
+
+    environment: dict[str, str]
+    files: list[str]
 
 
 def follow_into_death() -> None:
@@ -86,7 +101,52 @@ def follow_into_death() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end(worker: subprocess.Popen[bytes], grace: float) -> NoReturn:
+class Forked:
+    """A worker that a warm process has forked; `kerasdist.launch.warm` is the other side.
+
+    Raises:
+        OSError: If there is no such process, or it is another user's.
+        ValueError: If it cannot fork this worker.
+    """
+
+    def __init__(self, name: str, environment: dict[str, str], inherited: list[int]) -> None:
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(f"\0{name}")
+        if peer_user(self._connection) != os.getuid():
+            raise PermissionError
+        files = [name for name in _FILES if environment.get(name, "") in map(str, inherited)]
+        order: Order = {"environment": environment, "files": files}
+        numbers = [int(environment[name]) for name in files]
+        socket.send_fds(self._connection, [b"\0"], [1, 2, *numbers])
+        self._connection.sendall(json.dumps(order).encode() + b"\n")
+        self._answers = self._connection.makefile("rb")
+        self._process = os.pidfd_open(int(self._answers.readline()))
+
+    def terminate(self) -> None:
+        """Sends the worker SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: int) -> None:
+        """Sends the worker a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns how it has ended, as `subprocess.Popen` does."""
+        if not select.select([self._connection], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+        return int(self._answers.readline() or -signal.SIGKILL)  # with its parent
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Returns the number of the user on the other side of a connection on this machine."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+
+
+Worker = subprocess.Popen[bytes] | Forked
+
+
+def end(worker: Worker, grace: float) -> NoReturn:
     """Ends a worker whose launcher is gone, and this supervisor."""
     worker.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -95,13 +155,15 @@ def end(worker: subprocess.Popen[bytes], grace: float) -> NoReturn:
     os._exit(128 + signal.SIGKILL)
 
 
-def end_group(worker: subprocess.Popen[bytes]) -> None:
+def end_group(worker: Worker) -> None:
     """Ends the worker's process group, which carries the worker's number."""
+    if isinstance(worker, Forked):
+        return  # its parent does, as soon as this process has ended
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signal.SIGKILL)
 
 
-def listen(orders: IO[bytes], worker: subprocess.Popen[bytes], grace: float) -> NoReturn:
+def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
     """Passes signals on until the launcher is gone, and then ends the worker."""
     for line in orders:
         word, _, number = line.decode().partition(" ")
@@ -170,10 +232,14 @@ def main() -> int:
         reports, to_worker = os.pipe()
         os.environ[_STATUS_FD] = str(to_worker)
         inherited.append(to_worker)
+    os.environ[_JOINED_FILE] = str(joined)
+    worker: Worker | None = None
+    if orders["warm"]:
+        with contextlib.suppress(OSError, ValueError):
+            worker = Forked(orders["warm"], dict(os.environ), inherited)
     try:
-        worker = subprocess.Popen(
+        worker = worker or subprocess.Popen(
             command,
-            env={**os.environ, _JOINED_FILE: str(joined)},
             stdin=subprocess.DEVNULL,
             process_group=0,
             pass_fds=inherited,
@@ -189,10 +255,11 @@ def main() -> int:
     relaying = threading.Thread(target=relay, args=(reports,), daemon=True)
     if reports is not None:
         relaying.start()
-    # Its process number is its group's, and is not given to another process before the wait.
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-    end_group(worker)
+    if isinstance(worker, subprocess.Popen):
+        # Its process number is its group's, and is not given to another process before the wait.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        end_group(worker)
     code = worker.wait()
     if reports is not None:
         relaying.join(1)  # the last ones

@@ -50,6 +50,7 @@ ON_TORCH = frozenset(
         "steps.two_optimizers",
         "training.optimizer_made_outside",
         "training.recompile",
+        "training.second_fit",
     }
 )
 
