@@ -140,15 +140,19 @@ def _stopped_at(lab, stopper):
 
 @case("workers", like="worker_callbacks.stop_after_an_epoch")
 def stop_in_an_epoch(lab):
-    """`stop_training` set after a batch on one worker stops all at the same batch."""
-    rank = lab.job.rank
+    """`stop_training` set after a batch stops all at once; on one worker, after the next batch."""
 
     class Stop(keras.callbacks.Callback):
+        def __init__(self, stops):
+            super().__init__()
+            self.stops = stops
+
         def on_train_batch_end(self, batch, logs=None):
-            if rank == 1 and batch == 2:
+            if self.stops and batch == 2:
                 self.model.stop_training = True
 
-    lab.equal(_stopped_at(lab, Stop()), 3)
+    lab.equal(_stopped_at(lab, Stop(True)), 3)
+    lab.equal(_stopped_at(lab, Stop(lab.job.rank == 1)), 4)
 
 
 @case("workers")

@@ -26,6 +26,7 @@ NOT_HERE = (
     "callbacks.model_checkpoint",
     "callbacks.csv_logger",
     "callbacks.tensorboard",
+    "restarts.one_device",  # there each worker would train alone, with backups in one folder
     "newer_keras.orbax_checkpoint",  # on workers: `cases_worker_callbacks`
     "training.verbose",
     "reading.central_storage",

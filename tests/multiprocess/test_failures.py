@@ -125,6 +125,13 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
+def test_defects_27_a_layer_that_one_worker_freezes_in_an_epoch_is_named(jobs):
+    ended = jobs.begin("freeze_a_layer").join(SECONDS)
+    said = "same trainable weights at the end of batch 3 of epoch 1.*kernel=False on (this )?worker"
+    assert re.search(said, ended[1].output), report(ended)
+    assert re.search(f"{said}|it ended with DisagreementError", ended[0].output), report(ended)
+
+
 @pytest.mark.parametrize("jobs", ["jax"], indirect=True)
 def test_defect_7_a_later_program_that_differs_is_named(jobs):
     """On JAX alone a program has the collectives of all; they wait until none has gone on."""
