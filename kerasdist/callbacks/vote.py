@@ -12,19 +12,28 @@ from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
+from kerasdist.errors import DisagreementError
 from kerasdist.job.job import Job
 from kerasdist.training.binding import binding_of
+
+_TRAINABLE = "trainable weights"
+_ADVICE = (
+    "Something has set `trainable` on some workers alone, such as a callback. Do the same on all "
+    "workers."
+)
 
 
 @final
 class Vote(keras.callbacks.Callback):
     """Stops training on all workers at the same step, if one of them wants to stop.
 
-    It is the last callback. Workers vote after each batch if one of them has a user-defined
-    callback that acts on batches, or may be preempted; otherwise after each epoch, since Keras's
-    own callbacks decide by the logs, which are equal. With each vote they compare what is
-    trainable, and as an epoch or a batch begins if a user-defined callback acts then: workers that
-    train other weights would wait for each other's gradients.
+    It is the last callback. Workers vote after each epoch. If one of them has a user-defined
+    callback that acts on batches, or may be preempted, they vote after a batch too, where one of
+    them asks for it; Keras's own callbacks decide by the logs, which are equal. If all of them want
+    to stop they do so at once, else after the next batch, which another worker may have begun.
+
+    With each vote they compare what is trainable, and as an epoch begins if a user-defined callback
+    acts then: workers that train other weights would wait for each other's gradients.
     """
 
     def __init__(
@@ -37,11 +46,14 @@ class Vote(keras.callbacks.Callback):
         super().__init__()
         self._job = job
         self._epoch = 0
+        self._wanted_to_stop = False  # where they could meet last
         self._backups = [one for one in backups if one.listens]
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
         self._variables: list[keras.Variable] = []
+        self._names: list[str] = []
+        self._compared: dict[str, bool] = {}  # what was trainable when they compared it last
         own = [
             bool(self._backups) or any(map(_acts_on_batches, others)),
             any(_acts_on(one, ("on_train_begin", "on_epoch_begin")) for one in others),
@@ -60,48 +72,78 @@ class Vote(keras.callbacks.Callback):
         del logs
         self._epoch = epoch
         self._variables = keras_compat.model_of(self).variables
+        paths = (results.unnumbered(one.path) for one in self._variables)
+        self._names = [f"variable {number} {path}" for number, path in enumerate(paths)]
         if self._compares_first:
             self._gather(f"beginning of epoch {epoch + 1}", [])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call it."""
         del logs
-        self._vote(f"end of epoch {epoch + 1}", epoch + 1, 0)
+        wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
+        self._job.meets_here(wants=False)  # they do in any case
+        stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
+        keras_compat.model_of(self).stop_training = any(stops)
 
     def _before_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
         del logs
-        self._gather(f"beginning of batch {batch + 1} of epoch {self._epoch + 1}", [])
+        label = f"beginning of batch {batch + 1} of epoch {self._epoch + 1}"
+        if self._meets(label):
+            self._gather(label, [])
 
     def _after_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
         del logs
-        self._vote(f"end of batch {batch + 1} of epoch {self._epoch + 1}", self._epoch, batch + 1)
-
-    def _vote(self, label: str, epoch: int, batches: int) -> None:
         model = keras_compat.model_of(self)
+        wants, wanted = bool(model.stop_training), self._wanted_to_stop
+        model.stop_training, self._wanted_to_stop = False, wants or wanted
+        label = f"end of batch {batch + 1} of epoch {self._epoch + 1}"
+        asks = any(backup.asked_to_leave for backup in self._backups)
+        if self._meets(label, wants=wants or wanted or asks):
+            now, before = self._vote(label, [wants, wanted], self._epoch, batch + 1)
+            model.stop_training = all(now) or any(before)
+            self._wanted_to_stop = any(now)
+
+    def _meets(self, label: str, *, wants: bool = False) -> bool:
+        """Returns whether all workers meet here, as one wants it or has changed what is trainable.
+
+        A change on one worker alone cannot wait until the others meet it: they train on.
+        """
+        before, now = self._compared, self._trainable()
+        meets = self._job.meets_here(wants or now != before)
+        if now != before and not meets:
+            name = next(name for name in now if now[name] != before.get(name))
+            raise DisagreementError(
+                f"[worker {self._job.rank}/{self._job.num_workers}] Expected all workers to have "
+                f"the same {_TRAINABLE} at the {label}. Received: {name}={now[name]} on this "
+                f"worker, while others train on. {_ADVICE}"
+            )
+        return meets
+
+    def _vote(
+        self, label: str, own: list[bool], epoch: int, batches: int
+    ) -> list[tuple[bool, ...]]:
+        """Returns all workers' values of each of `own`, after a backup if one is to leave."""
         asked = [backup.asked_to_leave for backup in self._backups]
-        votes = self._gather(label, [bool(model.stop_training), *asked])
-        stop, *leave = map(any, zip(*votes, strict=True))
-        for backup, leaves in zip(self._backups, leave, strict=True):
-            if leaves:
+        everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))
+        for backup, leaves in zip(self._backups, everyone[len(own) :], strict=True):
+            if any(leaves):
                 backup.leave(epoch, batches)
-        if stop:
-            model.stop_training = True
+        return everyone[: len(own)]
 
     def _gather(self, label: str, own: list[bool]) -> list[list[bool]]:
         """Returns the votes of all workers, which must have the same trainable weights."""
-        flags = zlib.crc32(bytes(bool(one.trainable) for one in self._variables))
+        trainable = self._compared = self._trainable()
+        flags = zlib.crc32(bytes(trainable.values()))
         everyone = self._job.all_gather_object(label, [flags, *own])
         if any(theirs != flags for theirs, *_ in everyone):
-            self._job.assert_equal(
-                f"trainable weights at the {label}",
-                {
-                    f"variable {number} {results.unnumbered(one.path)}": bool(one.trainable)
-                    for number, one in enumerate(self._variables)
-                },
-                "Something has set `trainable` on some workers alone, such as a callback. Do the "
-                "same on all workers.",
-            )
+            self._job.assert_equal(f"{_TRAINABLE} at the {label}", trainable, _ADVICE)
         return [votes for _, *votes in everyone]
+
+    def _trainable(self) -> dict[str, bool]:
+        return {
+            name: bool(one.trainable)
+            for name, one in zip(self._names, self._variables, strict=True)
+        }
 
 
 def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:

@@ -76,6 +76,9 @@ class Client:
         self.failure: JobError | None = None
         self._results: dict[tuple[str, int], list[Any]] = {}
         self._saves: Counter[tuple[int, str]] = Counter()  # by step and path
+        self._next_place = 0  # where workers may meet, counted
+        self._is_asked = False  # to meet, at a place that is not yet reached
+        self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()
         self._socket = self._connected(host, port, credentials)
@@ -100,6 +103,26 @@ class Client:
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
         self._send({**message, "value": value, "wanted": wanted})
         return self._result(channel, number)
+
+    def meets_here(self, wants: bool) -> bool:
+        """Comes to the next place where workers may meet; returns whether all of them meet there.
+
+        Nothing is sent as long as none of them `wants` it. Then the place is the first one that
+        none has passed.
+        """
+        with self._changed:
+            if wants and not self._is_asked:
+                self._is_asked = True
+                self._send({"type": "ask"})
+            if self._is_asked:
+                self._changed.wait_for(lambda: self._meeting_place is not None or self.failure)
+                if self.failure is not None:
+                    raise self.failure
+            here, self._next_place = self._next_place, self._next_place + 1
+            if here != self._meeting_place:
+                return False
+            self._is_asked, self._meeting_place = False, None
+            return True
 
     def wrote(self, path: str, outcome: Mapping[str, object]) -> None:
         """Tells the coordinator that the chief has written a file."""
@@ -198,6 +221,14 @@ class Client:
                         with self._changed:
                             key = message["channel"], message["number"]
                             self._results[key] = list(itertools.chain.from_iterable(runs))
+                            self._changed.notify_all()
+                    case "asked":
+                        with self._changed:
+                            self._is_asked = True
+                            self._send({"type": "next", "place": self._next_place})
+                    case "meet at":
+                        with self._changed:
+                            self._meeting_place = message["place"]
                             self._changed.notify_all()
                     case "failure":
                         self.fail(message["kind"], message["why"])

@@ -222,6 +222,7 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
+        self._next_places: dict[int, int] | None = None  # by rank, while they are asked for
         self._failed = False
         self._left = 0
         # Seconds in which this process ran, to the last patrol.
@@ -325,6 +326,12 @@ class Coordinator:
                 self._hear_beat(member, message)
             case "meet":
                 self._meet(member, message)
+            case "ask":
+                if self._next_places is None:  # else all workers have been asked
+                    self._next_places = {}
+                    self._tell_all({"type": "asked"})
+            case "next":
+                self._add_next_place(member, message["place"])
             case "wrote":
                 self._saves.wrote(message["step"], message["path"], message["outcome"])
                 self._answer_savers(self._saves.take_waiting())
@@ -353,6 +360,15 @@ class Coordinator:
             member.step, member.place, member.entered = step, place, entered
             if member.rank == CHIEF:
                 self._answer_savers(self._saves.take_waiting())
+
+    def _add_next_place(self, member: Member, place: Any) -> None:
+        """Lets all workers meet at the first place that none has passed, once all have answered."""
+        if type(place) is not int or self._next_places is None:
+            raise TypeError(f"place={place!r}")
+        self._next_places[member.rank] = place
+        if len(self._next_places) == self._workers:
+            self._tell_all({"type": "meet at", "place": max(self._next_places.values())})
+            self._next_places = None
 
     def _answer_savers(self, asking: Iterable[Save]) -> None:
         """Answers workers that ask for a file of the chief, now or once the answer is known."""

@@ -186,6 +186,15 @@ class Job:
         own = value if self.is_chief else None
         return self._meet(channel, label, own)[0]
 
+    def meets_here(self, wants: bool) -> bool:
+        """Returns whether all workers meet here, as one of them `wants` it here or before.
+
+        All workers must call it as often. It waits for the others only if one of them wants it;
+        then they meet where the one that is ahead comes next.
+        """
+        self.check()
+        return self._client.meets_here(wants)
+
     def _meet(
         self, channel: str, label: str, value: object, wanted: str = protocol.ALL
     ) -> list[Any]:

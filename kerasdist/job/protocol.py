@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 # Of the protocol between workers; they must be equal.
-VERSION = 3
+VERSION = 4
 
 HEADER_BYTES = 4
 

@@ -124,27 +124,28 @@ def checkpoints_in_the_background(lab):
 
 @case("workers")
 def stop_in_an_epoch(lab):
-    """`stop_training` after a batch or an epoch on one worker stops all; so does EarlyStopping."""
-    here, seen, model = lab.job.rank == 1, [], _model(lab)
+    """`stop_training` stops all workers: at once, if one alone sets it after the next batch."""
+    second, seen, model = lab.job.rank == 1, [], _model(lab)
 
     class Stop(keras.callbacks.Callback):
-        def __init__(self, **at):
+        def __init__(self, here, **at):
             super().__init__()
-            self.at = at
+            self.at = at if here else {}
 
         def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training |= here and batch == self.at.get("batch")
+            self.model.stop_training |= batch == self.at.get("batch")
 
         def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training |= here and epoch == self.at.get("epoch")
+            self.model.stop_training |= epoch == self.at.get("epoch")
 
     count = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(batch)
     )
     early = keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=10.0)
     for stopper, batches in (
-        (Stop(batch=2), 3),
-        (Stop(epoch=1), 2 * BATCHES),
+        (Stop(True, batch=2), 3),
+        (Stop(second, batch=2), 4),
+        (Stop(second, epoch=1), 2 * BATCHES),
         (early, 2 * BATCHES),
     ):
         seen.clear()

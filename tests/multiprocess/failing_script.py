@@ -188,6 +188,16 @@ def have_data_that_ends(strategy):
     model(strategy).fit(batches(), verbose=0)
 
 
+def freeze_a_layer(strategy):
+    """DEFECTS 27: the others may have begun a step that needs that worker's gradients."""
+
+    class Freezes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.layers[0].trainable = batch < 2 or RANK == 0
+
+    fit(model(strategy), callbacks=[Freezes()])
+
+
 def hang_in_a_later_program(strategy):
     """DEFECTS 7: for a last batch of another size worker 1 has a collective more, in JAX."""
 

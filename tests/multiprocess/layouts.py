@@ -24,6 +24,7 @@ NOT_HERE = (
     "models.really_distributed",
     "async_checkpoint.",  # on workers: `cases_worker_callbacks`
     "callbacks.model_checkpoint",
+    "restarts.one_device",  # there each worker would train alone, with backups in one folder
     "newer_keras.orbax_checkpoint",  # on workers: `cases_worker_callbacks`
     "training.verbose",
     "reading.central_storage",

@@ -127,6 +127,13 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
+def test_defects_27_a_layer_that_one_worker_freezes_in_an_epoch_is_named(jobs):
+    ended = jobs.begin("freeze_a_layer").join(SECONDS)
+    said = "same trainable weights at the end of batch 3 of epoch 1.*kernel=False on (this )?worker"
+    assert re.search(said, ended[1].output), report(ended)
+    assert re.search(f"{said}|it ended with DisagreementError", ended[0].output), report(ended)
+
+
 @pytest.mark.parametrize("jobs", ["jax"], indirect=True)
 def test_defect_7_a_later_program_that_differs_is_named(jobs):
     """On JAX alone a program has the collectives of all; they wait until none has gone on."""
@@ -189,17 +196,19 @@ def test_a_preempted_run_goes_on_at_the_next_batch(jobs):
     ended = jobs["be_preempted"].join(SECONDS)
     for worker in ended:
         assert worker.code == ExitCode.PREEMPTED, report(ended)
-        assert _course(worker.output) == [*TWO_EPOCHS, *"012", "left with 76", *REST, *"012"]
+        # The other worker may have begun the next batch; then all leave after that one.
+        left = "012(3 left with 76 | left with 76 3)401234 equal 0123?"
+        assert re.fullmatch(TWO_EPOCHS + left, _course(worker.output)), report(ended)
     again = jobs.begin("be_preempted", restart=1).join(SECONDS)
     for worker in again:
         assert worker.code == 0, report(again)
-        assert _course(worker.output) == [*TWO_EPOCHS, *REST]
+        assert re.fullmatch(f"{TWO_EPOCHS}3?401234 equal", _course(worker.output)), report(again)
 
 
 TWO_EPOCHS = "0123401234"
-REST = (*"3401234", "equal")
 
 
-def _course(output: str) -> list[str]:
+def _course(output: str) -> str:
     """The batches of a worker, and what it says between them."""
-    return re.findall(r"(?<=batch )\d|left with 76|equal", output)
+    found = re.findall(r"(?<=batch )\d|left with 76|equal", output)
+    return "".join(one if one.isdigit() else f" {one} " for one in found).strip()
