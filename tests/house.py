@@ -53,20 +53,21 @@ ADDED = {
     "constructors in place of attributes": 24,
     "sizes that the types of data say": 66,
     "backups as often as pays": 107,
-    "backups in memory": 186,
+    "backups in memory": 188,
     "a warm process for restarts": 218,
+    "votes that are asked for": 75,
 }
 
 FIGURES = (
     Figure("lines of code", 29_510 + sum(ADDED.values()), 23_500),
-    Figure("files", 248, 250),
+    Figure("files", 249, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
-    Figure("files in the largest folder", 15, 14),
+    Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_490, 2_600),
+    Figure("mentions of Any", 2_491, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,

@@ -237,7 +237,7 @@ def join(
     This machine has the job's KERASDIST_SECRET or KERASDIST_SECRET_FILE, and the same script,
     interpreter and packages at the same paths: run it in the folder of kerasdist run.
     """
-    from kerasdist.launch.joined.machine import Machine
+    from kerasdist.launch.elastic.machine import Machine
 
     with _errors(1):
         host, port = addresses.split(launcher, "HOST:PORT")

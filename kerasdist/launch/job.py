@@ -25,13 +25,13 @@ from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.secret import credentials
 from kerasdist.launch import live, report, traces
-from kerasdist.launch.elastic import ElasticSlots
-from kerasdist.launch.joined.seats import Seats
+from kerasdist.launch.elastic.seats import Seats
+from kerasdist.launch.elastic.slots import ElasticSlots
+from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
 from kerasdist.launch.start import begin, memory_of, run_on
-from kerasdist.launch.warm import WarmProcesses
 from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Waiting
 
 SETTLE_SECONDS = 0.5

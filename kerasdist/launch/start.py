@@ -21,10 +21,10 @@ from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch import supervisor
+from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.placement import Slot, open_coordinator
 from kerasdist.launch.spec import JobSpec
 from kerasdist.launch.supervisor import Orders
-from kerasdist.launch.warm import WarmProcesses
 from kerasdist.launch.worker import Event, Screen, Start, Worker
 
 # Variables that configure the frameworks on any machine. Another machine has its own PATH, HOME

@@ -14,7 +14,7 @@ For a worker on a machine that has joined, this file run with the number of a co
 place of ssh: the supervisor is at the other end.
 
 In an elastic job the worker may be a fork of a process that has imported the frameworks
-(`kerasdist.launch.warm`); the worker's parent then does for it what only a parent can.
+(`kerasdist.launch.elastic.warm`); the worker's parent then does for it what only a parent can.
 
 This file is run by its path, and imports nothing but the standard library; on another machine it is
 run as a module.
@@ -102,7 +102,7 @@ def follow_into_death() -> None:
 
 
 class Forked:
-    """A worker that a warm process has forked; `kerasdist.launch.warm` is the other side.
+    """A worker that a warm process has forked; `kerasdist.launch.elastic.warm` is the other side.
 
     Raises:
         OSError: If there is no such process, or it is another user's.

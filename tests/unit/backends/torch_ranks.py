@@ -62,6 +62,9 @@ class Spokesman:
             self._job.hear(rank, "meet", **met, wanted=wanted)
         return values_in(self._wire.last)
 
+    def meets_here(self, wants: bool) -> bool:
+        return wants
+
 
 def job_of(place: Membership, patch: pytest.MonkeyPatch) -> Job:
     """The job as a rank sees it that has joined."""

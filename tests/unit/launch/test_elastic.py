@@ -8,8 +8,9 @@ import pytest
 
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch import elastic, report, start
-from kerasdist.launch.elastic import ElasticSlots
+from kerasdist.launch import report, start
+from kerasdist.launch.elastic import slots
+from kerasdist.launch.elastic.slots import ElasticSlots
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist.launch.worker import Screen, Waiting
@@ -23,7 +24,7 @@ class Job:
 
     def __init__(self, monkeypatch, **spec):
         self.down, self.now, self.asked = set(), 0.0, []
-        monkeypatch.setattr(elastic, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(slots, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(
             ElasticSlots, "_ask", lambda _, hosts: set(filter(self._answers, hosts))
         )
@@ -88,15 +89,15 @@ def test_a_slot_that_fails_again_is_left_out_and_tried_again_later(monkeypatch):
     assert job.slots.describe().endswith("left out since they failed again: this machine:1")
     job.back_up()
     assert job.waiting() == []
-    job.now = elastic.AWAY_SECONDS
+    job.now = slots.AWAY_SECONDS
     job.back_up()
     assert job.waiting() == [Waiting(job.attempt)]
     assert job.choose() == HERE
     job.end(LOST, 1, LOST)
     assert len(job.choose()) == 2
-    job.now = 2 * elastic.AWAY_SECONDS  # it is left out for twice as long
+    job.now = 2 * slots.AWAY_SECONDS  # it is left out for twice as long
     assert len(job.choose()) == 2
-    job.now = 3 * elastic.AWAY_SECONDS
+    job.now = 3 * slots.AWAY_SECONDS
     assert job.choose() == HERE
 
 

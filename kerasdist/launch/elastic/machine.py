@@ -21,7 +21,7 @@ from kerasdist.errors import ClusterError, JobError
 from kerasdist.job import handshake, protocol
 from kerasdist.job.secret import SECRET, Credentials, credentials
 from kerasdist.launch import supervisor
-from kerasdist.launch.joined.seats import JOB_ENDED, OF_JOINERS, keep_alive
+from kerasdist.launch.elastic.seats import JOB_ENDED, OF_JOINERS, keep_alive
 
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 5.0

@@ -22,7 +22,7 @@ from typing import final
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import start
-from kerasdist.launch.joined.seats import Seats
+from kerasdist.launch.elastic.seats import Seats
 from kerasdist.launch.placement import Slot, listed, place
 from kerasdist.launch.spec import AttemptResult, JobSpec
 from kerasdist.launch.worker import Event, Screen, Signalled, Waiting
