@@ -13,6 +13,7 @@ from rich.console import Console
 from kerasdist.checks import info
 from kerasdist.core import gpus
 from kerasdist.launch import report, start
+from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.placement import Slot, place
 from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML
@@ -81,7 +82,8 @@ def test_each_worker_is_started_with_its_own(machine_with, monkeypatch, tmp_path
         start, "Worker", lambda begun, *_: started.append(begun.orders["variables"])
     )
     spec = JobSpec(("true",), workers=2)
-    list(start.begin(spec, place(2, []), 0, None, queue.SimpleQueue()))
+    warm = WarmProcesses(spec, None)
+    list(start.begin(spec, place(2, []), 0, None, queue.SimpleQueue(), warm=warm))
     assert [each["CUDA_VISIBLE_DEVICES"] for each in started] == ["0", "1"]
 
 
