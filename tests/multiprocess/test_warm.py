@@ -17,7 +17,7 @@ from kerasdist.job.launcher import channel, tell_launcher
 if restart == 2 and rank == 0:
     os.environ["XDG_ANYTHING"] = "1"
 if restart == 2 and rank == 1:
-    os.environ["OMP_WAIT_POLICY"] = "passive"  # as before the imports, or a framework would not read it
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # frameworks read it as they are imported
 assert os.environ["KERASDIST_RANK"] == str(rank), os.environ
 assert os.getpgid(0) == os.getpid() and __name__ == "__main__", __name__
 assert Path(sys.path[0]) == here and sys.orig_argv[1:2] == [__file__], (sys.path, sys.orig_argv)
