@@ -109,18 +109,18 @@ class Times:
 
     def strike(self) -> None:
         """Kills workers until there are enough events."""
-        choice = random.Random(self.options.seed)
+        choice, killed = random.Random(self.options.seed), 0.0
         for attempt in itertools.count():
             now = self.wait_for_step(attempt)
             if attempt:
-                self.events.append(self.event(attempt, killed, now))  # noqa: F821 - it is set below
+                self.events.append(self.event(attempt, killed, now))
                 print(json.dumps(self.events[-1]), flush=True)
             if attempt == self.options.events:
                 break
             time.sleep(self.options.calm)
             self.wait_for_warm()
             victim = choice.choice(now)
-            killed = time.time()  # noqa: F841
+            killed = time.time()
             os.kill(int(victim["pid"]), signal.SIGKILL)
         (self.folder / ENOUGH).touch()
 

@@ -53,9 +53,9 @@ ADDED = {
     "constructors in place of attributes": 24,
     "sizes that the types of data say": 66,
     "backups as often as pays": 107,
-    "backups in memory": 188,
+    "backups in memory": 182,
     "a warm process for restarts": 218,
-    "votes that are asked for": 75,
+    "votes that are asked for": 74,
 }
 
 FIGURES = (

@@ -26,7 +26,6 @@ from kerasdist.callbacks.backup.variables import (
     broadcast_arrays,
     forms_of,
     numbers_of_weights,
-    read_along,
     restore,
     shards_of,
     to_write,
@@ -413,12 +412,6 @@ class BackupAndRestore(Callback):
             facts = job.broadcast_object("a backup", facts)
             own = arrays[len(variables) :] if job.is_chief else []
             arrays[len(variables) :] = broadcast_arrays(model, own, facts["arrays"])
-        if job is not None and not job.is_chief:
-            if self._keeps_in_memory and memory.is_writer(job):
-                self._files.write(facts, arrays)
-            else:
-                read_along(arrays)
-            return
         channel = launcher.channel()
         if self._files.write(facts, arrays) and channel is not None:
             epochs = epoch if facts["stopping"] else (self.params or {}).get("epochs", 0)

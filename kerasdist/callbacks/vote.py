@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import final
 
 import keras
@@ -52,8 +53,7 @@ class Vote(keras.callbacks.Callback):
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
         self._variables: list[keras.Variable] = []
-        self._names: list[str] = []
-        self._compared: dict[str, bool] = {}  # what was trainable when they compared it last
+        self._compared: list[bool] = []  # what was trainable when they compared it last
         own = [
             bool(self._backups) or any(map(_acts_on_batches, others)),
             any(_acts_on(one, ("on_train_begin", "on_epoch_begin")) for one in others),
@@ -72,8 +72,6 @@ class Vote(keras.callbacks.Callback):
         del logs
         self._epoch = epoch
         self._variables = keras_compat.model_of(self).variables
-        paths = (results.unnumbered(one.path) for one in self._variables)
-        self._names = [f"variable {number} {path}" for number, path in enumerate(paths)]
         if self._compares_first:
             self._gather(f"beginning of epoch {epoch + 1}", [])
 
@@ -111,10 +109,12 @@ class Vote(keras.callbacks.Callback):
         before, now = self._compared, self._trainable()
         meets = self._job.meets_here(wants or now != before)
         if now != before and not meets:
-            name = next(name for name in now if now[name] != before.get(name))
+            named = zip_longest(self._named().items(), before)
+            changed = (one for one, was in named if one is not None and one[1] != was)
+            name, value = next(changed, ("number of variables", len(now)))
             raise DisagreementError(
                 f"[worker {self._job.rank}/{self._job.num_workers}] Expected all workers to have "
-                f"the same {_TRAINABLE} at the {label}. Received: {name}={now[name]} on this "
+                f"the same {_TRAINABLE} at the {label}. Received: {name}={value} on this "
                 f"worker, while others train on. {_ADVICE}"
             )
         return meets
@@ -132,18 +132,20 @@ class Vote(keras.callbacks.Callback):
 
     def _gather(self, label: str, own: list[bool]) -> list[list[bool]]:
         """Returns the votes of all workers, which must have the same trainable weights."""
-        trainable = self._compared = self._trainable()
-        flags = zlib.crc32(bytes(trainable.values()))
+        self._compared = self._trainable()
+        flags = zlib.crc32(bytes(self._compared))
         everyone = self._job.all_gather_object(label, [flags, *own])
         if any(theirs != flags for theirs, *_ in everyone):
-            self._job.assert_equal(f"{_TRAINABLE} at the {label}", trainable, _ADVICE)
+            self._job.assert_equal(f"{_TRAINABLE} at the {label}", self._named(), _ADVICE)
         return [votes for _, *votes in everyone]
 
-    def _trainable(self) -> dict[str, bool]:
-        return {
-            name: bool(one.trainable)
-            for name, one in zip(self._names, self._variables, strict=True)
-        }
+    def _trainable(self) -> list[bool]:
+        return [bool(one.trainable) for one in self._variables]
+
+    def _named(self) -> dict[str, bool]:
+        paths = (results.unnumbered(one.path) for one in self._variables)
+        names = (f"variable {number} {path}" for number, path in enumerate(paths))
+        return dict(zip(names, self._trainable(), strict=True))
 
 
 def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:

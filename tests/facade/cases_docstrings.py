@@ -233,10 +233,11 @@ def tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1(lab):
         lab.equal([2 * x] * replicas, list(results))
 
 
-def image_model():
-    convolved = keras.layers.Conv2D(3, 3, padding="same", activation="tanh")
-    layers = [convolved, keras.layers.GlobalAveragePooling2D()]
-    return keras.Sequential([keras.Input((4, 4, 1)), *layers])
+def image_model(strategy):
+    with strategy.scope():
+        convolved = keras.layers.Conv2D(3, 3, padding="same", activation="tanh")
+        layers = [convolved, keras.layers.GlobalAveragePooling2D()]
+        return keras.Sequential([keras.Input((4, 4, 1)), *layers])
 
 
 @case
@@ -246,8 +247,7 @@ def tpu_strategy__TPUStrategyV2_experimental_split_to_logical_devices__1(lab):
     strategy = cores(lab, 1, (1, 1, 2, 2), experimental_spmd_xla_partitioning=True)
     if strategy is None:
         return
-    with strategy.scope():
-        model = image_model()
+    model = image_model(strategy)
 
     @kd.function
     def step(inputs):
@@ -265,8 +265,7 @@ def tpu_strategy__TPUStrategyV2_experimental_replicate_to_logical_devices__1(lab
     strategy = cores(lab, 2, (1, 1, 1, 2))
     if strategy is None:
         return
-    with strategy.scope():
-        model = image_model()
+    model = image_model(strategy)
 
     @kd.function
     def step(inputs):

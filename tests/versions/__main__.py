@@ -45,8 +45,8 @@ HEAD = """# Versions that were tested
 
 Each row is an environment of its own, with what `pip` finds for it: kerasdist is imported, README's
 first program trains, `kerasdist test` compares two workers with one device, the places in Keras
-that kerasdist depends on are looked at, and {number} cases of the test suites run: `fit`, custom
-loops and jobs of two workers. All on CPU devices, on Linux. What does not pass is named, and never
+that kerasdist depends on are looked at, and cases of each test suite run: `fit`, custom loops and
+jobs of two workers. All on CPU devices, on Linux. What does not pass is named, and never
 left out; a combination without a row was not run.
 
 - **oldest**: the lowest versions that `pip install kerasdist` allows and this Python has.
@@ -97,7 +97,7 @@ def page(of: Sequence[Row]) -> str:
     """The whole page."""
     ordered = sorted(of, key=lambda row: (row.backend, row.set, Version(row.python)))
     lines = "".join(f"| {' | '.join(astuple(row))} |\n" for row in ordered)
-    return HEAD.format(number=sum(map(len, SUITES.values()))) + lines
+    return HEAD + lines
 
 
 def floors() -> dict[str, Version]:

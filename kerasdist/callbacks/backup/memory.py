@@ -35,8 +35,8 @@ _CHUNK = 16 << 20
 _HEADER = 16 << 20
 
 
-def prepare(place: Path, job: Job | None, *, sends: bool) -> Path:
-    """Returns this host's folder for the copies of the backups in a folder.
+def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
+    """Returns this host's folder for copies of backups; None if another process writes them.
 
     The chief has the newest one then. All workers must call it; ``sends``: whether the model is of
     a strategy, which sends what the chief alone knows.
@@ -59,11 +59,12 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path:
         )
     _make_private(Path(there))
     folder = Path(there, hashlib.sha256(os.fsencode(place.resolve())).hexdigest()[:16])
-    if is_writer(job):
+    writes = job is None or job.is_chief or job.membership.local_rank == 0
+    if writes:
         storage.remove_unfinished(folder)
     if job is not None:
         bring_newest(folder, place, job)
-    return folder
+    return folder if writes else None
 
 
 def _make_private(folder: Path) -> None:
@@ -79,11 +80,6 @@ def _make_private(folder: Path) -> None:
             "Expected memory in which this user can have a folder, for keep_in_memory=True. "
             f"Received: {str(folder)!r}: {error}. Leave keep_in_memory out on this system."
         ) from error
-
-
-def is_writer(job: Job | None) -> bool:
-    """Returns whether this process writes the copies of its host."""
-    return job is None or job.is_chief or job.membership.local_rank == 0
 
 
 def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:

@@ -80,8 +80,8 @@ class RunFiles:
             job: The job of this process.
             run: A name that no other run has, if all workers see the folder and divide variables.
             takes_weights: Whether a backup of another call will do.
-            in_memory: The folder in this host's memory that gets each backup first; None: there is
-                none.
+            in_memory: The folder in this host's memory to which this process writes each backup
+                first; None: it does not.
         """
         self._folder = folder
         self._keep = keep
@@ -225,10 +225,10 @@ class RunFiles:
         return None
 
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
-        """Writes a backup, and removes those that are too old; returns whether it was written.
+        """Writes a backup, and removes those that are too old; returns, on the chief, whether.
 
-        In memory, where there is room; a thread then copies the chief's to the disk. One worker of
-        each host that has copies must call it.
+        In memory, where there is room; a thread then copies the chief's to the disk. All workers
+        must call it: those that do not write read the arrays along.
         """
         folder = self._folder
         if self._memory is not None and memory.has_room(self._memory, arrays):
@@ -248,7 +248,7 @@ class RunFiles:
             threads = ThreadPoolExecutor(1, "kerasdist-backup")
             self._copying = threads.submit(self._copy, path)
             threads.shutdown(wait=False)
-        return True
+        return self._is_chiefs
 
     def _copy(self, path: Path) -> None:
         """Copies a backup to the disk, and removes those that are too old."""
@@ -281,7 +281,7 @@ class RunFiles:
         """
         _ENDED[self._place] += 1
         self.wait()
-        if self._memory is not None and memory.is_writer(self._job):
+        if self._memory is not None:
             with contextlib.suppress(OSError):
                 storage.remove(path for path in self._own() if path.parent == self._memory)
                 self._memory.rmdir()  # unless a later call has copies there

@@ -36,7 +36,7 @@ from kerasdist.launch.supervisor import Order, follow_into_death, peer_user
 from kerasdist.launch.worker import Screen, Start, Worker
 
 _OF_EACH = ("KERASDIST_", "SSH_")  # variables that differ between workers, and that no import reads
-_GPUS = "_VISIBLE_DEVICES"  # the same
+_GPUS = "_VISIBLE_DEVICES"  # the same, at the end of their names
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
     *(b"MKL_", b"OPENBLAS_", b"CUDA_", b"NVIDIA_", b"NCCL_", b"GLOO_", b"PYTHON", b"LD_"),
@@ -101,7 +101,7 @@ class WarmProcesses:
 
 def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
     """Forks a worker for each order; returns in the forked ones alone, with the order's files."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that stay with workers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes those that end
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:

@@ -7,7 +7,7 @@ from kerasdist.errors import ClusterError, UnsupportedError
 from tests.unit.cluster import environments as env
 
 # Worker 1 of 2 by every source; Kubernetes takes the number of pods from ours.
-# In the order in which they are believed.
+# The first of these that is set decides.
 ALL = {
     "KERASDIST": env.OWN,
     "TF_CONFIG": env.TF_CONFIG,
