@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 
 import pytest
 import typer
@@ -71,3 +72,16 @@ def test_there_are_commands():
 def test_the_targets_of_make_exist():
     made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert made >= TARGETS
+
+
+def test_everything_runs_each_file_that_has_more_there():
+    command = ["make", "-n", "test-rest", "test-in-part"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    there = tuple(re.findall(r"tests/[\w/.]+", printed))
+    more = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^from tests.environment import .*everything", path.read_text("utf-8"), re.M)
+    ]
+    assert more
+    assert [path for path in more if not path.startswith(there)] == []

@@ -249,15 +249,18 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     """
     own, everyone = registry.load(OWN), cases()
     for key in keys(backend, layout):
-        if layout.sharding:
-            few = layout.within and not everything()
-            chosen = key.startswith(_WITHIN_HOST_ALWAYS[backend] if few else _SELECTED_ON_SHARDED)
+        if layout.sharding and layout.within and not everything():
+            chosen = key.startswith(_WITHIN_HOST_ALWAYS[backend])
+        elif layout.sharding:
+            chosen = key.startswith(_SELECTED_ON_SHARDED)
         else:
             chosen = layout != PAIR or key in own or key.startswith(_ALWAYS) or _drawn(backend, key)
         if layout in pairs(backend):
             case = everyone[key]
             has_its_like = registry.has_its_like(case, backend) if key in own else bool(case.like)
             is_left_out = has_its_like and not key.startswith(_ALWAYS)
+            if layout.sharding and backend != registry.CHEAPEST:
+                is_left_out |= not key.startswith(_ON_SHARDED)
             chosen = chosen and is_left_out == everything()
         if whole() or chosen:
             yield key
