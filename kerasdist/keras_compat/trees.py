@@ -1,4 +1,4 @@
-"""Registers a class with `keras.tree`, for each library that it may use."""
+"""Registers a class with `keras.tree`, for the libraries of trees that it uses."""
 
 from __future__ import annotations
 
@@ -26,14 +26,6 @@ def _by_optree(tree: Any, kind: type[Any], parts: Parts) -> None:
     )
 
 
-def _by_dmtree(tree: Any, kind: type[Any], parts: Parts) -> None:
-    tree.register_tree_node(
-        kind,
-        lambda value: (parts(value), None),
-        lambda _, children: kind(tuple(children)),
-    )
-
-
 def _by_torch(tree: Any, kind: type[Any], parts: Parts) -> None:
     torch_tree = tree.torch_tree
     torch_tree.register_pytree_node(
@@ -50,6 +42,5 @@ def _by_torch(tree: Any, kind: type[Any], parts: Parts) -> None:
 # By the name of Keras's module.
 _REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
     "optree_impl": _by_optree,
-    "dmtree_impl": _by_dmtree,
     "torchtree_impl": _by_torch,
 }
