@@ -6,7 +6,6 @@ still wins, and so does everything else that a user's class defines.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +129,9 @@ def _symbol(leaf: Any) -> Any:
     return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
 
-def defined_by_model(model_class: type, name: str) -> Callable[..., Any]:
-    """Returns the function of this name from the model's own classes, not from kerasdist's."""
-    return next(
-        vars(parent)[name]
-        for parent in model_class.__mro__
-        if name in vars(parent) and not parent.__module__.startswith("kerasdist.")
-    )
+def defined_by_model(model_class: type, name: str) -> Any:
+    """Returns what a class has by this name from others than kerasdist's, None if nothing."""
+    for parent in model_class.__mro__:
+        if name in vars(parent) and not parent.__module__.startswith("kerasdist."):
+            return vars(parent)[name]
+    return None
