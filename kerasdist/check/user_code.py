@@ -78,7 +78,7 @@ def _adding_losses(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     yield from _of_user([defined_by_model(type(model), "compute_metrics")])
-    for metric in keras.tree.flatten(keras_compat.compiled_metrics(model)):
+    for metric in keras_compat.compiled_metrics(model):
         yield from _of_user(_functions_of(metric))
     for metric in model.metrics:
         yield from _of_user(_functions_of(metric))

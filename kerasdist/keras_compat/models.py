@@ -24,8 +24,9 @@ from kerasdist.core.structures import flatten
 _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
-# Keras declares no types for its operations, and what is inferred from their bodies is wrong.
+# Keras declares no types, and what is inferred from bodies of functions is wrong.
 ops: Any = keras.ops
+LayoutMap: Any = keras.distribution.LayoutMap
 
 
 # Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
@@ -46,25 +47,15 @@ TRAIN_BATCH_EVENTS = (
 BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
 
 
-def is_layout_map(value: object) -> bool:
-    """Returns whether a value is a LayoutMap of Keras."""
-    return isinstance(value, keras.distribution.LayoutMap)
-
-
 def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback is Keras's OrbaxCheckpoint, which 3.12 has not."""
     kind: type | None = vars(keras.callbacks).get("OrbaxCheckpoint")
     return kind is not None and isinstance(callback, kind)
 
 
-def is_default(method: object) -> bool:
-    """Returns whether a callback's method is Keras's own, which does nothing."""
-    return python_utils.is_default(method)
-
-
 def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
-    """Returns whether a callback overrides one of Keras's events."""
-    return any(not is_default(getattr(callback, event)) for event in events)
+    """Returns whether a callback overrides one of Keras's events, which do nothing."""
+    return any(not python_utils.is_default(getattr(callback, event)) for event in events)
 
 
 def metrics_here(model: Any) -> dict[str, Any]:
@@ -221,9 +212,8 @@ def drop_compiled(model: Any) -> None:
 
 
 def given_metrics(compiled: Any) -> list[Any]:
-    """Returns the metric objects that ``compile`` got."""
-    given = (compiled._user_metrics, compiled._user_weighted_metrics)
-    return [one for one in keras.tree.flatten(given) if isinstance(one, keras.metrics.Metric)]
+    """Returns what ``compile`` got as metrics and weighted metrics, None for an output without."""
+    return keras.tree.flatten((compiled._user_metrics, compiled._user_weighted_metrics))
 
 
 def initial_epoch(model: Any) -> int | None:
@@ -291,9 +281,7 @@ def compiled_losses(model: keras.Model) -> Any:
 def compiled_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of `compile`, weighted ones too, as they were passed."""
     compiled = getattr(model, "_compile_metrics", None)
-    if compiled is None:
-        return []
-    return [compiled._user_metrics, compiled._user_weighted_metrics]
+    return [] if compiled is None else given_metrics(compiled)
 
 
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:
