@@ -1,9 +1,9 @@
-"""Keras's models and layers, their losses and metrics, its version, and its state per thread."""
+"""Keras's models, layers, losses, metrics and trees, its version, and its state per thread."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.trainer import Trainer
+from keras.src.tree import tree_api
 from keras.src.utils import naming, python_utils
 
 from kerasdist.core.structures import flatten
@@ -298,3 +299,42 @@ def seed_states(model: keras.Model) -> list[Any]:
     """Returns the variables that hold the states of a model's seed generators."""
     layers = model._flatten_layers()
     return [generator.state for layer in layers for generator in layer._seed_generators]
+
+
+# The parts of an object, in order.
+Parts = Callable[[Any], Sequence[Any]]
+
+
+def register_tree_node(kind: type[Any], parts: Parts) -> None:
+    """Lets `keras.tree` flatten and rebuild the objects of a class."""
+    tree: Any = tree_api.tree_impl  # Keras's module for the tree library that it has chosen
+    _REGISTER[tree.__name__.rpartition(".")[2]](tree, kind, parts)
+
+
+def _by_optree(tree: Any, kind: type[Any], parts: Parts) -> None:
+    tree.optree.register_pytree_node(
+        kind,
+        lambda value: (parts(value), None),
+        lambda _, children: kind(tuple(children)),
+        namespace="keras",
+    )
+
+
+def _by_torch(tree: Any, kind: type[Any], parts: Parts) -> None:
+    torch_tree = tree.torch_tree
+    torch_tree.register_pytree_node(
+        kind,
+        lambda value: (list(parts(value)), None),
+        lambda children, _: kind(tuple(children)),
+        flatten_with_keys_fn=lambda value: (
+            [(torch_tree.SequenceKey(index), part) for index, part in enumerate(parts(value))],
+            None,
+        ),
+    )
+
+
+# By the name of Keras's module.
+_REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
+    "optree_impl": _by_optree,
+    "torchtree_impl": _by_torch,
+}
