@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.core import context
+from kerasdist.core.structures import Arguments
 from kerasdist.errors import ScopeError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class StrategyExtended:
                 f"var={var!r:.200}. Make it in `with strategy.scope():`."
             )
         with self._strategy.scope():
-            results = list(self._strategy.runner.update(var, fn, args, kwargs or {}))
+            results = list(self._strategy.runner.update(var, fn, Arguments.of(args, kwargs)))
         if not group:
             return results
         return results[0] if len(results) == 1 else self._strategy.runner.per_replica(results)

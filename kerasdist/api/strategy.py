@@ -17,7 +17,7 @@ from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
-from kerasdist.core.structures import flatten, map_leaves, pack
+from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.input.array_dataset import RowDataset
 from kerasdist.input.distributed import distributed, from_function
 from kerasdist.input.options import InputContext, InputOptions, ValueContext
@@ -196,7 +196,7 @@ class Strategy:
         context.require_cross_replica("run", "call the function directly")
         self.is_used = True
         with self.scope(), self._needing_all_workers("run"):
-            return self.runner.run(self, fn, args, kwargs or {})
+            return self.runner.run(self, fn, Arguments.of(args, kwargs))
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None) -> Any:
         """Returns the sum or mean over the replicas.

@@ -6,8 +6,24 @@ but a tuple, list or dict is a leaf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Arguments(NamedTuple):
+    """What a function is called with, as one structure."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Arguments:
+        """Returns copies of a user's tuple or list, and of his dict, if there is one."""
+        return cls(tuple(args), dict(kwargs or {}))
+
+    def call(self, function: Callable[..., Any], *first: object) -> Any:
+        """Calls a function with `first` and these arguments."""
+        return function(*first, *self.args, **self.kwargs)
 
 
 def flatten(structure: object) -> list[Any]:
