@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.core import context
+from kerasdist.core.structures import Arguments
 from kerasdist.errors import ScopeError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class StrategyExtended:
         Raises:
             ScopeError: In replica context.
         """
-        self._require_cross_replica("reduce_to", "all_reduce")
+        context.require_cross_replica("extended.reduce_to", "get_replica_context().all_reduce")
         values = [value for value, _ in value_destination_pairs]
         runner = self._strategy.runner
         return runner.reduce_to(ReduceOp.of(reduce_op), values, options or DEFAULT_COMMUNICATION)
@@ -131,7 +132,7 @@ class StrategyExtended:
             ScopeError: In replica context.
         """
         del destinations
-        self._require_cross_replica("broadcast_to", "merge_call")
+        context.require_cross_replica("extended.broadcast_to", "get_replica_context().merge_call")
         return self._strategy.runner.broadcast(tensor)
 
     def update(
@@ -154,14 +155,14 @@ class StrategyExtended:
         Raises:
             ScopeError: In replica context, or if the variable is not this strategy's.
         """
-        self._require_cross_replica("update", "merge_call")
+        context.require_cross_replica("extended.update", "get_replica_context().merge_call")
         if not self.variable_created_in_scope(var):
             raise ScopeError(
                 "Expected a variable that was made in this strategy's scope. Received: "
                 f"var={var!r:.200}. Make it in `with strategy.scope():`."
             )
         with self._strategy.scope():
-            results = list(self._strategy.runner.update(var, fn, args, kwargs or {}))
+            results = list(self._strategy.runner.update(var, fn, Arguments.of(args, kwargs)))
         if not group:
             return results
         return results[0] if len(results) == 1 else self._strategy.runner.per_replica(results)
@@ -208,12 +209,3 @@ class StrategyExtended:
             )
         with self._strategy.scope():
             yield
-
-    def _require_cross_replica(self, call: str, instead: str) -> None:
-        inside = context.replica()
-        if inside is not None and self._strategy.num_replicas_in_sync > 1:
-            raise ScopeError(
-                f"Expected strategy.extended.{call} in cross-replica context. Received: a call in "
-                f"replica {inside.replica_id_in_sync_group} of {inside.strategy}. In a replica use "
-                f"kerasdist.get_replica_context().{instead}."
-            )

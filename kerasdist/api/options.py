@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kerasdist.errors import UnsupportedError
@@ -127,7 +127,6 @@ class RunOptions:
         experimental_xla_options: Must be None.
 
     Raises:
-        TypeError: If a flag is not a bool.
         UnsupportedError: If there are options for XLA.
     """
 
@@ -136,12 +135,6 @@ class RunOptions:
     experimental_xla_options: Any = None
 
     def __post_init__(self) -> None:
-        for field in fields(self)[:2]:
-            value = getattr(self, field.name)
-            if not isinstance(value, bool):
-                raise TypeError(
-                    f"Expected a bool. Received: {field.name}={value!r}. Pass True or False."
-                )
         if self.experimental_xla_options is not None:
             raise UnsupportedError(
                 "Expected no options for XLA. Received: experimental_xla_options="

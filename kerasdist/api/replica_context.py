@@ -13,7 +13,7 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectiv
 from kerasdist.backends.base.single_replica import SoleReplica
 from kerasdist.core import context
 from kerasdist.core.protocols import StrategyLike
-from kerasdist.core.structures import flatten, map_leaves, pack
+from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
 
@@ -129,7 +129,7 @@ class ReplicaContext:
             ReplicaError: If the replicas do not all make the same call.
         """
         self._require_in_force("merge_call")
-        return self.collectives.merge_call(self.strategy, merge_fn, args, kwargs or {})
+        return self.collectives.merge_call(self.strategy, merge_fn, Arguments.of(args, kwargs))
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None

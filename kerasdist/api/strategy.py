@@ -17,8 +17,7 @@ from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
-from kerasdist.core.structures import flatten, map_leaves, pack
-from kerasdist.errors import ScopeError
+from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.input.array_dataset import RowDataset
 from kerasdist.input.distributed import distributed, from_function
 from kerasdist.input.options import InputContext, InputOptions, ValueContext
@@ -194,10 +193,10 @@ class Strategy:
                 f"Received: args={args!r:.100} of type {type(args).__name__}. Put a single "
                 "argument into a tuple: args=(x,)."
             )
-        self._require_cross_replica("run", "call the function directly")
+        context.require_cross_replica("run", "call the function directly")
         self.is_used = True
         with self.scope(), self._needing_all_workers("run"):
-            return self.runner.run(self, fn, args, kwargs or {})
+            return self.runner.run(self, fn, Arguments.of(args, kwargs))
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None) -> Any:
         """Returns the sum or mean over the replicas.
@@ -216,7 +215,7 @@ class Strategy:
             ScopeError: In replica context.
             ValueError: If the components' shapes do not fit, or they have no such axis.
         """
-        self._require_cross_replica("reduce", "kerasdist.get_replica_context().all_reduce")
+        context.require_cross_replica("reduce", "get_replica_context().all_reduce")
         op = ReduceOp.of(reduce_op)
         with self.scope(), self._needing_all_workers("reduce"):
             return map_leaves(lambda leaf: self.runner.reduce(op, leaf, axis), value)
@@ -235,7 +234,7 @@ class Strategy:
             ScopeError: In replica context.
             ValueError: If the components' shapes do not fit, or they have no such axis.
         """
-        self._require_cross_replica("gather", "kerasdist.get_replica_context().all_gather")
+        context.require_cross_replica("gather", "get_replica_context().all_gather")
         with self.scope(), self._needing_all_workers("gather"):
             return map_leaves(lambda leaf: self.runner.gather(leaf, axis), value)
 
@@ -270,7 +269,7 @@ class Strategy:
             A `PerReplica` of what it returned; in nested structures, one for each leaf. With one
             replica, what the function returned.
         """
-        self._require_cross_replica("distribute_values_from_function", "the value itself")
+        context.require_cross_replica("distribute_values_from_function", "the value itself")
         count = self.num_replicas_in_sync
         values = [value_fn(ValueContext(replica, count)) for replica in self.local_replicas]
         return self.runner.per_replica(values)
@@ -291,7 +290,7 @@ class Strategy:
             A `DistributedDataset`; with one replica a ``tf.data.Dataset`` stays itself on
             TensorFlow.
         """
-        self._require_cross_replica("distribute_dataset", "the dataset itself")
+        context.require_cross_replica("distribute_dataset", "the dataset itself")
         return distributed(dataset, self, InputOptions.of(options))
 
     distribute_dataset = experimental_distribute_dataset
@@ -308,7 +307,7 @@ class Strategy:
         Returns:
             A `DistributedDataset`: every replica takes the next batch of its pipeline.
         """
-        self._require_cross_replica("distribute_datasets_from_function", "the dataset itself")
+        context.require_cross_replica("distribute_datasets_from_function", "the dataset itself")
         return from_function(dataset_fn, self, InputOptions.of(options))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> RowDataset:
@@ -334,14 +333,6 @@ class Strategy:
         """Raises WorkerLostError in place of errors that a lost worker causes in the call."""
         job = None if self._replica_set is None else self._replica_set.job
         return contextlib.nullcontext() if job is None else job.translating_failures(call)
-
-    def _require_cross_replica(self, call: str, instead: str) -> None:
-        inside = context.replica()
-        if inside is not None and inside.num_replicas_in_sync > 1:
-            raise ScopeError(
-                f"Expected strategy.{call} in cross-replica context. Received: a call in replica "
-                f"{inside.replica_id_in_sync_group} of {inside.strategy}. There use: {instead}."
-            )
 
     def __str__(self) -> str:
         devices = [] if self._replica_set is None else [str(d) for d in self._replica_set.devices]

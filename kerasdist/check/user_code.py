@@ -11,6 +11,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.check.comparison import Comparison
+from kerasdist.training.trainer import defined_by_model
 
 _SHOWN = 6
 
@@ -49,7 +50,7 @@ def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for layer in [model, *keras_compat.flat_layers(model)]:
-        yield from _of_user([_defined(type(layer), "call")])
+        yield from _of_user([defined_by_model(type(layer), "call")])
         if isinstance(layer, keras.layers.Lambda):
             yield layer.function
         activation = getattr(layer, "activation", None)
@@ -62,7 +63,7 @@ def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _steps_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for name in ("train_step", "compute_loss"):
-        yield from _of_user([_defined(type(model), name)])
+        yield from _of_user([defined_by_model(type(model), name)])
     for loss in keras.tree.flatten(keras_compat.compiled_losses(model)):
         yield from _of_user(_functions_of(loss))
 
@@ -76,8 +77,8 @@ def _adding_losses(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 
 def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
-    yield from _of_user([_defined(type(model), "compute_metrics")])
-    for metric in keras.tree.flatten(keras_compat.compiled_metrics(model)):
+    yield from _of_user([defined_by_model(type(model), "compute_metrics")])
+    for metric in keras_compat.compiled_metrics(model):
         yield from _of_user(_functions_of(metric))
     for metric in model.metrics:
         yield from _of_user(_functions_of(metric))
@@ -88,9 +89,9 @@ def _functions_of(loss_or_metric: object) -> list[Any]:
     if inspect.isclass(loss_or_metric):
         loss_or_metric = loss_or_metric.__new__(loss_or_metric)
     if isinstance(loss_or_metric, keras.losses.Loss):
-        return [_defined(type(loss_or_metric), "call"), vars(loss_or_metric).get("fn")]
+        return [defined_by_model(type(loss_or_metric), "call"), vars(loss_or_metric).get("fn")]
     if isinstance(loss_or_metric, keras.metrics.Metric):
-        update = _defined(type(loss_or_metric), "update_state")
+        update = defined_by_model(type(loss_or_metric), "update_state")
         return [update, vars(loss_or_metric).get("_fn")]
     return [loss_or_metric] if callable(loss_or_metric) else []
 
@@ -99,14 +100,6 @@ def _of_user(functions: Sequence[Any]) -> Iterator[Callable[..., Any]]:
     for function in functions:
         if callable(function) and not keras_compat.is_builtin(function):
             yield function
-
-
-def _defined(owner: type, name: str) -> Any:
-    """Returns the function of that name in a class that is not kerasdist's."""
-    for parent in owner.__mro__:
-        if name in vars(parent) and not parent.__module__.startswith("kerasdist."):
-            return vars(parent)[name]
-    return None
 
 
 def _located(function: Any) -> str:

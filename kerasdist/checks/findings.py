@@ -8,7 +8,8 @@ from typing import Any, Literal, final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from kerasdist.plan.report import table
 
 Verdict = Literal["ok", "warning", "problem"]
 
@@ -62,16 +63,14 @@ def of_dicts(given: Iterable[dict[str, Any]], where: str) -> list[Finding]:
 def show(title: str, findings: Sequence[Finding], console: Console | None = None) -> None:
     """Prints a table for people, and the number of problems and warnings."""
     console = console or Console()
-    table = Table(title=title, title_justify="left")
     several = any(finding.where for finding in findings)
     headings = (*(("where",) if several else ()), "check", "", "found", "what it means for a job")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    shown = table(title, headings, left=len(headings))
     for one in findings:
         verdict = f"[{_STYLES[one.verdict]}]{one.verdict}[/]"
         where = (escape(one.where),) if several else ()
-        table.add_row(*where, one.check, verdict, escape(one.found), escape(one.meaning))
-    console.print(table)
+        shown.add_row(*where, one.check, verdict, escape(one.found), escape(one.meaning))
+    console.print(shown)
     counts = {kind: sum(one.verdict == kind for one in findings) for kind in _STYLES}
     kind: Verdict = "problem" if counts["problem"] else "warning" if counts["warning"] else "ok"
     console.print(

@@ -22,6 +22,7 @@ from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice, version_of
 from kerasdist.errors import KerasdistError
+from kerasdist.plan.report import table
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch", "numpy")
 _DEVICE_VARIABLES = (
@@ -146,14 +147,13 @@ def show(facts: Facts, console: Console | None = None) -> None:
     """Prints the facts for people."""
     console = console or Console()
     console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
-    table = _table(
-        "Sources, in the order in which they are asked", "source", "verdict", "why", "variables"
-    )
+    headings = ("source", "verdict", "why", "variables")
+    asked = table("Sources, in the order in which they are asked", headings, left=4)
     for source in facts.sources:
         variables = "\n".join(f"{name}={value}" for name, value in source.variables.items())
         style = "dim" if source.verdict == "absent" else None
-        table.add_row(source.name, source.verdict, source.reason, variables, style=style)
-    console.print(table)
+        asked.add_row(source.name, source.verdict, source.reason, variables, style=style)
+    console.print(asked)
     console.print(f"Backend: {facts.backend} ({facts.backend_reason})", markup=False)
     if facts.backend_problem is not None:
         console.print(facts.backend_problem, style="bold red", markup=False)
@@ -169,21 +169,14 @@ def show(facts: Facts, console: Console | None = None) -> None:
     console.print(f"Versions: {', '.join(installed)}", markup=False)
 
 
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
 def _table_of_gpus(facts: Facts) -> Table:
-    owner = "worker of this machine that takes it"
-    table = _table("GPUs that this process sees", "device", "model", "memory", "UUID", owner)
+    headings = ("device", "model", "memory", "UUID", "worker of this machine that takes it")
+    shown = table("GPUs that this process sees", headings, left=5)
     for gpu in facts.gpus:
         memory = "unknown" if gpu.memory is None else f"{gpu.memory / 2**30:.0f} GiB"
         owner = "idle" if gpu.local_worker is None else str(gpu.local_worker)
-        table.add_row(gpu.name, gpu.model, memory, gpu.uuid, owner)
-    return table
+        shown.add_row(gpu.name, gpu.model, memory, gpu.uuid, owner)
+    return shown
 
 
 def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFacts, ...]:

@@ -156,3 +156,13 @@ def replica_context_in_force() -> ReplicaLike | None:
     if _here.scopes and _here.scopes[-1] is not default_strategy():
         return None
     return default_strategy().sole_replica_context()
+
+
+def require_cross_replica(call: str, instead: str) -> None:
+    """Refuses a method of a strategy in a replica's code, unless there is but one replica."""
+    inside = replica()
+    if inside is not None and inside.num_replicas_in_sync > 1:
+        raise ScopeError(
+            f"Expected strategy.{call} in cross-replica context. Received: a call in replica "
+            f"{inside.replica_id_in_sync_group} of {inside.strategy}. There use: {instead}."
+        )

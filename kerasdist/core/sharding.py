@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Divided = Literal["optimizer", "full"]
 Within = Literal["host"]

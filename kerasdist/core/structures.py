@@ -6,20 +6,39 @@ but a tuple, list or dict is a leaf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Arguments(NamedTuple):
+    """What a function is called with, as one structure."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Arguments:
+        """Returns copies of a user's tuple or list, and of his dict, if there is one."""
+        return cls(tuple(args), dict(kwargs or {}))
+
+    def call(self, function: Callable[..., Any], *first: object) -> Any:
+        """Calls a function with `first` and these arguments."""
+        return function(*first, *self.args, **self.kwargs)
 
 
 def flatten(structure: object) -> list[Any]:
     """Returns the leaves of a structure; those of dicts in the order of insertion."""
-    leaves: list[Any] = []
-    _collect(structure, leaves)
-    return leaves
+    if isinstance(structure, dict):
+        structure = structure.values()
+    elif not isinstance(structure, list | tuple):
+        return [structure]
+    return [leaf for one in structure for leaf in flatten(one)]
 
 
-def pack(structure: object, leaves: Sequence[Any]) -> Any:
+def pack(structure: object, leaves: Iterable[Any]) -> Any:
     """Returns a structure with other leaves."""
-    return _packed(structure, iter(leaves))
+    remaining = iter(leaves)
+    return map_leaves(lambda _: next(remaining), structure)
 
 
 def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
@@ -45,24 +64,6 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
         return _sequence_like(first, [transpose(column, merged) for column in columns])
     _check(structures, lambda one: not isinstance(one, dict | list | tuple))
     return merged(structures)
-
-
-def _packed(structure: object, leaves: Iterator[Any]) -> Any:
-    if isinstance(structure, dict):
-        return _dict_like(structure, {k: _packed(v, leaves) for k, v in structure.items()})
-    if isinstance(structure, list | tuple):
-        return _sequence_like(structure, [_packed(one, leaves) for one in structure])
-    return next(leaves)
-
-
-def _collect(structure: object, leaves: list[Any]) -> None:
-    if isinstance(structure, dict):
-        structure = structure.values()
-    elif not isinstance(structure, list | tuple):
-        leaves.append(structure)
-        return
-    for one in structure:
-        _collect(one, leaves)
 
 
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:

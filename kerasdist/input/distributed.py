@@ -165,7 +165,10 @@ class GatheredDataset(DistributedDataset):
         while True:
             batches = [next(taker, _NONE) for taker in takers]
             there = [batch for batch in batches if batch is not _NONE]
-            if not _any_worker(job, has_batch=bool(there)):
+            goes_on = bool(there)
+            if job is not None:
+                goes_on = any(job.all_gather_object("the next batch of a dataset", goes_on))
+            if not goes_on:
                 return
             if there:
                 # A replica whose data have ended gets an empty batch.
@@ -184,14 +187,6 @@ class GatheredDataset(DistributedDataset):
 def job_of(strategy: StrategyLike) -> Job | None:
     """Returns the job whose workers share a strategy, None if this process is alone."""
     return None if strategy.replica_set is None else strategy.replica_set.job
-
-
-def _any_worker(job: Job | None, *, has_batch: bool) -> bool:
-    return (
-        has_batch
-        if job is None
-        else any(job.all_gather_object("the next batch of a dataset", has_batch))
-    )
 
 
 def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) -> Any:

@@ -118,31 +118,12 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class WrappedAdapter(keras_compat.DataAdapter):
-    """Passes every call on to the inner adapter; a backend's subclass overrides one method."""
+    """Knows what the inner adapter knows; a subclass yields the batches, as its framework does."""
+
+    builtin_prefetch = True  # Keras 3.12 would send a worker's batches to one device (on JAX)
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-
-    def get_numpy_iterator(self) -> Any:
-        """Returns the inner adapter's batches as NumPy arrays."""
-        return self._inner.get_numpy_iterator()
-
-    def get_tf_dataset(self) -> Any:
-        """Returns the inner adapter's batches as a ``tf.data.Dataset``."""
-        return self._inner.get_tf_dataset()
-
-    def get_jax_iterator(self) -> Any:
-        """Returns the inner adapter's batches as arrays that JAX takes."""
-        return self._inner.get_jax_iterator()
-
-    def get_torch_dataloader(self) -> Any:
-        """Returns the inner adapter's batches as a torch ``DataLoader``."""
-        return self._inner.get_torch_dataloader()
-
-    @property
-    def builtin_prefetch(self) -> bool:
-        """True: Keras 3.12 would send a worker's batches to one device (on JAX)."""
-        return True
 
     @property
     def num_batches(self) -> int | None:

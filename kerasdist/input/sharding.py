@@ -30,19 +30,12 @@ def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
 
     Returns:
         One size per replica. They sum to `total`, differ by at most 1, and never increase.
-
-    Raises:
-        ValueError: If `total` is negative or `replicas` is less than 1.
     """
     return tuple(end - begin for begin, end in bounds_of_replicas(total, replicas))
 
 
 def bounds_of_replica(total: int, replicas: int, replica: int) -> tuple[int, int]:
     """Returns where one replica's local batch begins and ends; see `piece_sizes`."""
-    if total < 0:
-        raise ValueError(f"Expected a batch of at least 0 examples. Received: total={total}")
-    if replicas < 1:
-        raise ValueError(f"Expected at least one replica. Received: replicas={replicas}")
     share, rest = divmod(total, replicas)
     begin = replica * share + min(replica, rest)
     return begin, begin + share + (replica < rest)
@@ -58,8 +51,7 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
     Returns:
         One pair ``(begin, end)`` per replica, ``end`` not included.
     """
-    count = max(replicas, 1)  # of which a wrong one is refused
-    return tuple(bounds_of_replica(total, replicas, one) for one in range(count))
+    return tuple(bounds_of_replica(total, replicas, one) for one in range(replicas))
 
 
 def weights(total: int, replicas: int) -> tuple[float, ...]:

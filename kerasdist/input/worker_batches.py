@@ -119,29 +119,16 @@ class WorkerBatches:
 class ShardedAdapter(keras_compat.DataAdapter):
     """Passes a worker's batches to Keras's loops, for a backend that knows `WorkerShard`."""
 
+    builtin_prefetch = True  # or Keras 3.12 on JAX would copy the batches to a device
+
     def __init__(self, batches: WorkerBatches) -> None:
         self.batches = batches
 
-    def get_numpy_iterator(self) -> Iterator[WorkerShard]:
-        """Returns the batches."""
-        return iter(self.batches)
-
-    def get_jax_iterator(self) -> Iterator[WorkerShard]:
-        """Returns the batches."""
-        return iter(self.batches)
-
-    def get_torch_dataloader(self) -> Any:
+    def get_tf_dataset(self) -> WorkerBatches:
         """Returns the batches."""
         return self.batches
 
-    def get_tf_dataset(self) -> Any:
-        """Returns the batches."""
-        return self.batches
-
-    @property
-    def builtin_prefetch(self) -> bool:
-        """True, or Keras 3.12 on JAX would copy the batches to a device, and they are no arrays."""
-        return True
+    get_jax_iterator = get_torch_dataloader = get_tf_dataset
 
     @property
     def num_batches(self) -> int | None:
@@ -149,19 +136,16 @@ class ShardedAdapter(keras_compat.DataAdapter):
         return self.batches.length
 
     @property
-    def batch_size(self) -> int | None:
+    def batch_size(self) -> None:
         """None: it may differ by step and by worker."""
-        return None
 
     @property
-    def has_partial_batch(self) -> bool | None:
+    def has_partial_batch(self) -> None:
         """None: it is not known."""
-        return None
 
     @property
-    def partial_batch_size(self) -> int | None:
+    def partial_batch_size(self) -> None:
         """None: it is not known."""
-        return None
 
 
 def _described(batches: Sequence[Any], like: object) -> dict[str, object]:

@@ -49,6 +49,7 @@ from kerasdist.keras_compat.models import (
     DIVIDES_ACTIVITY_PENALTY,
     KNOWS_SYNCHRONIZED,
     TRAIN_BATCH_EVENTS,
+    LayoutMap,
     attached_metrics,
     backend_name,
     clear_losses_on,
@@ -64,7 +65,6 @@ from kerasdist.keras_compat.models import (
     is_complete,
     is_default_name,
     is_in_layer,
-    is_layout_map,
     is_of_optimizer,
     is_orbax_checkpoint,
     is_symbolic,
@@ -78,6 +78,7 @@ from kerasdist.keras_compat.models import (
     overrides,
     parts_of,
     paste_thread_state,
+    register_tree_node,
     seed_states,
     serialize_as,
     set_initial_epoch,
@@ -119,7 +120,6 @@ from kerasdist.keras_compat.settings import (
     settings,
 )
 from kerasdist.keras_compat.snapshots import Memory, Snapshot
-from kerasdist.keras_compat.trees import register_tree_node
 from kerasdist.keras_compat.variables import (
     autocast,
     change_aggregation,

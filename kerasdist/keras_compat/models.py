@@ -1,9 +1,9 @@
-"""Keras's models and layers, their losses and metrics, its version, and its state per thread."""
+"""Keras's models, layers, losses, metrics and trees, its version, and its state per thread."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.trainer import Trainer
+from keras.src.tree import tree_api
 from keras.src.utils import naming, python_utils
 
 from kerasdist.core.structures import flatten
@@ -24,8 +25,9 @@ from kerasdist.core.structures import flatten
 _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
-# Keras declares no types for its operations, and what is inferred from their bodies is wrong.
+# Keras declares no types, and what is inferred from bodies of functions is wrong.
 ops: Any = keras.ops
+LayoutMap: Any = keras.distribution.LayoutMap
 
 
 # Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
@@ -46,25 +48,15 @@ TRAIN_BATCH_EVENTS = (
 BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
 
 
-def is_layout_map(value: object) -> bool:
-    """Returns whether a value is a LayoutMap of Keras."""
-    return isinstance(value, keras.distribution.LayoutMap)
-
-
 def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback is Keras's OrbaxCheckpoint, which 3.12 has not."""
     kind: type | None = vars(keras.callbacks).get("OrbaxCheckpoint")
     return kind is not None and isinstance(callback, kind)
 
 
-def is_default(method: object) -> bool:
-    """Returns whether a callback's method is Keras's own, which does nothing."""
-    return python_utils.is_default(method)
-
-
 def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
-    """Returns whether a callback overrides one of Keras's events."""
-    return any(not is_default(getattr(callback, event)) for event in events)
+    """Returns whether a callback overrides one of Keras's events, which do nothing."""
+    return any(not python_utils.is_default(getattr(callback, event)) for event in events)
 
 
 def metrics_here(model: Any) -> dict[str, Any]:
@@ -221,9 +213,8 @@ def drop_compiled(model: Any) -> None:
 
 
 def given_metrics(compiled: Any) -> list[Any]:
-    """Returns the metric objects that ``compile`` got."""
-    given = (compiled._user_metrics, compiled._user_weighted_metrics)
-    return [one for one in keras.tree.flatten(given) if isinstance(one, keras.metrics.Metric)]
+    """Returns what ``compile`` got as metrics and weighted metrics, None for an output without."""
+    return keras.tree.flatten((compiled._user_metrics, compiled._user_weighted_metrics))
 
 
 def initial_epoch(model: Any) -> int | None:
@@ -291,9 +282,7 @@ def compiled_losses(model: keras.Model) -> Any:
 def compiled_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of `compile`, weighted ones too, as they were passed."""
     compiled = getattr(model, "_compile_metrics", None)
-    if compiled is None:
-        return []
-    return [compiled._user_metrics, compiled._user_weighted_metrics]
+    return [] if compiled is None else given_metrics(compiled)
 
 
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:
@@ -310,3 +299,42 @@ def seed_states(model: keras.Model) -> list[Any]:
     """Returns the variables that hold the states of a model's seed generators."""
     layers = model._flatten_layers()
     return [generator.state for layer in layers for generator in layer._seed_generators]
+
+
+# The parts of an object, in order.
+Parts = Callable[[Any], Sequence[Any]]
+
+
+def register_tree_node(kind: type[Any], parts: Parts) -> None:
+    """Lets `keras.tree` flatten and rebuild the objects of a class."""
+    tree: Any = tree_api.tree_impl  # Keras's module for the tree library that it has chosen
+    _REGISTER[tree.__name__.rpartition(".")[2]](tree, kind, parts)
+
+
+def _by_optree(tree: Any, kind: type[Any], parts: Parts) -> None:
+    tree.optree.register_pytree_node(
+        kind,
+        lambda value: (parts(value), None),
+        lambda _, children: kind(tuple(children)),
+        namespace="keras",
+    )
+
+
+def _by_torch(tree: Any, kind: type[Any], parts: Parts) -> None:
+    torch_tree = tree.torch_tree
+    torch_tree.register_pytree_node(
+        kind,
+        lambda value: (list(parts(value)), None),
+        lambda children, _: kind(tuple(children)),
+        flatten_with_keys_fn=lambda value: (
+            [(torch_tree.SequenceKey(index), part) for index, part in enumerate(parts(value))],
+            None,
+        ),
+    )
+
+
+# By the name of Keras's module.
+_REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
+    "optree_impl": _by_optree,
+    "torchtree_impl": _by_torch,
+}

@@ -83,7 +83,7 @@ PATCHES: tuple[Patch, ...] = (
     _row("compile", Trainer, "compile", "optimizer and metrics belong to the model's strategy"),
     _row("fit", BackendTrainer, "fit", "the data go through a strategy's adapter"),
     _row("evaluate", BackendTrainer, "evaluate predict", "likewise"),
-    _row("on_batch", BackendTrainer, "train_on_batch test_on_batch", "refusals"),
+    _row("on_batch", BackendTrainer, "train_on_batch test_on_batch", "likewise"),
     _row("save", saving_lib, "save_model save_weights_only", "in a job, the chief writes"),
     _row("save", legacy_h5_format, "save_model_to_hdf5", "likewise"),
     # Variables: their strategy; on JAX and torch they may be made in a program or replica.

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import final
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-_BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "s4": 4, "u4": 4}
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)")
 _ARRAY = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\](\{[^}]*\})?")
@@ -263,10 +262,8 @@ def _size(kind: str, sizes: str) -> int:
 
 
 def _bits(kind: str) -> int:
-    if kind in _BITS:
-        return _BITS[kind]
-    digits = re.search(r"\d+$", kind)
-    return int(digits[0]) if digits else 0
+    digits = re.search(r"\d+", kind)  # the first: the others are of a kind such as f8e4m3fn
+    return int(digits[0]) if digits else 8  # of booleans
 
 
 def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:

@@ -111,7 +111,8 @@ def step_time(
             known; in place of what the chip allows.
     """
     chip = target.chip
-    compute = sum(flops / _rate(chip, kind) for kind, flops in work.flops.items())
+    slowest = min(chip.flops.values())  # for types that its units do not have
+    compute = sum(flops / chip.flops.get(kind, slowest) for kind, flops in work.flops.items())
     memory = work.memory_bytes / chip.memory_rate
     estimate = work.cycles / chip.clock if chip.clock else 0.0
     own = max(compute, memory, estimate) if measured is None else measured
@@ -122,10 +123,6 @@ def step_time(
     network = sum(times)
     exposed = network - min(hidden, own)
     return StepTime(target.devices, compute, memory, estimate, own, network, exposed)
-
-
-def _rate(chip: Chip, kind: str) -> float:
-    return chip.flops.get(kind, min(chip.flops.values()))
 
 
 def scaling(

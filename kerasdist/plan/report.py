@@ -195,7 +195,8 @@ def table(title: str, headings: Sequence[str], left: int = 0) -> Table:
     """Returns a table whose first `left` columns are texts, and the others numbers."""
     made = Table(title=title, title_justify="left")
     for index, heading in enumerate(headings):
-        made.add_column(heading, justify="left" if index < left else "right")
+        justify = "left" if index < left else "right"
+        made.add_column(heading, justify=justify, overflow="fold")
     return made
 
 
@@ -235,7 +236,7 @@ def plot(plan: Plan, path: Path) -> None:
             counts, worst, ours, color="tab:blue", alpha=0.2, label="with less overlap"
         )
         axes.plot(counts, ours, "o-", color="tab:blue", label="predicted")
-        rates = [f"{_short(_throughput(each, plan))}/s" for each in plan.scaling]
+        rates = ["{:.3g}{}/s".format(*_scaled(_throughput(each, plan))) for each in plan.scaling]
         annotate(axes, counts, ours, rates, 8)
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.12)
@@ -246,21 +247,19 @@ def _bytes(collectives: Sequence[Collective]) -> int:
     return sum(each.bytes for each in collectives)
 
 
-def _short(value: float) -> str:
-    for unit in ("", "k", "M"):
-        if value < 1000:
-            return f"{value:.3g}{unit}"
+def _scaled(value: float) -> tuple[float, str]:
+    """Returns a number below 1000, and the prefix of its unit."""
+    for prefix in ("", "k", "M", "G"):
+        if abs(value) < 1000:
+            return value, prefix
         value /= 1000
-    return f"{value:.3g}G"
+    return value, "T"
 
 
 def size(value: float) -> str:
     """Returns a number of bytes as a text, such as ``"1.5 GB"``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
-        value /= 1000
-    return f"{value:.3g} TB"
+    number, prefix = _scaled(value)
+    return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"
 
 
 def milliseconds(seconds: float) -> str:

@@ -8,10 +8,10 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from kerasdist import keras_compat
 from kerasdist.backends.base.interface import BatchNorm, Check, ReplicaOptions
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import Divided, Sharding
+from kerasdist.keras_compat import LayoutMap
 
 CHECK_VARIABLE = "KERASDIST_CHECK"
 
@@ -42,7 +42,7 @@ def replica_options(
             f"Received: batch_norm={batch_norm!r}."
         )
     checked = _checked_sharding(sharding)
-    is_map = keras_compat.is_layout_map(checked)
+    is_map = isinstance(checked, LayoutMap)
     return ReplicaOptions(
         batch_norm=batch_norm,
         parameter_device=parameter_device,
@@ -54,11 +54,9 @@ def replica_options(
 
 def _checked_check(check: Check | None) -> Check:
     """Returns a strategy's argument `check`; if it is None, the environment variable's value."""
-    said: Any = check
-    name = "check"
-    if said is None:
-        said = os.environ.get(CHECK_VARIABLE) or "warn"
-        name = CHECK_VARIABLE
+    name, said = "check", check
+    if check is None:
+        name, said = CHECK_VARIABLE, os.environ.get(CHECK_VARIABLE) or "warn"
     if said not in get_args(Check):
         raise ValueError(
             f"Expected {name} to be one of {list(get_args(Check))}. Received: {name}={said!r}. "
@@ -69,23 +67,22 @@ def _checked_check(check: Check | None) -> Check:
 
 def _checked_sharding(sharding: ShardingOption) -> Any:
     """Returns the argument `sharding`, if it is valid: None, a `Sharding`, or a LayoutMap."""
-    if sharding is None:
-        return None
     choices = get_args(Divided)
-    is_map = keras_compat.is_layout_map(sharding)
-    if not is_map and not isinstance(sharding, Sharding) and sharding not in choices:
+    if isinstance(sharding, LayoutMap):
+        _check_mesh(sharding)
+    elif sharding in choices:
+        return Sharding(sharding)
+    elif sharding is not None and not isinstance(sharding, Sharding):
         raise ValueError(
             f"Expected sharding to be None, one of {list(choices)}, a kerasdist.Sharding or a "
             f"keras.distribution.LayoutMap. Received: sharding={sharding!r:.200}."
         )
-    if is_map:
-        _check_mesh(sharding)
-    return sharding if is_map or isinstance(sharding, Sharding) else Sharding(sharding)
+    return sharding
 
 
 def described(sharding: Any) -> str:
     """Returns in words what a checked argument says, which is to be the same on all workers."""
-    if not keras_compat.is_layout_map(sharding):
+    if not isinstance(sharding, LayoutMap):
         return repr(sharding)
     mesh = sharding.device_mesh
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))

@@ -115,8 +115,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         # A tuple: torch's compiler knows nothing of Keras's lists.
         replicas, axes = replica.num_replicas_in_sync, tuple(layer._reduction_axes)
         return global_moments(replica.collectives, replicas, inputs, axes, mask)
-    kernel = replica.collectives.own_moments if mask is None else None
-    own = kernel and kernel(inputs, tuple(layer._reduction_axes))
+    own = _by_kernel(replica.collectives, inputs, tuple(layer._reduction_axes), mask)
     mean, variance = own or original(layer, inputs, mask)
     rows = ops.shape(inputs)[0] if replica.local_batch is None else replica.local_batch.size
     if isinstance(rows, int) and rows > 0:
@@ -142,7 +141,7 @@ def global_moments(
 
     All replicas must call it.
     """
-    own = _own_moments(collectives, inputs, axes) if mask is None else None
+    own = _by_kernel(collectives, inputs, axes, mask)
     if own is None:
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
@@ -187,25 +186,16 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
     return global_mean, ops.sum(spread, 0) / divisor
 
 
-def _own_moments(
-    collectives: Collectives, inputs: object, axes: Sequence[int]
+def _by_kernel(
+    collectives: Collectives, inputs: object, axes: Sequence[int], mask: object
 ) -> tuple[Any, Any] | None:
-    """Returns mean and variance of the replica's rows; None if there may be none."""
-    kernel = collectives.own_moments
-    found = kernel and kernel(inputs, axes)
-    if found or not all(_is_positive(ops.shape(inputs)[axis]) for axis in axes):
-        return found
-    # One operation each, which saves time where steps are not compiled.
-    return ops.reshape(ops.mean(inputs, axes), (-1,)), ops.reshape(ops.var(inputs, axes), (-1,))
-
-
-def _is_positive(size: object) -> bool:
-    """Returns whether a size is known before the step runs, and not zero."""
-    return isinstance(size, int) and size > 0
+    """Returns mean and variance of the replica's rows, None where no kernel computes them."""
+    kernel = collectives.own_moments if mask is None else None
+    return None if kernel is None else kernel(inputs, axes)
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
-    """Returns count, mean and sum of squares where a mask or an empty replica is possible."""
+    """Returns count, mean and sum of squares of rows that may be masked, or none."""
     if mask is None:
         count = _count(inputs, axes)
         weights = None

@@ -12,6 +12,9 @@ from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+import keras
+import numpy as np
+
 from kerasdist import keras_compat
 from kerasdist.agreement import models
 from kerasdist.backends.base import metering
@@ -22,6 +25,7 @@ from kerasdist.core.context import one_device_replica
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.fit_adapter import as_plain_keras, whole
 from kerasdist.input.options import InputOptions
+from kerasdist.input.sharding import lists_weights
 from kerasdist.training import (
     batch_norm,
     layer_losses,
@@ -35,11 +39,10 @@ from kerasdist.training import (
 from kerasdist.training.binding import Binding, bind, binding_of, remember
 
 if TYPE_CHECKING:
-    import keras
-
     from kerasdist.api.strategy import Strategy
 
 Original = Callable[..., Any]
+_NUMBERS = (int, float, np.number)
 
 
 @cache
@@ -168,11 +171,17 @@ def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: o
 
 def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
     binding = binding_of(model)
-    if binding is not None:
-        outside.require_one_distribution(binding.strategy)
-        return original(model, *args, **kwargs)
-    outside.warn(model, original.__name__)
-    return _plain(original, model, args, kwargs)
+    if binding is None:
+        outside.warn(model, original.__name__)
+        return _plain(original, model, args, kwargs)
+    outside.require_one_distribution(binding.strategy)
+    call = _bound(original, model, args, kwargs)
+    given, weights = call.arguments, call.arguments["sample_weight"]
+    if lists_weights(weights, given["y"]) and all(isinstance(one, _NUMBERS) for one in weights):
+        given["sample_weight"] = np.array(weights, keras.config.floatx())
+    working = worker_agreement.working(original.__name__, binding.replicas, model)
+    with binding.replicas.placement(), working:
+        return original(*call.args, **call.kwargs)
 
 
 def _plain(

@@ -130,7 +130,8 @@ def metrics_of(model: Any) -> Iterator[Any]:
         elif metric.built:
             yield from metric.metrics
         else:
-            yield from keras_compat.given_metrics(metric)
+            given = keras_compat.given_metrics(metric)
+            yield from (one for one in given if isinstance(one, keras.metrics.Metric))
 
 
 def prepare(model: Any, strategy: Strategy) -> None:

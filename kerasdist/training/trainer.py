@@ -6,18 +6,15 @@ still wins, and so does everything else that a user's class defines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core import context
 from kerasdist.core.context import one_device_replica
-from kerasdist.input.sharding import lists_weights
 from kerasdist.training import saving, worker_agreement
 from kerasdist.training.binding import Binding, binding_of
 from kerasdist.training.metrics import summed
@@ -68,35 +65,15 @@ class ReplicatedTrainer:
         assert binding is not None  # this class is only put before a bound model's
         return binding
 
-    def train_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *args: object, **kwargs: object
-    ) -> Any:
-        """Trains on one batch, as Keras's own method, on the strategy's devices."""
-        sample_weight = _weight_of_each_row(sample_weight, y)
-        with self._working("train_on_batch"):
-            return super().train_on_batch(x, y, sample_weight, *args, **kwargs)  # type: ignore[misc]
-
-    def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *args: object, **kwargs: object
-    ) -> Any:
-        """Evaluates one batch, as Keras's own method, on the strategy's devices."""
-        sample_weight = _weight_of_each_row(sample_weight, y)
-        with self._working("test_on_batch"):
-            return super().test_on_batch(x, y, sample_weight, *args, **kwargs)  # type: ignore[misc]
-
     def predict_on_batch(self, *args: object, **kwargs: object) -> Any:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""
-        with self._working("predict_on_batch"):
+        replicas = self.replica_set
+        with replicas.placement(), worker_agreement.working("predict_on_batch", replicas, self):
             return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def export(self, filepath: Any, *args: object, **kwargs: object) -> None:
         """Exports the model, as Keras's own method; in a job, the chief writes."""
         saving.save(super(ReplicatedTrainer, type(self)).export, self, filepath, *args, **kwargs)  # type: ignore[misc]
-
-    @contextmanager
-    def _working(self, name: str) -> Generator[None]:
-        with self.replica_set.placement(), worker_agreement.working(name, self.replica_set, self):
-            yield
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it."""
@@ -152,17 +129,9 @@ def _symbol(leaf: Any) -> Any:
     return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
 
-def _weight_of_each_row(sample_weight: Any, y: Any) -> Any:
-    numbers = lists_weights(sample_weight, y) and all(
-        isinstance(one, int | float | np.number) for one in sample_weight
-    )
-    return np.array(sample_weight, keras.config.floatx()) if numbers else sample_weight
-
-
-def defined_by_model(model_class: type, name: str) -> Callable[..., Any]:
-    """Returns the function of this name from the model's own classes, not from kerasdist's."""
-    return next(
-        vars(parent)[name]
-        for parent in model_class.__mro__
-        if name in vars(parent) and not parent.__module__.startswith("kerasdist.")
-    )
+def defined_by_model(model_class: type, name: str) -> Any:
+    """Returns what a class has by this name from others than kerasdist's, None if nothing."""
+    for parent in model_class.__mro__:
+        if name in vars(parent) and not parent.__module__.startswith("kerasdist."):
+            return vars(parent)[name]
+    return None

@@ -196,8 +196,6 @@ def tpu_strategy__TPUStrategyV1_run__2(lab):
         lab.equal([0.0, 1.0], run(options))
     with lab.raises(TypeError, r"Expected kerasdist.RunOptions or None. Received: options=\(1,\)"):
         run((1,))
-    with lab.raises(TypeError, "Received: experimental_bucketizing_dynamic_shape='yes'"):
-        run(tf_options(True, "yes", None))
     with lab.raises(kd.errors.UnsupportedError, "experimental_xla_options='o'.*XLA_FLAGS"):
         run(kd.RunOptions(experimental_xla_options="o"))
 

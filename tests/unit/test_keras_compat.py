@@ -19,7 +19,6 @@ from collections import Counter
 from operator import attrgetter
 import keras
 from keras.src.models.model import Trainer as BackendTrainer
-from keras.src.tree import dmtree_impl
 from kerasdist import keras_compat
 from kerasdist.keras_compat.patches import PATCHES
 
@@ -74,7 +73,6 @@ print(json.dumps({
     "settings": settings,
     "not drawn": sorted({*arguments} - {*drawn}),
     "draws of a layer": drawn[-1],
-    "dmtree": list(inspect.signature(dmtree_impl.register_tree_node).parameters),
     # Keras 3.16 on torch has two more places: its own DistributedDataParallel.
     "number": len(targets) - 2 * keras_compat.HAS_DDP,
 }))
@@ -151,7 +149,6 @@ def test_settings_are_where_they_were(probe):
     ]
 
 
-def test_draws_and_trees_go_where_they_did(probe):
-    """What layers and users draw; the other library that Keras walks trees by."""
+def test_draws_go_where_they_did(probe):
+    """What layers and users draw."""
     assert (probe["not drawn"], probe["draws of a layer"]) == ([], "normal")
-    assert probe["dmtree"] == ["cls", "flatten_func", "unflatten_func"]

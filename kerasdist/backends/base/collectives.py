@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.core.protocols import StrategyLike
+from kerasdist.core.structures import Arguments
 
 if TYPE_CHECKING:
     import keras
@@ -48,11 +49,7 @@ class Collectives(abc.ABC):
 
     @abc.abstractmethod
     def merge_call(
-        self,
-        strategy: StrategyLike,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
     ) -> Any:
         """Calls a function once, in cross-replica context, with all replicas' arguments.
 
@@ -61,8 +58,7 @@ class Collectives(abc.ABC):
         Args:
             strategy: The strategy, the function's first argument.
             function: What to call.
-            args: This replica's arguments; the function gets distributed values of them.
-            kwargs: Keyword arguments, likewise.
+            given: This replica's arguments; the function gets distributed values of them.
 
         Returns:
             The function's result; of a distributed value, this replica's component.

@@ -347,11 +347,6 @@ class _MeteredAdapter(WrappedAdapter):
         """Returns the inner adapter's batches."""
         return self._meter.timed(iter(self._inner.get_torch_dataloader()))
 
-    @property
-    def builtin_prefetch(self) -> bool:
-        """The inner adapter's."""
-        return self._inner.builtin_prefetch
-
 
 def scalars(logs: object) -> Mapping[str, float]:
     """Returns the numbers among a step's logs; waits for the step."""

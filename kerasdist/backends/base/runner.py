@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
+from kerasdist.core.structures import Arguments
 from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
@@ -30,20 +31,13 @@ class Runner(abc.ABC):
     places_ahead = True
 
     @abc.abstractmethod
-    def run(
-        self,
-        strategy: StrategyLike,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def run(self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls a function once per replica, each with its component of every distributed value.
 
         Args:
             strategy: The strategy, whose scope is open.
             function: The function; in it, `context.replica()` returns its replica's context.
-            args: Positional arguments.
-            kwargs: Keyword arguments.
+            given: Its arguments.
 
         Returns:
             The function's results as one structure: each leaf is a `PerReplica`, or the leaf itself
@@ -93,19 +87,14 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def update(
-        self,
-        variable: keras.Variable,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
-        """Calls ``function(variable, *args, **kwargs)`` once for each copy of a variable.
+        """Calls a function with a variable, and more arguments, once for each of its copies.
 
         Args:
             variable: A variable of the strategy.
             function: What to do with each copy.
-            args: Positional arguments; of a distributed value, the component of the copy's replica.
-            kwargs: Keyword arguments, likewise.
+            given: The other arguments; of a distributed value, the component of the copy's replica.
 
         Returns:
             The function's result for each copy.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, final
 
@@ -15,7 +15,7 @@ from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.base.runner import Runner
 from kerasdist.core import context
-from kerasdist.core.structures import flatten, map_leaves
+from kerasdist.core.structures import Arguments, flatten, map_leaves
 
 if TYPE_CHECKING:
     import keras
@@ -28,15 +28,11 @@ class SoleReplica(Collectives):
     """The collectives of a strategy's only replica."""
 
     def merge_call(
-        self,
-        strategy: StrategyLike,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
     ) -> Any:
         """Calls the function, in cross-replica context."""
         with context.replica_scope(None):
-            return _sole_components(function(strategy, *args, **kwargs))
+            return _sole_components(given.call(function, strategy))
 
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
@@ -75,16 +71,10 @@ class SoleRunner(Runner):
     ) -> None:
         self._placement = placement
 
-    def run(
-        self,
-        strategy: StrategyLike,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def run(self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function, in the context of the only replica."""
         with self._placement(), context.replica_scope(strategy.sole_replica_context()):
-            return function(*_sole_components(list(args)), **_sole_components(dict(kwargs)))
+            return _sole_components(given).call(function)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
         """Returns the value, reduced along an axis."""
@@ -122,15 +112,10 @@ class SoleRunner(Runner):
         return tensor
 
     def update(
-        self,
-        variable: keras.Variable,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
         """Calls the function for the variable."""
-        args, kwargs = _sole_components(list(args)), _sole_components(dict(kwargs))
-        return [function(variable, *args, **kwargs)]
+        return [_sole_components(given).call(function, variable)]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Returns the only value; arrays become tensors, on the replica's device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,6 +17,7 @@ from kerasdist.backends.jax.loops.replica_scope import ReplicaScope
 from kerasdist.backends.jax.loops.values import Own, flatten, own
 from kerasdist.backends.jax.mesh.arrays import is_array
 from kerasdist.core import context
+from kerasdist.core.structures import Arguments
 
 if TYPE_CHECKING:
     import keras
@@ -33,23 +34,16 @@ class JaxCollectives(Collectives):
         self._replicas = replicas
         self._applies = False
 
-    def merge_call(
-        self,
-        strategy: Strategy,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function with distributed values, of which this replica holds a component."""
-        leaves, structure = flatten((tuple(args), dict(kwargs)))
+        leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:
             values = [
                 PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf for leaf in leaves
             ]
-            args, kwargs = jax.tree.unflatten(structure, values)
             with context.replica_scope(None):
-                return own(function(strategy, *args, **kwargs))
+                return own(jax.tree.unflatten(structure, values).call(function, strategy))
 
         return self._scope.exchange.merge(self._scope, leaves, merged)
 

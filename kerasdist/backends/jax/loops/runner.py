@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -43,6 +43,7 @@ from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core import context, ownership
+from kerasdist.core.structures import Arguments
 from kerasdist.errors import ScopeError
 
 if TYPE_CHECKING:
@@ -68,19 +69,12 @@ class JaxRunner(Runner):
         self._updates = Programs()
         self._maker = Maker(self._place, replica_set.job)
 
-    def run(
-        self,
-        strategy: Strategy,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Runs the function per replica, in the program that is being traced or in its own one."""
         if scopes.program() is None:
             whole = partial(self._run_in_program, weakref.ref(strategy), function)
-            args, kwargs = self._maker.entering((args, kwargs))
-            return self._runs.of(function)(whole, args, kwargs)
-        return self._run_in_program(weakref.ref(strategy), function, *args, **kwargs)
+            return self._runs.of(function)(whole, *self._maker.entering(given))
+        return given.call(self._run_in_program, weakref.ref(strategy), function)
 
     def _run_in_program(
         self,
@@ -213,29 +207,24 @@ class JaxRunner(Runner):
         return Mirrored(Equal(self._everywhere(tensor), self._replicas))
 
     def update(
-        self,
-        variable: keras.Variable,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
         """Calls the function once, for the copies on all devices together."""
         scope = replica_scope.current()
-        differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
+        differ = any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
         if scope is not None:
             with scope.copy_writes() if differ else scope.equal_writes():
-                result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
+                result = own(given).call(function, variable)
             return self.local_results(_per_own(result, self._replicas))
         if not differ:
-            args, kwargs = self._whole(tuple(args)), self._whole(dict(kwargs))
-            return [function(variable, *args, **kwargs)] * self._copies
+            return [self._whole(given).call(function, variable)] * self._copies
         if scopes.program() is None:
             program = self._updates.of(function)
-            args, kwargs = self._maker.entering((tuple(args), dict(kwargs)))
+            args, kwargs = self._maker.entering(given)
             whole = partial(self._update_in_program, function)
             result = program(whole, (variable, *args), kwargs)
         else:
-            result = self._update_in_program(function, variable, *args, **kwargs)
+            result = given.call(self._update_in_program, function, variable)
         leaves, form = flatten(result)
         columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     is_foreign,
 )
 from kerasdist.core import context
-from kerasdist.core.structures import map_leaves
+from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.errors import ReplicaError, UnsupportedError
 from kerasdist.job.collectives import code_here, issued_for
 from kerasdist.training import numerics
@@ -177,24 +177,18 @@ class TensorFlowCollectives(Collectives):
 
         return marked(loss)
 
-    def merge_call(
-        self,
-        strategy: Strategy,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once, in the native strategy's thread for cross-replica code."""
         native_strategy = self._native_strategy
         function = converted_as_here(function)
 
         def merged(parts: Columns) -> Any:
-            all_args, all_kwargs = (regrouped(native_strategy, part) for part in parts)
+            [merging] = (regrouped(native_strategy, part) for part in parts)
             # As in cross-replica code elsewhere, TensorFlow chooses the device.
             with context.replica_scope(None), tf.device(None):
-                return to_native(native_strategy, function(strategy, *all_args, **all_kwargs))
+                return to_native(native_strategy, merging.call(function, strategy))
 
-        return _own(self._combine("merge_call", [tuple(args), dict(kwargs)], merged))
+        return _own(self._combine("merge_call", [given], merged))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
         """Returns a sum divided by the number of replicas, in its type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
@@ -30,8 +30,8 @@ from kerasdist.backends.tensorflow.replica.values import (
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, native
 from kerasdist.backends.tensorflow.workers.group import Group
-from kerasdist.core.structures import map_leaves, transpose
-from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.core.structures import Arguments, map_leaves, transpose
+from kerasdist.errors import UnsupportedError
 from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
@@ -51,22 +51,13 @@ class TensorFlowRunner(Runner):
         # For each user `tf.function`, the function that runs its code on all replicas in one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-    def run(
-        self,
-        strategy: Strategy,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls a function once per replica, each in a thread of ``tf.distribute``."""
         self._group.runs_loops = self._replica_set.reads_need_all_workers = True
-        args, kwargs = (
-            to_native(self._native_strategy, tuple(args)),
-            to_native(self._native_strategy, dict(kwargs)),
-        )
+        given = to_native(self._native_strategy, given)
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
             # Replicas cannot call collectives from separate graphs: compile one graph for all.
-            return self._compiled_around(strategy, function)(*args, **kwargs)
+            return given.call(self._compiled_around(strategy, function))
         _refuse_xla()
         if tf.executing_eagerly():
             self._replica_set.begin_step()
@@ -78,9 +69,8 @@ class TensorFlowRunner(Runner):
         def code(_: int, /, *args: object, **kwargs: object) -> Any:
             return converted(*args, **kwargs)
 
-        return regrouped(
-            self._native_strategy, in_replicas(strategy, self._group, code, args, kwargs)
-        )
+        results = in_replicas(strategy, self._group, code, *given)
+        return regrouped(self._native_strategy, results)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Returns the sum or mean, on the host; the mean of integers is a float64."""
@@ -143,22 +133,13 @@ class TensorFlowRunner(Runner):
         return mirrored_on(self._native_strategy, tensor)
 
     def update(
-        self,
-        variable: Any,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, variable: Any, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
         """Calls the function once per copy of a variable; each call sees that copy alone.
 
         The function gets the copy of a ``tf.Variable``. It gets a Keras variable itself, which
         stands for the copy during the call.
         """
-        if not self.created(variable):
-            raise ScopeError(
-                "Expected a variable that was made in this strategy's scope. Received: "
-                f"var={variable!r:.200}. Make it in `with strategy.scope():`."
-            )
         converted = converted_as_here(function)
         is_native = native(variable) is variable
         results = []
@@ -166,12 +147,9 @@ class TensorFlowRunner(Runner):
         def update(copy: object, *args: object, **kwargs: object) -> None:
             results.append(converted(copy if is_native else variable, *args, **kwargs))
 
-        self._native_strategy.extended.update(
-            native(variable),
-            tf.autograph.experimental.do_not_convert(update),
-            args=to_native(self._native_strategy, tuple(args)),
-            kwargs=to_native(self._native_strategy, dict(kwargs)),
-        )
+        update = tf.autograph.experimental.do_not_convert(update)
+        given = to_native(self._native_strategy, given)
+        self._native_strategy.extended.update(native(variable), update, *given)
         return results
 
     def per_replica(self, values: Sequence[Any]) -> Any:
@@ -214,7 +192,7 @@ class TensorFlowRunner(Runner):
             inner = function.python_function
 
             def around(*args: object, **kwargs: object) -> Any:
-                return self.run(strategy, inner, args, kwargs)
+                return self.run(strategy, inner, Arguments(args, kwargs))
 
             self._around[function] = compiled_likewise(function, around)
         return self._around[function]

@@ -8,7 +8,7 @@ process's only replica waits for no thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
@@ -34,7 +34,7 @@ from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import context
 from kerasdist.core.devices import Device
-from kerasdist.core.structures import map_leaves
+from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.training import numerics
 
 if TYPE_CHECKING:
@@ -142,23 +142,16 @@ class TorchCollectives(Collectives):
         """Whether code of this replica may make variables now."""
         return not self.scope.rules.is_fit or self._count == 1
 
-    def merge_call(
-        self,
-        strategy: Strategy,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once in each process, in the thread of its last replica to arrive."""
 
-        def merged(brought: Sequence[tuple[list[Any], dict[str, Any]]]) -> tuple[Any, list[int]]:
+        def merged(brought: Sequence[Arguments]) -> tuple[Any, list[int]]:
             with self.no_replica():
                 committed = self.scope.rules.pause(self._scopes[: self._count])
-                all_args, all_kwargs = per_replica(brought)
-                return function(strategy, *all_args, **all_kwargs), committed
+                return per_replica(brought).call(function, strategy), committed
 
         label = self.label(f"merge_call of {getattr(function, '__qualname__', function)}")
-        result, committed = self._meet(label, (list(args), dict(kwargs)), merged)
+        result, committed = self._meet(label, given, merged)
         self.scope.refresh(committed)
         return map_leaves(self._own, component(result, self._index))
 

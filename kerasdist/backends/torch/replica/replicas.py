@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -50,7 +50,7 @@ from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBa
 from kerasdist.core import context, ownership
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldShard
-from kerasdist.core.structures import map_leaves, transpose
+from kerasdist.core.structures import Arguments, map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.sharding import split_batch
 from kerasdist.input.worker_batches import ShardedAdapter
@@ -403,27 +403,18 @@ class TorchRunner(Runner):
         self.places_ahead = not replica_set.on_cpu
 
     @torch.compiler.disable
-    def run(
-        self,
-        strategy: Strategy,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once per replica, each with its components of the arguments."""
         require_outside(keras_compat.stateless_scope())
         outer = current_step()
         if outer is not None:
             outer.warn_if_compiled()
 
-        def step(call: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
-            return function(*call[0], **call[1])
+        def step(own: Arguments) -> Any:
+            return own.call(function)
 
         self._replica_set.begin_step()
-        arguments = [
-            Part((self._component(list(args), index), self._component(dict(kwargs), index)))
-            for index in range(len(self._devices))
-        ]
+        arguments = [Part(self._component(given, index)) for index in range(len(self._devices))]
         rules = self._replica_set.loop_rules
         return per_replica(self._replica_set.run(strategy, step, arguments, rules))
 
@@ -474,20 +465,12 @@ class TorchRunner(Runner):
         return self._mirrored(chiefs)
 
     def update(
-        self,
-        variable: keras.Variable,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> list[Any]:
         """Calls the function once for a mirrored variable, once per component of another."""
 
         def call(index: int) -> Any:
-            return function(
-                variable,
-                *self._component(list(args), index),
-                **self._component(dict(kwargs), index),
-            )
+            return self._component(given, index).call(function, variable)
 
         if not is_on_read(variable):
             with keras_compat.outside_stateless_scopes():
