@@ -122,15 +122,15 @@ def set_most_examples_at_once(count: int | None) -> None:
         UnsupportedError: If Keras does not run on PyTorch.
         ValueError: If `count` is less than 1.
     """
-    from kerasdist import keras_compat  # imported here, since it imports Keras
+    from kerasdist.backends import registry  # imported here, since it imports Keras
 
     global _most_at_once
     if count is not None and operator.index(count) < 1:
         raise ValueError(f"Expected a positive number of examples. Received: count={count!r}")
-    if count is not None and keras_compat.backend_name() != "torch":
+    if count is not None and registry.current().name != "torch":
         raise UnsupportedError(
             "Expected Keras to run on PyTorch, for set_most_examples_at_once. Received: "
-            f"backend={keras_compat.backend_name()!r}. Accumulate gradients in the optimizer "
+            f"backend={registry.current().name!r}. Accumulate gradients in the optimizer "
             "(gradient_accumulation_steps), with a smaller batch."
         )
     _most_at_once = count
