@@ -6,13 +6,14 @@ import operator
 import os
 from typing import Literal
 
-from kerasdist.errors import DeviceError
+from kerasdist.errors import DeviceError, UnsupportedError
 
 CPU_DEVICES_VARIABLE = "KERASDIST_CPU_DEVICES"
 
 Draws = Literal["replica", "global"]
 
 _draws: Draws = "replica"
+_most_at_once: int | None = None
 
 
 def set_logical_cpu_devices(count: int) -> None:
@@ -90,3 +91,51 @@ def set_draws(draws: Draws) -> None:
 def draws() -> Draws:
     """Returns what `set_draws` has set."""
     return _draws
+
+
+def set_most_examples_at_once(count: int | None) -> None:
+    """Says how many examples a replica computes at once in training, on PyTorch.
+
+    Where a replica has more, the model is called in several passes. The loss, the metrics and the
+    one update are of all of them, so the numbers stay. So a job of fewer workers, each of which has
+    more of the global batch, needs no more memory for activations: set what fits on one device, and
+    each start of the job takes the passes that it needs. A pass keeps its inputs and outputs, and
+    is computed once more in the backward pass, which takes a third more time.
+
+    Unseeded dropout draws in each pass, so its draws depend on the number of passes, as on that of
+    replicas. What a pass cannot know is an error: `BatchNormalization` that trains, losses that
+    layers add, seeded draws and other state that a call changes, `set_draws("global")` with layers
+    that draw, ``sharding="full"``, ``jit_compile=True``. A layer of your own that mixes the rows of
+    a batch mixes those of a pass.
+
+    All workers must call it with the same value, before the first step.
+
+    Example::
+
+        kd.config.set_most_examples_at_once(32)
+
+    Args:
+        count: How many, at least 1; None: all that the replica has.
+
+    Raises:
+        TypeError: If `count` is no integer.
+        UnsupportedError: If Keras does not run on PyTorch.
+        ValueError: If `count` is less than 1.
+    """
+    from kerasdist.backends import registry  # imported here, since it imports Keras
+
+    global _most_at_once
+    if count is not None and operator.index(count) < 1:
+        raise ValueError(f"Expected a positive number of examples. Received: count={count!r}")
+    if count is not None and registry.current().name != "torch":
+        raise UnsupportedError(
+            "Expected Keras to run on PyTorch, for set_most_examples_at_once. Received: "
+            f"backend={registry.current().name!r}. Accumulate gradients in the optimizer "
+            "(gradient_accumulation_steps), with a smaller batch."
+        )
+    _most_at_once = count
+
+
+def most_examples_at_once() -> int | None:
+    """Returns what `set_most_examples_at_once` has set."""
+    return _most_at_once

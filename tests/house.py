@@ -56,18 +56,19 @@ ADDED = {
     "backups in memory": 182,
     "a warm process for restarts": 218,
     "votes that are asked for": 74,
+    "passes of a call": 128,
 }
 
 FIGURES = (
     Figure("lines of code", 29_311 + sum(ADDED.values()), 23_500),
-    Figure("files", 248, 250),
+    Figure("files", 249, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_439, 2_600),
+    Figure("mentions of Any", 2_459, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,

@@ -11,6 +11,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.base import metering
+from kerasdist.backends.torch.fit import passes
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
@@ -111,6 +112,7 @@ class Steps:
         rules.compiled = self._compiled
         reports_itself = not model.note_overrides()
 
+        @passes.hinting()
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
                 batch = self._shared_out(given)

@@ -10,6 +10,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import examples
+from kerasdist.backends.torch.fit import passes
 from kerasdist.backends.torch.fit.steps import Function, Step, StepReplicas, Steps
 from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
@@ -74,6 +75,10 @@ class TorchTrainer(ReplicatedTrainer):
         replica_set: StepReplicas
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Calls the model, in passes where there are more examples than it shall have at once."""
+        return passes.calls(self, self._call_at_once, args, kwargs)
+
+    def _call_at_once(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
         scope = keras_compat.stateless_scope()
         if isinstance(scope, ReplicaScope):

@@ -1,0 +1,220 @@
+"""`kd.config.set_most_examples_at_once`: the numbers of one device that has the batch at once."""
+
+import contextlib
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.cases_float64 import doubles, in_double, train_and_test
+from tests.conformance.cases_random import draws_for_the_global_batch
+from tests.conformance.double import FLOAT64
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import STEPS_IN_TIME, VOCABULARY, regression, tokens
+from tests.conformance.registry import case
+
+# Batches of 7 and 4 rows on 3 replicas: of 3, 2, 2 and 2, 1, 1 rows.
+N, MOST = 11, 2
+EVERYWHERE = (1, 3)
+MESSAGE = "Expected Keras to run on PyTorch, for set_most_examples_at_once"
+REFUSED = dict.fromkeys(("jax", "tensorflow"), ("UnsupportedError", MESSAGE))
+
+
+@contextlib.contextmanager
+def at_once(most=MOST):
+    kd.config.set_most_examples_at_once(most)
+    try:
+        yield
+    finally:
+        kd.config.set_most_examples_at_once(None)
+
+
+def noting(seen, **options):
+    """A layer that notes how many rows it gets."""
+
+    class Noting(keras.layers.Layer):
+        def call(self, x):
+            seen.append(x.shape[0])
+            return x
+
+    return Noting(**options)
+
+
+@case("passes", replicas=EVERYWHERE, refused=REFUSED)
+@in_double
+def dense_layers(lab):
+    """Clipping, momentum, metrics, regularizers: computed in passes, as one device does at once."""
+    x, y = doubles(N)
+    seen = []
+
+    def build():
+        layers = [keras.layers.Dense(6, "tanh", kernel_regularizer="l2"), noting(seen)]
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
+            "mse",
+            metrics=["mae", keras.metrics.RootMeanSquaredError()],
+            weighted_metrics=["mse", keras.metrics.R2Score()],
+        )
+        return model
+
+    with at_once():
+        with lab.strategy().scope():
+            model = build()
+        model.fit(x, y, batch_size=7, verbose=0)
+        seen.clear()  # what the check of the first batch has called
+        model.fit(x, y, batch_size=7, verbose=0)
+        lab.check(seen and max(seen) <= MOST, f"{seen} rows, and {MOST} at once")
+        weights = np.linspace(0.5, 2.0, N)
+        train_and_test(lab, build, x, y, sample_weight=weights)
+
+
+@case("passes", replicas=EVERYWHERE, refused=REFUSED)
+@in_double
+def masks(lab):
+    """Masks and losses of each step in time, whose sums are over the whole batch."""
+    x = tokens(N)
+
+    def build():
+        model = keras.Sequential([
+            keras.Input((STEPS_IN_TIME,), dtype="int32"),
+            keras.layers.Embedding(VOCABULARY, 4, mask_zero=True),
+            keras.layers.LSTM(3, return_sequences=True),
+            keras.layers.Dense(VOCABULARY),
+        ])  # fmt: skip
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01), loss, weighted_metrics=["accuracy"])
+        return model
+
+    with at_once():
+        lab.same(
+            build,
+            fit(x, x, batch_size=7, epochs=2, shuffle=False),
+            evaluate(x, x, batch_size=7),
+            predict(x, batch_size=7),
+            tolerance=FLOAT64,
+        )
+
+
+@case("passes", replicas=EVERYWHERE, refused=REFUSED)
+@in_double
+def a_loss_of_the_whole_batch(lab):
+    """A `train_step` of the user's, several inputs and outputs, a loss with reduction `sum`."""
+    x, y = doubles(N)
+
+    def build():
+        first, second = keras.Input((4,)), keras.Input((4,))
+        hidden = keras.layers.Dense(5, "tanh")(keras.layers.Concatenate()([first, second]))
+        outputs = {"a": keras.layers.Dense(1, name="a")(hidden), "b": hidden}
+
+        class Model(keras.Model):
+            def train_step(self, data):
+                return super().train_step(data)
+
+        model = Model([first, second], outputs)
+        losses = {"a": keras.losses.MeanSquaredError(reduction="sum"), "b": None}
+        model.compile(keras.optimizers.Adam(0.01), losses)
+        return model
+
+    with at_once():
+        lab.same(
+            build,
+            fit([x, x], {"a": y}, batch_size=7, epochs=2, shuffle=False),
+            tolerance=FLOAT64,
+        )
+
+
+@case("passes", replicas=(1, 2), refused=REFUSED)
+def dropout(lab):
+    """The backward pass drops the units that the forward pass has dropped, and a seed fixes both.
+
+    What is kept is 2, its loss 4, and its gradient 8 for the weight that was added before.
+    """
+    x = np.ones((8, 6), "float32")
+
+    def build():
+        class Weights(keras.layers.Layer):
+            def build(self, shape):
+                self.w = self.add_weight(shape=(shape[-1],), initializer="zeros")
+
+            def call(self, x):
+                return x + self.w
+
+        layers = [Weights(), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(keras.optimizers.SGD(1.0), lambda y, p: keras.ops.sum(p * p, -1))
+        return model
+
+    with at_once():
+        first, second = (
+            lab.run(build, [fit(x, x, batch_size=8, epochs=1)], lab.strategy())[1] for _ in "ab"
+        )
+    lab.equal(first.parts(True), second.parts(True))
+    [loss] = first.results[0]["history"]["history"]["loss"]
+    lab.check(loss > 0, f"loss {loss}")
+    lab.equal([loss], [-first.weights[0].sum() / 2])
+
+
+def adding(base):
+    """A layer that adds a loss of its rows."""
+
+    class Adding(base):
+        def call(self, x):
+            self.add_loss(keras.ops.mean(x))
+            return x
+
+    return Adding()
+
+
+@case("passes", replicas=(1, 2), refused=REFUSED)
+def what_a_pass_cannot_know(lab):
+    """BatchNormalization, losses of layers, seeds, global draws: refused."""
+    x, y = regression(8)
+    layers = {
+        "normalizes by the whole": keras.layers.BatchNormalization,
+        "activity_regularizer": lambda: keras.layers.Dense(4, activity_regularizer="l2"),
+        "adds a loss": lambda: adding(keras.layers.Layer),
+        "changes variable": lambda: keras.layers.Dropout(0.5, seed=3),
+    }
+
+    def trained(make):
+        with lab.strategy().scope():
+            model = keras.Sequential([keras.Input((4,)), make(), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=8, verbose=0)
+
+    with at_once():
+        for words, make in layers.items():
+            with lab.raises(kd.errors.UnsupportedError, words):
+                trained(make)
+        with draws_for_the_global_batch(), lab.raises(kd.errors.UnsupportedError, "set_draws"):
+            trained(lambda: keras.layers.Dropout(0.5))
+
+        def frozen():
+            layer = keras.layers.BatchNormalization()
+            layer.trainable = False
+            return layer
+
+        trained(frozen)
+
+
+@case("passes", backends=("torch",), replicas=(1, 2))
+def out_of_memory(lab):
+    """A device without memory: the error names the setting."""
+    import torch
+
+    class Large(keras.layers.Layer):
+        def call(self, x):
+            if x.device.type != "meta":
+                raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+            return x
+
+    with lab.strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), Large(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = regression(8)
+    try:
+        model.fit(x, y, verbose=0)
+    except torch.OutOfMemoryError as error:
+        lab.check("set_most_examples_at_once" in error.__notes__[-1], error.__notes__)
+    else:
+        lab.check(False, "an error")
