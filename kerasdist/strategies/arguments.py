@@ -8,6 +8,8 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from kerasdist.api.options import CommunicationOptions
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import BatchNorm, Check, ReplicaOptions
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import Divided, Sharding
@@ -24,6 +26,7 @@ def replica_options(
     batch_norm: BatchNorm | None = None,
     check: Check | None = None,
     parameter_device: Device | None = None,
+    communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaOptions:
     """Returns the options of a strategy from its arguments, checked.
 
@@ -32,6 +35,7 @@ def replica_options(
         batch_norm: As in `ReplicaOptions`.
         check: The same; None: the environment variable's value.
         parameter_device: As in `ReplicaOptions`.
+        communication: The same.
 
     Raises:
         ValueError: If an argument is not one of its choices.
@@ -49,6 +53,7 @@ def replica_options(
         devices_per_replica=math.prod(checked.device_mesh.shape[1:]) if is_map else 1,
         check=_checked_check(check),
         sharding=checked,
+        communication=communication,
     )
 
 
