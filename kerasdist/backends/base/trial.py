@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.collectives import Apply, Variables
 from kerasdist.core import context
 from kerasdist.input import sharding
 
@@ -145,10 +146,10 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     def apply(
         self,
-        original: Callable[..., Any],
+        original: Apply,
         optimizer: keras.Optimizer,
         gradients: list[Any],
-        variables: Any,
+        variables: Variables,
     ) -> Any:
         """Lets an optimizer update the copies, and records the gradients that it gets."""
         if optimizer in self._applying:  # one of the hooked functions calls another
