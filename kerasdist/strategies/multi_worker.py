@@ -92,11 +92,6 @@ class MultiWorkerMirroredStrategy(Strategy):
             super().__init__(replicas_of_job(backend, place, devices, options))
         hooks.install()
 
-    @property
-    def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver of the cluster, None for one worker that no environment describes."""
-        return self._resolver
-
 
 def replicas_of_job(
     backend: Backend, place: Membership, names: Sequence[str] | None, options: ReplicaOptions
