@@ -84,7 +84,7 @@ class _Steps:
 
     def changed(self, change: float, number: int) -> StepResult:
         """Takes the step on one device, with weights and unrepeated draws a little different."""
-        draws = FreshDraws() if self.draws.misfit else self.draws
+        draws = RecordedDraws(self.batch.sizes) if self.draws.misfit else self.draws
         return self._taken(self._trial(draws, alone=True, number=number), change, number)[0]
 
     def _trial(self, draws: Draws, *, alone: bool, number: int = 0) -> Trial:
@@ -432,11 +432,3 @@ class RecordedDraws:
         begin = sum(self._sizes[:number]) * times
         rows = (slice(None),) * axis + (slice(begin, begin + shape[axis]),)
         return recorded[rows]
-
-
-class FreshDraws:
-    """Draws anew in each step, to see what draws alone change."""
-
-    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        """Returns the result of a draw; what `RecordedDraws` leaves out is left out here too."""
-        return given if name in _LEFT_OUT else draw()
