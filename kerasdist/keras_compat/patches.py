@@ -115,9 +115,7 @@ PATCHES: tuple[Patch, ...] = (
     _row("check_finite", LossScaleOptimizer, "check_finite", "torch: on all workers"),
     # Random numbers: a trial repeats draws on TensorFlow, a replica has its rows of one device's.
     _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
-    _row(
-        "draw draw_rows dropout", backend, "random", "TensorFlow: trials; a replica's rows; dropout"
-    ),
+    _row("draw draw_rows dropout", backend, "random", "trials on TensorFlow; rows; dropout"),
     # On torch: code that goes backward, and torch's own modules.
     _row("remat", backend, "core.remat", "it is in its replica again"),
     _row("custom_gradient", backend, "core.custom_gradient.__call__", "likewise"),
