@@ -70,7 +70,7 @@ class WorkerBatches:
             if batches:
                 like = next(filter(examples, batches), batches[0] if like is _NONE else like)
             elif like is _NONE:
-                like = self._any_batch()
+                like = next(self.source.everything(), _NONE)
             everyone = self._job.all_gather_object(
                 "the next batch of a dataset", _described(batches, like)
             )
@@ -95,13 +95,10 @@ class WorkerBatches:
         """Returns a batch without rows, for its types and shapes."""
         like = next(self.source.start(), _NONE)
         if like is _NONE:
-            like = self._any_batch()
+            like = next(self.source.everything(), _NONE)
         if like is _NONE:
             raise self._without_any(self._job.rank)
         return rows(like, 0, 0)
-
-    def _any_batch(self) -> Any:
-        return next(self.source.everything(), _NONE)
 
     def _without_any(self, rank: int) -> InputError:
         """Returns the error where a worker without a batch cannot know the types and shapes."""
