@@ -77,7 +77,7 @@ class RowDataset:
 
     def __iter__(self) -> Iterator[Any]:
         rows = np.shape(flatten(self.arrays)[0])[0]
-        order = np.arange(rows) if self.shuffled is None else self.shuffled.permutation(rows)
+        order: Any = np.arange(rows) if self.shuffled is None else self.shuffled.permutation(rows)
         for index in range(len(self)):
             if self.batch_size is None:
                 chosen = order[index]
