@@ -75,9 +75,12 @@ class RowDataset:
             return rows
         return rows // self.batch_size if self.drop_remainder else -(-rows // self.batch_size)
 
+    def _order(self, rows: int) -> Any:
+        return np.arange(rows) if self.shuffled is None else self.shuffled.permutation(rows)
+
     def __iter__(self) -> Iterator[Any]:
         rows = np.shape(flatten(self.arrays)[0])[0]
-        order: Any = np.arange(rows) if self.shuffled is None else self.shuffled.permutation(rows)
+        order = self._order(rows)
         for index in range(len(self)):
             if self.batch_size is None:
                 chosen = order[index]
