@@ -39,6 +39,8 @@ def compute_average_loss(
 
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
     """
+    from keras import backend
+
     from kerasdist.keras_compat import ops
 
     losses = ops.convert_to_tensor(per_example_loss)
@@ -62,18 +64,13 @@ def compute_average_loss(
             f"Received: global_batch_size={global_batch_size!r}."
         )
     total = ops.sum(losses)
-    if isinstance(global_batch_size, int) and global_batch_size > 0 and _is_float(dtype):
+    is_float = backend.is_float_dtype(backend.standardize_dtype(dtype))
+    if isinstance(global_batch_size, int) and global_batch_size > 0 and is_float:
         return total / global_batch_size  # one operation, since more would slow down a short step
     # Not by `divide_no_nan`, which on PyTorch makes a float32 of a float64 (Keras 3.15).
     size = ops.cast(global_batch_size, dtype)
     quotient = total / ops.maximum(size, ops.ones_like(size))
     return ops.where(size > 0, quotient, ops.zeros_like(quotient))
-
-
-def _is_float(dtype: object) -> bool:
-    from keras import backend
-
-    return backend.is_float_dtype(backend.standardize_dtype(dtype))
 
 
 def scale_regularization_loss(regularization_loss: object) -> Any:

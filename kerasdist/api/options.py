@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,11 +96,7 @@ class CommunicationOptions:
                 "Expected timeout_seconds to be positive, or None for the strategy's time-out. "
                 f"Received: timeout_seconds={seconds!r}."
             )
-        if self.compression not in (None, "bf16", "fp16"):
-            raise ValueError(
-                "Expected compression to be 'bf16', 'fp16' or None. "
-                f"Received: compression={self.compression!r}."
-            )
+        require_choice("compression", self.compression, (None, "bf16", "fp16"))
         chosen = member_of(CommunicationImplementation, self.implementation, "implementation")
         object.__setattr__(self, "implementation", chosen)
 
@@ -156,6 +153,14 @@ class RunOptions:
             f"Expected kerasdist.RunOptions or None. Received: options={options!r:.100} of type "
             f"{type(options).__name__}. Pass the arguments of the function as args=(...) and "
             "kwargs={...}."
+        )
+
+
+def require_choice(argument: str, value: object, choices: Sequence[object]) -> None:
+    """Raises ValueError for a value that is none of an argument's choices."""
+    if value not in choices:
+        raise ValueError(
+            f"Expected {argument} to be one of {list(choices)}. Received: {argument}={value!r}."
         )
 
 

@@ -48,6 +48,8 @@ class Strategy:
         is_used: Whether a model was made in its scope, or `run` was called.
     """
 
+    _resolver: ClusterResolver | None = None
+
     def __init__(self, replica_set: ReplicaSet | None) -> None:
         self._replica_set = replica_set
         self.is_used = False
@@ -123,8 +125,8 @@ class Strategy:
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver of the cluster: None for a strategy of one process."""
-        return None
+        """The resolver of the cluster: None for one process that no environment describes."""
+        return self._resolver
 
     @property
     def local_replicas(self) -> range:

@@ -17,7 +17,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
+from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.check.differences import (
     Difference,
     Differences,
@@ -76,25 +76,15 @@ class _Steps:
     def __post_init__(self) -> None:
         self.draws = RecordedDraws(self.batch.sizes)
 
-    def alone(self) -> tuple[StepResult, Trial]:
-        return self._taken(self._trial(self.draws, alone=True))
-
-    def replicated(self) -> tuple[StepResult, Trial]:
-        return self._taken(self._trial(self.draws, alone=False))
-
-    def changed(self, change: float, number: int) -> StepResult:
-        """Takes the step on one device, with weights and unrepeated draws a little different."""
-        draws = FreshDraws() if self.draws.misfit else self.draws
-        return self._taken(self._trial(draws, alone=True, number=number), change, number)[0]
-
-    def _trial(self, draws: Draws, *, alone: bool, number: int = 0) -> Trial:
-        return self.trials.trial(
+    def taken(
+        self, *, alone: bool, change: float = 0.0, number: int = 0
+    ) -> tuple[StepResult, Trial]:
+        """Takes the step; with a number, weights and unrepeated draws are a little different."""
+        is_fresh = self.draws.misfit is not None and number > 0
+        draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
+        trial = self.trials.trial(
             draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
         )
-
-    def _taken(
-        self, trial: Trial, change: float = 0.0, number: int = 0
-    ) -> tuple[StepResult, Trial]:
         self.draws.begin()
         state = _state_of(self.model)
         hidden = {id(one) for one in state.seeds} | {id(one) for one in state.metrics}
@@ -104,9 +94,8 @@ class _Steps:
             keras_compat.stored_values(state.all)
             if change:
                 trial.change(change)
-            if self.draws.misfit and number:
-                for seed in state.seeds:
-                    seed.assign(seed + number)
+            for seed in state.seeds if is_fresh else ():
+                seed.assign(seed + number)
             before = trial.values(seen)
             self._begin()
             logs = keras_compat.numbers_of(trial.take(self.batch))
@@ -194,7 +183,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         with _all_do(job, "the first step on one device"):
             trials = replicas.trials(model)
             steps = _Steps(model, trials.gathered(batch, spares=spares), trials, outputs)
-            expected, alone = steps.alone()
+            expected, alone = steps.taken(alone=True)
             steps.draws.end_recording()
             drawn = "" if job is None else steps.draws.digest(alone.as_array)
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
@@ -204,7 +193,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             dtypes = _compute_dtypes(model) if on_cpus else None
             results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
         with _all_do(job, "the first step under the strategy"):
-            received, replicated = steps.replicated()
+            received, replicated = steps.taken(alone=False)
             found = differences(expected, received, precision)
             found = replace(found, outputs=_of_outputs(alone, replicated, steps.batch, precision))
             suspicious = [one for one in found.deciding if one.is_more_than_rounding]
@@ -262,7 +251,7 @@ def _beyond_chance(
     for number in range(1, _REPEATS + 1):
         if not left:
             break
-        again = steps.changed(_ROUNDINGS * precision.epsilon, number)
+        again, _ = steps.taken(alone=True, change=_ROUNDINGS * precision.epsilon, number=number)
         chance += differences(expected, again, precision).deciding
         left = beyond(left, chance, draws_differ=steps.draws.misfit is not None)
     return left
@@ -432,11 +421,3 @@ class RecordedDraws:
         begin = sum(self._sizes[:number]) * times
         rows = (slice(None),) * axis + (slice(begin, begin + shape[axis]),)
         return recorded[rows]
-
-
-class FreshDraws:
-    """Draws anew in each step, to see what draws alone change."""
-
-    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        """Returns the result of a draw; what `RecordedDraws` leaves out is left out here too."""
-        return given if name in _LEFT_OUT else draw()

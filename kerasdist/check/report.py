@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import examples
+from kerasdist.backends.base.metering import rows_of
 from kerasdist.check.comparison import Comparison, compare
 from kerasdist.check.differences import Difference, worst
 from kerasdist.check.user_code import places
@@ -165,7 +165,7 @@ def compare_with_one_device(
             "model.compile(...) first."
         )
     batch = keras_compat.whole_batch(x, y, sample_weight)
-    size = examples(batch)
+    size = rows_of(batch)
     if size < binding.replicas.num_replicas:
         raise ValueError(
             f"Expected an example for each of the {binding.replicas.num_replicas} replicas. "

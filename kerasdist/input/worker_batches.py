@@ -70,14 +70,16 @@ class WorkerBatches:
             if batches:
                 like = next(filter(examples, batches), batches[0] if like is _NONE else like)
             elif like is _NONE:
-                like = self._any_batch()
+                like = next(self.source.everything(), _NONE)
             everyone = self._job.all_gather_object(
                 "the next batch of a dataset", _described(batches, like)
             )
             forms = [one["form"] for one in everyone if one["rows"]]
             if not forms:
                 return
-            self._require_form(everyone)
+            without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
+            if without:  # on all workers
+                raise self._without_any(without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count
             alike = all(form == forms[0] for form in forms)
@@ -93,21 +95,13 @@ class WorkerBatches:
         """Returns a batch without rows, for its types and shapes."""
         like = next(self.source.start(), _NONE)
         if like is _NONE:
-            like = self._any_batch()
+            like = next(self.source.everything(), _NONE)
         if like is _NONE:
             raise self._without_any(self._job.rank)
         return rows(like, 0, 0)
 
-    def _any_batch(self) -> Any:
-        return next(self.source.everything(), _NONE)
-
-    def _require_form(self, everyone: Sequence[Any]) -> None:
-        """Raises, on all workers, if a worker without a batch cannot know the types and shapes."""
-        for rank, one in enumerate(everyone):
-            if one["form"] is None:
-                raise self._without_any(rank)
-
     def _without_any(self, rank: int) -> InputError:
+        """Returns the error where a worker without a batch cannot know the types and shapes."""
         return InputError(
             f"[worker {self._job.rank}/{self._job.num_workers}] Expected at least one batch on "
             f"every worker. Received: a dataset without any on worker {rank}. Give each worker "

@@ -91,11 +91,9 @@ from kerasdist.keras_compat.models import (
 from kerasdist.keras_compat.optimizers import (
     ELEMENTWISE,
     LossScaleOptimizer,
-    adopt_optimizer,
     applies_directly,
     apply_combined_gradients,
     apply_scaled_gradients,
-    belongs_to,
     copy_of_optimizer,
     index_variables,
     is_elementwise,

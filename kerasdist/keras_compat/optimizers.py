@@ -83,16 +83,6 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
         variable.assign(value)
 
 
-def belongs_to(optimizer: Any, strategy: Any) -> bool:
-    """Returns whether a TensorFlow optimizer makes and updates its state in a strategy's scope."""
-    return optimizer._distribution_strategy is strategy
-
-
-def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
-    """Lets a TensorFlow optimizer make and update its state in a strategy's scope from now on."""
-    optimizer._distribution_strategy = strategy
-
-
 def index_variables(optimizer: Any) -> None:
     """Lets a TensorFlow optimizer find its slots, after its model's variables were recreated.
 
@@ -105,9 +95,9 @@ def index_variables(optimizer: Any) -> None:
 
 
 def move_optimizer(optimizer: Any, strategy: Any) -> Any:
-    """Lets a TensorFlow optimizer update variables of another strategy.
+    """Lets a TensorFlow optimizer make and update its state in a strategy's scope.
 
-    Returns the strategy that it had before.
+    Returns the strategy in whose scope it did before.
     """
     before = optimizer._distribution_strategy
     optimizer._distribution_strategy = strategy

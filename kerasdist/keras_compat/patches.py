@@ -72,10 +72,8 @@ PATCHES: tuple[Patch, ...] = (
     # Models, layers and metrics.
     _row("model_created", Trainer, "__init__", "a model remembers the strategy of its scope"),
     _row("metric_created", metrics.Metric, "__init__", "a user's metric sees the global batch"),
-    _row(
-        "reduce_values", reduction_metrics, "reduce_to_samplewise_values", "one value for all rows"
-    ),
-    _row("update_wrapped", metrics.MeanMetricWrapper, "update_state", "a mean of all rows"),
+    _row("reduce_values", reduction_metrics, "reduce_to_samplewise_values", "a mean of all rows"),
+    _row("update_wrapped", metrics.MeanMetricWrapper, "update_state", "likewise"),
     _row("add_loss", Layer, "add_loss", "a replica has the losses that its layers add"),
     _row("losses", Layer, "losses", "likewise"),
     _row("clear_losses", Layer, "_clear_losses", "likewise"),
@@ -115,29 +113,21 @@ PATCHES: tuple[Patch, ...] = (
     _row("update", BaseOptimizer, "_backend_apply_gradients", "torch: shards are updated"),
     _row("clip", BaseOptimizer, "_clip_gradients", "torch: norms over all shards"),
     _row("check_finite", LossScaleOptimizer, "check_finite", "torch: on all workers"),
-    # Random numbers.
+    # Random numbers: a trial repeats draws on TensorFlow, a replica has its rows of one device's.
     _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
-    _row(
-        "draw draw_rows dropout",
-        backend,
-        "random",
-        "a TensorFlow trial repeats draws; rows of one device's draws; torch: a replica's dropout",
-    ),
+    _row("draw draw_rows dropout", backend, "random", "trials on TensorFlow; rows; dropout"),
     # On torch: code that goes backward, and torch's own modules.
     _row("remat", backend, "core.remat", "it is in its replica again"),
     _row("custom_gradient", backend, "core.custom_gradient.__call__", "likewise"),
     _row("named_parameters", Layer, "named_parameters", "the replica's"),
     _row("module_parameters", keras.layers, "TorchModuleWrapper.parameters", "likewise"),
     _row("module_call", keras.layers, "TorchModuleWrapper.call", "likewise"),
-    *(
-        (
-            _row("initialize_ddp", BackendTrainer, "_initialize_ddp", "torch: not in our group"),
-            _row("metrics_result", BackendTrainer, "get_metrics_result", "likewise"),
-        )
-        if HAS_DDP
-        else ()
-    ),
 )
+if HAS_DDP:
+    PATCHES += (
+        _row("initialize_ddp", BackendTrainer, "_initialize_ddp", "torch: not in our group"),
+        _row("metrics_result", BackendTrainer, "get_metrics_result", "likewise"),
+    )
 
 # Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
 OVERRIDDEN: dict[str, str] = {

@@ -8,6 +8,8 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from kerasdist.api.options import CommunicationOptions, require_choice
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import BatchNorm, Check, ReplicaOptions
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import Divided, Sharding
@@ -24,6 +26,7 @@ def replica_options(
     batch_norm: BatchNorm | None = None,
     check: Check | None = None,
     parameter_device: Device | None = None,
+    communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaOptions:
     """Returns the options of a strategy from its arguments, checked.
 
@@ -32,15 +35,12 @@ def replica_options(
         batch_norm: As in `ReplicaOptions`.
         check: The same; None: the environment variable's value.
         parameter_device: As in `ReplicaOptions`.
+        communication: The same.
 
     Raises:
         ValueError: If an argument is not one of its choices.
     """
-    if batch_norm is not None and batch_norm not in get_args(BatchNorm):
-        raise ValueError(
-            f"Expected batch_norm to be None or one of {list(get_args(BatchNorm))}. "
-            f"Received: batch_norm={batch_norm!r}."
-        )
+    require_choice("batch_norm", batch_norm, (None, *get_args(BatchNorm)))
     checked = _checked_sharding(sharding)
     is_map = isinstance(checked, LayoutMap)
     return ReplicaOptions(
@@ -49,6 +49,7 @@ def replica_options(
         devices_per_replica=math.prod(checked.device_mesh.shape[1:]) if is_map else 1,
         check=_checked_check(check),
         sharding=checked,
+        communication=communication,
     )
 
 
@@ -57,11 +58,7 @@ def _checked_check(check: Check | None) -> Check:
     name, said = "check", check
     if check is None:
         name, said = CHECK_VARIABLE, os.environ.get(CHECK_VARIABLE) or "warn"
-    if said not in get_args(Check):
-        raise ValueError(
-            f"Expected {name} to be one of {list(get_args(Check))}. Received: {name}={said!r}. "
-            "Leave it out for a warning."
-        )
+    require_choice(name, said, get_args(Check))
     return cast("Check", said)
 
 

@@ -9,7 +9,6 @@ from typing import Any, final
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
@@ -84,27 +83,18 @@ class MultiWorkerMirroredStrategy(Strategy):
         """
         communication = CommunicationOptions.of(communication_options)
         backend = registry.current()
-        options = replica_options(sharding, batch_norm, check)
+        options = replica_options(sharding, batch_norm, check, communication=communication)
         self._resolver = cluster_resolver or detect()
         place = None if self._resolver is None else self._resolver.membership()
         if place is None or place.num_workers == 1:
             super().__init__(backend.replica_set(chosen_devices(backend, devices), options))
         else:
-            super().__init__(replicas_of_job(backend, place, devices, options, communication))
+            super().__init__(replicas_of_job(backend, place, devices, options))
         hooks.install()
-
-    @property
-    def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver of the cluster, None for one worker that no environment describes."""
-        return self._resolver
 
 
 def replicas_of_job(
-    backend: Backend,
-    place: Membership,
-    names: Sequence[str] | None,
-    options: ReplicaOptions,
-    communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+    backend: Backend, place: Membership, names: Sequence[str] | None, options: ReplicaOptions
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
     prepare(backend, names)
@@ -121,7 +111,7 @@ def replicas_of_job(
         "settings": backend.settings(),
     }
     job.assert_equal("options of the strategy", chosen)
-    replicas = backend.replica_set(devices, options, job, communication)
+    replicas = backend.replica_set(devices, options, job)
     if is_new:
         job.after_connecting()
     randomness.ensure_equal(job, begins=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from kerasdist.api.options import require_choice
 from kerasdist.backends.base.interface import Backend
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, JOINED, MIRRORED
@@ -28,11 +29,7 @@ _ranks: list[Ranks] = []
 
 def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | None:
     """Returns a strategy's argument `launcher`, if it is valid and the backend can have it."""
-    if launcher is not None and launcher not in get_args(Launcher):
-        raise ValueError(
-            f"Expected launcher to be None or one of {list(get_args(Launcher))}. "
-            f"Received: launcher={launcher!r}."
-        )
+    require_choice("launcher", launcher, (None, *get_args(Launcher)))
     if launcher == "processes" and backend.name not in WANT_PROCESS_A_DEVICE:
         raise UnsupportedError(
             f"Expected launcher=None or 'threads': on {backend.name} one process drives all "

@@ -79,11 +79,6 @@ class TPUStrategy(Strategy):
         super().__init__(_replicas(backend, place, experimental_device_assignment, options))
         hooks.install()
 
-    @property
-    def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver of the cluster, None for one process that no environment describes."""
-        return self._resolver
-
     def experimental_split_to_logical_devices(
         self, tensor: Any, partition_dimensions: Sequence[int]
     ) -> Any:

@@ -16,7 +16,6 @@ same formulas, the second of deviations from the mean that the first has brought
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -45,9 +44,8 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
     if keras_compat.KNOWS_SYNCHRONIZED or context.scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
-    call = inspect.signature(original).bind(layer, *args, **kwargs)
-    synchronized = call.arguments.pop("synchronized", False)
-    original(*call.args, **call.kwargs)
+    synchronized = kwargs.pop("synchronized", False)
+    original(layer, *args, **kwargs)
     layer.synchronized = synchronized
 
 

@@ -61,7 +61,7 @@ def install() -> None:
         apply=_apply,
         scale_by_optimizer=_scale_by_optimizer,
         assign=_assign,
-        reduce_loss=_reduce_loss,
+        reduce_loss=numerics.reduce_loss,
         scale_loss=_scale_loss,
         unscale_loss=_unscale_loss,
         reduce_values=metrics.reduce_values,
@@ -274,28 +274,6 @@ def _assign(original: Original, variable: keras.Variable, value: object) -> Any:
         return original(variable, value)
     ownership.require_own(variable)
     return replica.collectives.assign(variable, value, original)
-
-
-def _reduce_loss(  # noqa: PLR0917  Keras's parameters
-    original: Original,
-    values: object,
-    sample_weight: object = None,
-    mask: object = None,
-    reduction: str | None = "sum_over_batch_size",
-    dtype: object = None,
-) -> Any:
-    replica = one_device_replica()
-    if replica is None:
-        return original(values, sample_weight, mask, reduction, dtype)
-    return numerics.global_share_of_loss(
-        original,
-        replica,
-        values,
-        sample_weight=sample_weight,
-        mask=mask,
-        reduction=reduction,
-        dtype=dtype,
-    )
 
 
 def _scale_loss(original: Original, value: Any) -> Any:

@@ -10,7 +10,7 @@ Gradients are combined with the same weights (`weighted`), so their sum is the g
 gradient. A mean over all examples, or a term that does not depend on the batch, needs no change. A
 loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weights) is scaled by
 ``(d_r / D) / w_r``, ``D`` the sum of all ``d_r``; a sum is scaled by ``1 / w_r``
-(`global_share_of_loss`). docs/numerics.md derives it.
+(`reduce_loss`). docs/numerics.md derives it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kerasdist import keras_compat
-from kerasdist.core.protocols import ReplicaLike
+from kerasdist.core.context import one_device_replica
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
@@ -64,37 +64,26 @@ def per_weight(value: Any, weight: Any) -> Any:
     return ops.divide_no_nan(value, ops.cast(weight, value.dtype))
 
 
-def global_share_of_loss(
-    reduce: Callable[..., Any],
-    replica: ReplicaLike,
+def reduce_loss(  # noqa: PLR0917  Keras's parameters
+    original: Callable[..., Any],
     values: Any,
-    *,
-    sample_weight: Any,
-    mask: Any,
-    reduction: str | None,
-    dtype: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
 ) -> Any:
     """Reduces a Keras loss so that the weighted mean over the replicas is the loss of one device.
 
-    All replicas must call it: some reductions need the sum of the divisors.
-
-    Args:
-        reduce: Keras's own reduction.
-        replica: The replica whose loss this is.
-        values: The loss of each example or step, shape ``(n, ...)``; or a scalar, taken for a
-            mean.
-        sample_weight: As Keras's.
-        mask: As Keras's.
-        reduction: One of Keras's reductions.
-        dtype: As Keras's.
-
-    Returns:
-        What `reduce` returns, scaled.
+    All replicas must call it: some reductions need the sum of the divisors. The values are those
+    of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean.
     """
+    replica = one_device_replica()
+    if replica is None:
+        return original(values, sample_weight, mask, reduction, dtype)
     values = ops.convert_to_tensor(values, dtype=dtype)
 
     def reduced(how: str | None) -> Any:
-        return reduce(values, sample_weight=sample_weight, mask=mask, reduction=how, dtype=dtype)
+        return original(values, sample_weight, mask, how, dtype)
 
     if reduction in (None, "none") or len(values.shape) == 0:
         return reduced(reduction)

@@ -108,11 +108,6 @@ class ReplicatedTrainer:
         with summed(replica, self.metrics):  # type: ignore[attr-defined]
             return super().get_metrics_result()  # type: ignore[misc]
 
-    @property
-    def trains_by_builtin_step(self) -> bool:
-        """Whether `train_step` is Keras's own."""
-        return self.has_builtin("train_step")
-
     def has_builtin(self, step: str) -> bool:
         """Returns whether a step is Keras's own."""
         return keras_compat.is_builtin(defined_by_model(type(self), step))

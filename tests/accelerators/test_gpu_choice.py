@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.interface import Backend, ReplicaOptions
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError
@@ -281,7 +280,7 @@ def made(machine_with, monkeypatch):
         def settings(self):
             return {}
 
-        def replica_set(self, devices, options, job, communication):
+        def replica_set(self, devices, options, job):
             return [str(device) for device in devices]
 
     def gather(label, value):
@@ -311,8 +310,7 @@ def made(machine_with, monkeypatch):
         happened.clear()
         backend.renumbers = renumbers
         options = ReplicaOptions(batch_norm=None, check="off")
-        communication = CommunicationOptions()
-        devices = multi_worker.replicas_of_job(backend, None, names, options, communication)
+        devices = multi_worker.replicas_of_job(backend, None, names, options)
         return devices, list(happened)
 
     return make

@@ -14,8 +14,11 @@ from kerasdist.core.structures import Arguments
 if TYPE_CHECKING:
     import keras
 
-# Keras's ``optimizer.apply``: takes the optimizer, gradients, and variables or None.
-Apply = Callable[[Any, list[Any], "list[Any] | None"], Any]
+# The variables of gradients; None: all that the optimizer was built for.
+Variables = list[Any] | None
+
+# Keras's ``optimizer.apply``: takes the optimizer, gradients and variables.
+Apply = Callable[[Any, list[Any], Variables], Any]
 
 DEFAULT_COMMUNICATION = CommunicationOptions()
 
@@ -132,11 +135,7 @@ class Collectives(abc.ABC):
 
     @abc.abstractmethod
     def apply_gradients(
-        self,
-        apply: Apply,
-        optimizer: keras.Optimizer,
-        gradients: list[Any],
-        variables: list[keras.Variable] | None,
+        self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> Any:
         """Sums gradients over the replicas, then updates the variables once, everywhere.
 
@@ -147,5 +146,5 @@ class Collectives(abc.ABC):
             apply: Keras's own ``apply``; takes an optimizer, gradients and variables.
             optimizer: A Keras optimizer.
             gradients: This replica's gradients; None for a variable without a gradient.
-            variables: The gradients' variables; None: all that the optimizer was built for.
+            variables: The gradients' variables, or None.
         """

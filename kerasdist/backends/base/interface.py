@@ -52,6 +52,7 @@ class ReplicaOptions:
         devices_per_replica: How many devices a replica has.
         check: What to do if the first training step differs from that of one device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
+        communication: How workers communicate.
     """
 
     batch_norm: BatchNorm | None = None
@@ -59,6 +60,7 @@ class ReplicaOptions:
     devices_per_replica: int = 1
     check: Check = "warn"
     sharding: Any = None
+    communication: CommunicationOptions = DEFAULT_COMMUNICATION
 
 
 class Backend(abc.ABC):
@@ -123,11 +125,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def replica_set(
-        self,
-        devices: Sequence[Device],
-        options: ReplicaOptions,
-        job: Job | None = None,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
         """Returns a replica set on these devices and on those of the job's other workers.
 
@@ -137,7 +135,6 @@ class Backend(abc.ABC):
             devices: Devices of this process, none twice.
             options: How the replicas compute.
             job: The job of this process; None: there are no other workers.
-            communication: How workers communicate.
 
         Raises:
             UnsupportedError: If the framework does not support these devices or options.
@@ -186,10 +183,7 @@ class Backend(abc.ABC):
 
     def profiler(self) -> Profiler:
         """Returns the framework's profiler, which records what the process and its devices do."""
-        raise UnsupportedError(
-            "Expected a backend with a profiler: tensorflow, jax or torch. Received: "
-            f"backend={self.name!r}."
-        )
+        raise NotImplementedError
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's TPUs; without TPUs, its GPUs; without either, nothing."""

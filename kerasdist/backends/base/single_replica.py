@@ -12,7 +12,7 @@ import numpy as np
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, component
 from kerasdist.backends.base.checks import checked_axis
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.runner import Runner
 from kerasdist.core import context
 from kerasdist.core.structures import Arguments, flatten, map_leaves
@@ -52,11 +52,7 @@ class SoleReplica(Collectives):
         return tensor
 
     def apply_gradients(
-        self,
-        apply: Apply,
-        optimizer: keras.Optimizer,
-        gradients: list[Any],
-        variables: list[keras.Variable] | None,
+        self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> Any:
         """Calls Keras's own ``apply``."""
         return apply(optimizer, gradients, variables)

@@ -12,6 +12,8 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.collectives import Apply, Variables
+from kerasdist.backends.base.metering import rows_of
 from kerasdist.core import context
 from kerasdist.input import sharding
 
@@ -48,12 +50,6 @@ class TriedBatch:
     def examples(self) -> int:
         """How many examples the global batch has."""
         return sum(self.sizes)
-
-
-def examples(batch: object) -> int:
-    """Returns how many examples a global batch has, 0 if it has no array with rows."""
-    sizes = [leaf.shape[0] for leaf in keras.tree.flatten(batch) if sharding.has_rows(leaf)]
-    return int(sizes[0] or 0) if sizes else 0
 
 
 class Trial(keras.StatelessScope, abc.ABC):
@@ -145,10 +141,10 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     def apply(
         self,
-        original: Callable[..., Any],
+        original: Apply,
         optimizer: keras.Optimizer,
         gradients: list[Any],
-        variables: Any,
+        variables: Variables,
     ) -> Any:
         """Lets an optimizer update the copies, and records the gradients that it gets."""
         if optimizer in self._applying:  # one of the hooked functions calls another
@@ -208,7 +204,7 @@ class Trials(abc.ABC):
 
         All workers must call it.
         """
-        sizes = sharding.piece_sizes(examples(batch), self._model.replica_set.num_replicas)
+        sizes = sharding.piece_sizes(rows_of(batch), self._model.replica_set.num_replicas)
         chosen = sharding.spared(sizes) if spares else sizes
         if chosen != sizes:
             batch = self.first_rows(batch, sum(chosen))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 from jax.experimental import topologies
 
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax.backend import BACKEND, matmul_flops
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
@@ -26,7 +25,6 @@ from kerasdist.errors import UnsupportedError
 if TYPE_CHECKING:
     import keras
 
-    from kerasdist.api.options import CommunicationOptions
     from kerasdist.backends.base.interface import ReplicaOptions
     from kerasdist.job.job import Job
 
@@ -217,14 +215,10 @@ class PlanningBackend(Backend):
         return ()
 
     def replica_set(
-        self,
-        devices: Sequence[Device],
-        options: ReplicaOptions,
-        job: Job | None = None,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> JaxReplicaSet:
         """Returns replicas on all described devices; their variables are on this machine's CPU."""
-        del devices, job, communication
+        del devices, job
         sharding = self._sharding or options.sharding
         if isinstance(sharding, Sharding) and sharding.within is not None:
             raise UnsupportedError(

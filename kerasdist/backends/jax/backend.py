@@ -14,9 +14,7 @@ from typing import Any, final
 import jax
 import keras
 
-from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.checks import check_no_compression
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import (
     Backend,
     Event,
@@ -89,11 +87,7 @@ class JaxBackend(Backend):
         return self.devices("gpu") if gpus else ()
 
     def replica_set(
-        self,
-        devices: Sequence[Device],
-        options: ReplicaOptions,
-        job: Job | None = None,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> JaxReplicaSet:
         """Returns the replicas on all workers' devices; XLA chooses how they communicate."""
         _prepare(options, several=job is not None or len(devices) > 1)
@@ -101,7 +95,7 @@ class JaxBackend(Backend):
         if job is None:
             _require_no_other_processes(devices[0].kind)
             return JaxReplicaSet(here, devices, options)
-        check_no_compression(communication.compression, "JAX")
+        check_no_compression(options.communication.compression, "JAX")
         if len(devices) % options.devices_per_replica:
             raise UnsupportedError(
                 f"[worker {job.rank}/{job.num_workers}] Expected each worker to have all devices "

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist.api.options import CommunicationOptions
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaOptions, ReplicaSet
 from kerasdist.backends.tensorflow.private import patches, worker_strategy
 from kerasdist.backends.tensorflow.private.compiled import explained
@@ -78,11 +76,7 @@ class TensorFlowBackend(Backend):
         return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
 
     def replica_set(
-        self,
-        devices: Sequence[Device],
-        options: ReplicaOptions,
-        job: Job | None = None,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
         """Returns replicas under a native strategy, or one device with plain Keras."""
         if options.sharding is not None:
@@ -93,7 +87,7 @@ class TensorFlowBackend(Backend):
                 "kerasdist shards both."
             )
         if job is not None:
-            return worker_replicas(devices, options, job, communication)
+            return worker_replicas(devices, options, job)
         kinds = sorted({device.kind for device in devices})
         if "tpu" in kinds and len(devices) > 1:
             raise UnsupportedError(

@@ -11,8 +11,6 @@ import keras
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kerasdist.api.options import CommunicationOptions
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import (
     Backend,
     Event,
@@ -64,11 +62,7 @@ class TorchBackend(Backend):
         self._cpu_devices = max(self._cpu_devices, count)
 
     def replica_set(
-        self,
-        devices: Sequence[Device],
-        options: ReplicaOptions,
-        job: Job | None = None,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
         """Returns the replicas on `devices`, or on one device of each worker."""
         kinds = sorted({device.kind for device in devices})
@@ -88,7 +82,7 @@ class TorchBackend(Backend):
             )
         if options.sharding is not None:
             _check_sharding(options.sharding, devices, job)
-        return TorchReplicaSet(devices, options, job, communication)
+        return TorchReplicaSet(devices, options, job)
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Creates torch's process group of all workers; returns the GPUs, whose names stay."""

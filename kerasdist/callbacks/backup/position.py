@@ -302,10 +302,6 @@ class PositionedAdapter(WrappedAdapter):
         super().__init__(inner)
         self._position = position
 
-    def get_numpy_iterator(self) -> Iterator[object]:
-        """Returns the inner adapter's batches."""
-        yield from self._position.begun(lambda: iter(self._inner.get_numpy_iterator()))
-
     def get_jax_iterator(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
         yield from self._position.begun(lambda: iter(self._inner.get_jax_iterator()))
@@ -325,11 +321,6 @@ class PositionedAdapter(WrappedAdapter):
         unread, self._position.unread = self._position.unread, 0
         yield from repeat(None, unread)
         yield from iterator
-
-    @property
-    def builtin_prefetch(self) -> bool:
-        """The inner adapter's."""
-        return self._inner.builtin_prefetch
 
 
 def _objects_of(source: Any) -> list[object]:

@@ -6,7 +6,7 @@ PROBE = """
 import keras
 import torch
 from kerasdist.backends.torch.fit.trial import _Drawing
-from kerasdist.check.comparison import FreshDraws, RecordedDraws
+from kerasdist.check.comparison import RecordedDraws
 
 like, probabilities = torch.zeros(6, 3), torch.full((6, 3), 0.5)
 DRAWN = {
@@ -26,11 +26,11 @@ DRAWN = {
 }
 before = torch.get_rng_state()
 for name, draw in DRAWN.items():
-    with _Drawing(FreshDraws(), 1):
+    with _Drawing(RecordedDraws([1]), 1):
         one, after = draw(), draw()
-    with _Drawing(FreshDraws(), 1):
+    with _Drawing(RecordedDraws([1]), 1):
         again = draw()
-    with _Drawing(FreshDraws(), 2):
+    with _Drawing(RecordedDraws([1]), 2):
         other = draw()
     assert one.shape == again.shape == (6, one.shape[1]), name
     assert torch.equal(one, again), name
@@ -46,7 +46,7 @@ for name, draw in DRAWN.items():
         again = draw()
     assert torch.equal(one, again), name
     assert "rand draws shape (5, 7)" in recorded.misfit, recorded.misfit
-with _Drawing(FreshDraws(), 1):
+with _Drawing(RecordedDraws([1]), 1):
     assert torch.randperm(4).tolist() == [0, 1, 2, 3]
 print("done")
 """

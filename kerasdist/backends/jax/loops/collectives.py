@@ -11,7 +11,7 @@ import jax
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.values import PerReplica
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.jax.loops.components import divide
 from kerasdist.backends.jax.loops.replica_scope import ReplicaScope
 from kerasdist.backends.jax.loops.values import Own, flatten, own
@@ -67,11 +67,7 @@ class JaxCollectives(Collectives):
         return self._scope.equal_writes()
 
     def apply_gradients(
-        self,
-        apply: Apply,
-        optimizer: keras.Optimizer,
-        gradients: list[Any],
-        variables: list[keras.Variable] | None,
+        self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> Any:
         """Sums gradients over the replicas; then each replica makes the same update."""
         if self._applies:  # a wrapping optimizer has summed them

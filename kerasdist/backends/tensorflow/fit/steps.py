@@ -17,7 +17,6 @@ from kerasdist.agreement.batches import FirstBatches, beginnings
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaOptions
-from kerasdist.backends.base.trial import examples
 from kerasdist.backends.tensorflow.fit.batches import (
     LocalRows,
     OwnRows,
@@ -254,7 +253,7 @@ class FirstStepChecked:
 
 def _total(batch: object) -> int:
     batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
-    return int(batch.total) if isinstance(batch, OwnRows) else examples(batch)
+    return int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch)
 
 
 def _batches(iterator: Any) -> Iterator[Any]:

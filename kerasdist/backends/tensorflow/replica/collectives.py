@@ -15,7 +15,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import LocalBatch
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
 from kerasdist.backends.tensorflow.fit.batches import counted_rows
@@ -270,11 +270,7 @@ class TensorFlowCollectives(Collectives):
         return gathered(tensor)
 
     def apply_gradients(
-        self,
-        apply: Apply,
-        optimizer: Any,
-        gradients: list[Any],
-        variables: list[keras.Variable] | None,
+        self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> None:
         """Weights the gradients, sums them, and updates every copy of the variables, in one go."""
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables

@@ -170,8 +170,7 @@ def _make_state(
     if native_strategy is None:
         return original(optimizer, reference_variable, *args, **kwargs)
     with NativeScope(native_strategy):
-        if not keras_compat.belongs_to(optimizer, native_strategy):
-            keras_compat.adopt_optimizer(optimizer, native_strategy)
+        keras_compat.move_optimizer(optimizer, native_strategy)
         return original(optimizer, reference_variable, *args, **kwargs)
 
 

@@ -168,15 +168,12 @@ def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> Ten
 
 
 def worker_replicas(
-    devices: Sequence[Device],
-    options: ReplicaOptions,
-    job: Job,
-    communication: CommunicationOptions,
+    devices: Sequence[Device], options: ReplicaOptions, job: Job
 ) -> TensorFlowReplicaSet:
     """Returns replicas on devices of each worker."""
-    _check_communication(communication, devices)
-    seconds = communication.timeout_seconds or job.timeouts.meeting
-    communication = replace(communication, timeout_seconds=seconds)
+    _check_communication(options.communication, devices)
+    seconds = options.communication.timeout_seconds or job.timeouts.meeting
+    communication = replace(options.communication, timeout_seconds=seconds)
     native_strategy = WorkersStrategy(
         job.gather_addresses(),
         job.rank,

@@ -152,8 +152,7 @@ def adopt(
     optimizers = with_inner(optimizer)
     for one in optimizers:
         recreated |= adopt_all(one.variables, native_strategy)
-        if not keras_compat.belongs_to(one, native_strategy):
-            keras_compat.adopt_optimizer(one, native_strategy)
+        keras_compat.move_optimizer(one, native_strategy)
     if recreated:
         for one in optimizers:
             keras_compat.index_variables(one)

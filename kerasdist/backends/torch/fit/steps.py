@@ -85,7 +85,7 @@ class Steps:
         """Returns a function that takes training steps and returns the last one's logs."""
         alone = self._with_chiefs_draws(alone)
         total = self._replicas.gradient_sum
-        if total is None or not self._model.trains_by_builtin_step:
+        if total is None or not self._model.has_builtin("train_step"):
             return _metered(self.logging(step, alone))
         return _metered(self._logging(step, alone, GradientReducer(self._model, total)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import examples
+from kerasdist.backends.base.metering import rows_of
 from kerasdist.backends.torch.fit import passes
 from kerasdist.backends.torch.fit.steps import Function, Step, StepReplicas, Steps
 from kerasdist.backends.torch.replica import modules
@@ -117,7 +117,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         def checked(batches: Any) -> Any:
             for batch in batches:
-                size = batch.total if isinstance(batch, WorkerShard) else examples(batch)
+                size = rows_of(batch)
                 if check.wants(size):
                     check.look(batch, size)
             if check.is_done:

@@ -20,7 +20,7 @@ from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import LocalBatch, ReplicaContext
 from kerasdist.api.values import component, per_replica
 from kerasdist.backends.base import checks
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
@@ -178,11 +178,7 @@ class TorchCollectives(Collectives):
         return self.scope.equal_writes()
 
     def apply_gradients(
-        self,
-        apply: Apply,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: list[torch.Tensor | None],
-        variables: list[keras.Variable] | None,
+        self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> None:
         """Lets the optimizer update the variables once, with the weighted sum of the gradients.
 

@@ -18,7 +18,6 @@ from kerasdist.agreement.results import checksum_of
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
 from kerasdist.backends.base.checks import check_shapes, checked_axis
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
@@ -82,11 +81,7 @@ class TorchReplicaSet(ReplicaSet):
     trainer_class = TorchTrainer
 
     def __init__(
-        self,
-        devices: Sequence[Device],
-        options: ReplicaOptions,
-        job: Job | None = None,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> None:
         """Makes the set. All workers of a job must call it, after `connect`."""
         if job is not None and len(devices) != 1:
@@ -108,7 +103,7 @@ class TorchReplicaSet(ReplicaSet):
             [device] = self.torch_devices
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            group = self.group = ProcessGroup(job, device, communication)
+            group = self.group = ProcessGroup(job, device, options.communication)
             self.gradient_sum = GradientSum(group, job)
             if self.divides_state:
                 self.shard_rules = ShardRules(options.sharding, group, job)
