@@ -13,7 +13,7 @@ from jax.experimental import topologies
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax.backend import BACKEND, matmul_flops
-from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import sharded_state
@@ -73,14 +73,13 @@ class TrainingProgram:
     logical_devices: int
 
 
-def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> TrainingProgram:
+def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     """Traces a model's training step for the devices of a layout.
 
     Args:
         model: A compiled and built Keras model.
-        batch: The global batch, or its shapes; if there are several steps, a stack of them.
+        batch: The global batch, or its shapes.
         layout: The mesh, and how it divides variables.
-        steps: The number of steps in an execution.
     """
     normalization.install()
     if layout.rule is not None:
@@ -88,11 +87,10 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
     placement = MeshPlacement(layout)
-    execution = Execution(compiled=True, steps=steps)
-    function = StepFunction(model, model.train_step, placement, execution)
+    function = StepFunction(model, model.train_step, placement)
     specs = tuple(state.values())
     traced = function.program(specs, batch).trace(specs, batch)
-    entry = layout.entry(jax.tree.leaves(batch), 0 if steps == 1 else 1)
+    entry = layout.entry(jax.tree.leaves(batch))
     return TrainingProgram(
         lowered=traced.lower(),
         arrays=sum(map(len, state.values())),

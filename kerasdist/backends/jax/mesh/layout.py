@@ -194,7 +194,7 @@ class Layout:
         sharding: The strategy's argument.
         rule: Which variables it divides; None: it was not given.
         whole: The sharding of an array that every device holds.
-        rows: The shardings of arrays that the replicas divide along axis 0, and along axis 1.
+        rows: The sharding of an array that the replicas divide along its first axis.
     """
 
     def __init__(
@@ -228,16 +228,13 @@ class Layout:
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self._shardings = {self.whole.spec: self.whole}
-        self.rows = tuple(
-            NamedSharding(self.shard_mesh, PartitionSpec(*before, self.by_replica))
-            for before in ((), (None,))
-        )
+        self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
 
-    def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
+    def entry(self, leaves: Sequence[Any]) -> NamedSharding:
         """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
         shapes = map(np.shape, leaves)
-        even = all(len(shape) > axis and shape[axis] % self.replicas == 0 for shape in shapes)
-        return self.rows[axis] if even else self.whole
+        even = all(shape and shape[0] % self.replicas == 0 for shape in shapes)
+        return self.rows if even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
         """Returns the shardings of variables' values; None stands for one that is whole."""

@@ -8,12 +8,11 @@ import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
-from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
@@ -92,8 +91,8 @@ class Placement(abc.ABC):
         """Returns a model's state on a compiled step's devices; moves arrays that are elsewhere."""
 
     @abc.abstractmethod
-    def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Returns a batch on the devices of a compiled step, divided along `axis` if possible."""
+    def batch(self, batch: Any) -> Any:
+        """Returns a batch on the devices of a compiled step, divided if possible."""
 
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the whole value of an array. All workers must call it, if it is sharded."""
@@ -102,10 +101,6 @@ class Placement(abc.ABC):
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values; here there are no other workers."""
         del variables
-
-    def stack(self, batches: Sequence[Any]) -> Any:
-        """Stacks batches along a new first axis."""
-        return _stacker(None)(*batches)
 
     def eager(self, step: Step) -> Step:
         """Returns a step that runs operation by operation."""
@@ -116,14 +111,14 @@ class Placement(abc.ABC):
         """Constrains a batch, inside a compiled step, to be sharded over the replicas."""
 
     @abc.abstractmethod
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
         """Compiles a step, and lets JAX donate the state that is passed to it.
 
         `keeps_rows`: whether its outputs are rows that Keras keeps, as those of `predict`.
         """
 
     @abc.abstractmethod
-    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
+    def program(self, step: Step, state: Any, batch: Any) -> Any:
         """Returns the jitted program of a step; of state and batch only shapes are looked at."""
 
 
@@ -140,16 +135,15 @@ class OneDevicePlacement(Placement):
         del variables
         return jax.tree.map(self._here, _apart(state))
 
-    def batch(self, batch: Any, axis: int = 0) -> Any:
+    def batch(self, batch: Any) -> Any:
         """Moves a batch to this device if the user has bound arrays of it to another one."""
-        del axis
         return jax.tree.map(self._here, batch)
 
     def shard_batch(self, batch: Any) -> Any:
         """Returns the batch unchanged: there is nothing to divide."""
         return batch
 
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
         """Compiles as Keras does."""
         program = jax.jit(step, donate_argnums=0)
 
@@ -157,12 +151,12 @@ class OneDevicePlacement(Placement):
             with donation.launching:
                 return program(state, batch)
 
-        del axis, keeps_rows
+        del keeps_rows
         return run
 
-    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
+    def program(self, step: Step, state: Any, batch: Any) -> Any:
         """Returns the jitted program of a step, which is the same for all shapes."""
-        del state, batch, axis
+        del state, batch
         return jax.jit(step, donate_argnums=0)
 
     def _here(self, leaf: Any) -> Any:
@@ -202,7 +196,7 @@ class MeshPlacement(Placement):
             device = _host_or(layout.local[0]) if cut else layout.local[0]
         super().__init__(layout.mesh.devices.flat, device, begin_step)
         self.layout = layout
-        self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows[0]
+        self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows
         on_cpu = layout.local[0].platform == "cpu"
         if on_cpu:
             self.after_launch = _wait_sometimes
@@ -272,14 +266,14 @@ class MeshPlacement(Placement):
         """Waits until accelerators have read NumPy's memory; steps that run there go on."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
 
-    def batch(self, batch: Any, axis: int = 0) -> Any:
+    def batch(self, batch: Any) -> Any:
         """Sends each accelerator its rows; on the CPU the step itself takes them from NumPy."""
         leaves = jax.tree.leaves(batch)
         # JAX moves uncommitted arrays itself.
         is_bound = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
         if not self.places_ahead and not is_bound:
             return batch
-        sharding = self.layout.entry(leaves, axis)
+        sharding = self.layout.entry(leaves)
         if all(is_placed(leaf, sharding) for leaf in leaves):
             return batch
         return jax.device_put(batch, sharding)
@@ -311,20 +305,14 @@ class MeshPlacement(Placement):
 
         return jax.tree.map(constrained, batch)
 
-    def stack(self, batches: Sequence[Any]) -> Any:
-        """Stacks batches that are on the mesh."""
-        is_sharded = self.layout.entry(jax.tree.leaves(batches[0]), 0) is self.rows
-        target = self.layout.rows[1] if is_sharded else self.whole
-        return _stacker(target)(*batches)
-
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
         """Compiles a program for batches that enter divided, and one for those that enter whole."""
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
 
         def run(state: object, batch: object) -> tuple[Any, Any]:
             leaves = jax.tree.leaves(batch)
-            entry = self.layout.entry(leaves, axis)
+            entry = self.layout.entry(leaves)
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
@@ -345,9 +333,9 @@ class MeshPlacement(Placement):
         with donation.launching:
             return program(state, batch)
 
-    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
+    def program(self, step: Step, state: Any, batch: Any) -> Any:
         """Returns the jitted program of a step for arrays of these shapes and shardings."""
-        entry = self.layout.entry(jax.tree.leaves(batch), axis)
+        entry = self.layout.entry(jax.tree.leaves(batch))
         return self._jitted(step, self._held(state), entry)
 
     def _jitted(self, step: Step, held: Any, entry: Any, keeps_rows: bool = False) -> Any:
@@ -389,7 +377,7 @@ class MeshPlacement(Placement):
         del keeps_rows  # what Keras keeps is read on this process
         if not isinstance(leaf, jax.Array):
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf], axis=0))
+        return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf]))
 
 
 @final
@@ -417,9 +405,9 @@ class CentralPlacement(MeshPlacement):
         """Moves variables' new values to the device."""
         return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
 
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
         """Compiles a step, whose state is on the mesh only while it runs."""
-        on_mesh = super().compile(step, axis, keeps_rows=keeps_rows)
+        on_mesh = super().compile(step, keeps_rows=keeps_rows)
 
         def run(state: object, batch: object) -> tuple[Any, Any]:
             outputs, new = on_mesh(jax.device_put(state, self.whole), batch)
@@ -435,15 +423,6 @@ def _host_or(accelerator: object) -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return accelerator
-
-
-def _stack(*batches: object) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-
-
-@cache
-def _stacker(target: Sharding | None) -> Callable[..., Any]:
-    return jax.jit(_stack, out_shardings=target)
 
 
 def _apart(state: object) -> Any:

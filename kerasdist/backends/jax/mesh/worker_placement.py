@@ -174,10 +174,10 @@ class WorkerPlacement(MeshPlacement):
             return array
         return self.put(array, self.whole)
 
-    def batch(self, batch: Any, axis: int = 0) -> Any:
+    def batch(self, batch: Any) -> Any:
         """Contributes the rows of this worker's replicas; all rows if they cannot be divided."""
         leaves = jax.tree.leaves(batch)
-        target = self.layout.entry(leaves, axis)
+        target = self.layout.entry(leaves)
         return jax.tree.map(lambda leaf: self.put(leaf, target), batch)
 
     def chosen(self, numbers: Any) -> Any:
