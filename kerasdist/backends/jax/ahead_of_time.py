@@ -18,7 +18,7 @@ from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import sharded_state
 from kerasdist.backends.jax.mesh.layout import Layout, note_all
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import Sharding
 from kerasdist.errors import UnsupportedError
@@ -86,7 +86,7 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
         sharded_state.install()
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
-    placement = MeshPlacement(layout)
+    placement = Placement(layout)
     function = StepFunction(model, model.train_step, placement)
     specs = tuple(state.values())
     traced = function.program(specs, batch).trace(specs, batch)

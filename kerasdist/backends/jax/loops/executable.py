@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from kerasdist.backends.jax.loops.values import (
     rebuilt,
 )
 from kerasdist.backends.jax.mesh.arrays import here, is_array
-from kerasdist.backends.jax.mesh.placement import MeshPlacement, Placement
+from kerasdist.backends.jax.mesh.placement import Placement
 
 if TYPE_CHECKING:
     import keras
@@ -53,7 +52,7 @@ class Executable:
         consumed: How many of the known variables it writes; they come first, and it consumes their
             arrays.
         held: The ids of the known variables of which replicas hold components.
-        place: Where it runs, None for the default device.
+        place: Where it runs; None: where its arguments are.
         compiled: The compiled function.
         traced: The function that JAX traces, set only during a call: it refers to the user's
             function and arguments, which this object must not keep alive.
@@ -110,7 +109,6 @@ def launch(
 ) -> tuple[Any, ...]:
     """Starts an executable, and gives the variables their new values. Returns its outputs."""
     place = executable.place
-    on_mesh = isinstance(place, MeshPlacement)
     compiled = executable.compiled or _compile(executable)
     if place is not None:
         place.begin_step()
@@ -119,15 +117,14 @@ def launch(
     results: list[Any] = []
     executable.traced = traced
     try:
-        if executable.compiled is None and isinstance(place, MeshPlacement):
+        if executable.compiled is None and place is not None:
             executable.digest = place.compare(compiled, *arguments)
         executable.compiled = compiled
-        if executable.digest and isinstance(place, MeshPlacement):
+        if executable.digest and place is not None:
             place.record(executable.digest[:12])
-        with contextlib.nullcontext() if place is None or on_mesh else place.variables():
-            # In one call of C code: Python raises KeyboardInterrupt between its own instructions
-            # only, so not after the old values are consumed and before the new ones are kept.
-            results.extend(map(compiled, *([one] for one in arguments)))
+        # In one call of C code: Python raises KeyboardInterrupt between its own instructions
+        # only, so not after the old values are consumed and before the new ones are kept.
+        results.extend(map(compiled, *([one] for one in arguments)))
     finally:
         executable.traced = None
         if results:
@@ -155,7 +152,7 @@ def _arguments(
     variables = list(known.values())
     values = keras_compat.stored_values(variables)
     values[:count] = donation.consumable(variables[:count], values[:count])
-    if not isinstance(place, MeshPlacement):
+    if place is None:
         values = list(map(here, values))
         return values[:count], values[count:], [], arrays
     on_mesh = place.enter(values, variables)
@@ -168,7 +165,7 @@ def _arguments(
 
 def _store(executable: Executable, variables: list[keras.Variable], new: list[jax.Array]) -> None:
     """Gives the variables their new values."""
-    if isinstance(executable.place, MeshPlacement):
+    if executable.place is not None:
         new = executable.place.leave(new)
     keras_compat.store_values(variables, new)
     donation.mark_unread(variables, new)
@@ -180,7 +177,7 @@ def _compile(executable: Executable) -> Callable[..., Any]:
     ) -> Any:
         traced, known = executable.traced, executable.variables()
         assert traced is not None
-        held = dict(zip(executable.held, stacks, strict=False))  # on one device `stacks` is empty
+        held = dict(zip(executable.held, stacks, strict=False))  # without a mesh `stacks` is empty
         scope = scopes.ProgramScope(known, [*consumed, *kept], held)
         with scope:
             whole, sharded, executable.form = _leaving(traced(arrays), executable.place)
@@ -192,12 +189,12 @@ def _compile(executable: Executable) -> Callable[..., Any]:
         apart = {key: v for key, v in written.items() if scope.written_stack(v) is not None}
         executable.written, executable.written_apart = list(written), list(apart)
         new = [scope.peek(variable) for variable in written.values()]
-        if isinstance(executable.place, MeshPlacement):
+        if executable.place is not None:
             new = executable.place.constrained(new, list(written.values()))
         return new, [scope.written_stack(one) for one in apart.values()], whole, sharded
 
     place = executable.place
-    if not isinstance(place, MeshPlacement):
+    if place is None:
         return jax.jit(program, donate_argnums=0)
     variables = None if place.layout.shards_state else place.whole  # None: as constrained
     shardings = variables, place.rows, place.whole, place.rows

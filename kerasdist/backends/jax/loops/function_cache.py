@@ -27,7 +27,6 @@ from kerasdist.backends.jax.loops import components, scopes
 from kerasdist.backends.jax.loops.executable import Executable, Incomplete, finish, launch
 from kerasdist.backends.jax.loops.values import flatten, is_distributed, itself, joined, rebuilt
 from kerasdist.backends.jax.mesh.arrays import is_array, is_traced
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core import context
 from kerasdist.errors import ScopeError
 
@@ -315,7 +314,7 @@ def _abstract(array: Any) -> Any:
 def _is_outdated(executable: Executable) -> bool:
     """Whether a variable has components now and had none when the executable was compiled."""
     diverged = components.diverged(executable.known)
-    if not diverged or not isinstance(executable.place, MeshPlacement):
+    if not diverged or executable.place is None:
         return False
     variables = executable.variables()
     return any(

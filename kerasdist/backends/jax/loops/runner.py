@@ -41,7 +41,7 @@ from kerasdist.backends.jax.loops.values import (
 )
 from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced
 from kerasdist.backends.jax.mesh.layout import AXIS
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context, ownership
 from kerasdist.errors import ScopeError
 
@@ -59,7 +59,7 @@ _Body = Callable[[ReplicaScope, Any, Any], Any]
 class JaxRunner(Runner):
     """Runs functions as one program on all devices; JAX traces each once, for all replicas."""
 
-    def __init__(self, replica_set: ReplicaSet, place: MeshPlacement) -> None:
+    def __init__(self, replica_set: ReplicaSet, place: Placement) -> None:
         self._replica_set = replica_set
         self._place = place
         self.places_ahead = self._place.places_ahead

@@ -14,7 +14,7 @@ from kerasdist.backends.jax.loops import replica_scope, scopes
 from kerasdist.backends.jax.loops.values import Own, Padded, Source, Stacked, is_distributed, joined
 from kerasdist.backends.jax.mesh.arrays import is_array, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.structures import map_leaves, pack, transpose
 from kerasdist.errors import DisagreementError, UnsupportedError
 from kerasdist.input.sharding import bounds_of_replicas, examples, rows
@@ -29,7 +29,7 @@ class Maker:
     of them must know the shapes of all components.
     """
 
-    def __init__(self, place: MeshPlacement, job: Job | None) -> None:
+    def __init__(self, place: Placement, job: Job | None) -> None:
         self._place = place
         self._replicas = place.layout.replicas
         self._job = job

@@ -31,7 +31,7 @@ from kerasdist.core import context, ownership
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaSet
-    from kerasdist.backends.jax.mesh.placement import MeshPlacement
+    from kerasdist.backends.jax.mesh.placement import Placement
 
 # Those whose mesh divides state.
 _replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -71,7 +71,7 @@ def install() -> None:
     )
 
 
-def _place_of(variable: keras.Variable) -> MeshPlacement | None:
+def _place_of(variable: keras.Variable) -> Placement | None:
     """Returns the placement that divides a variable, None if none does."""
     weight = weight_of(variable)
     strategy = (
@@ -122,7 +122,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     keras_compat.store_values(list(written.values()), states)
 
 
-def _take_chiefs(variable: keras.Variable, value: object, place: MeshPlacement) -> None:
+def _take_chiefs(variable: keras.Variable, value: object, place: Placement) -> None:
     """Gives each worker its part of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
     place.equalize([variable])
@@ -178,7 +178,7 @@ def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a whole array. All workers must call it."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
-    for place in [cast("MeshPlacement", replicas.arrays) for replicas in _replica_sets]:
+    for place in [cast("Placement", replicas.arrays) for replicas in _replica_sets]:
         if getattr(value.sharding, "mesh", None) == place.layout.shard_mesh:
             with place.together(_work("read", variable), lambda: None):
                 return place.read(value)

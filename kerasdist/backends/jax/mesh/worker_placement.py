@@ -20,7 +20,7 @@ from kerasdist.agreement import results
 from kerasdist.agreement.results import checksum_of
 from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded, text_of
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout, only_first
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import Job
 
@@ -44,7 +44,7 @@ class _Rows:
 
 
 @final
-class WorkerPlacement(MeshPlacement):
+class WorkerPlacement(Placement):
     """Keeps variables as global arrays, of which each process holds its devices' shards.
 
     All processes must take part when one of them computes with a global array. Between programs a
@@ -63,7 +63,7 @@ class WorkerPlacement(MeshPlacement):
         note_batch: Callable[[Hashable], None],
     ) -> None:
         """Takes what is called before each user program, and with the shapes of `fit`'s batches."""
-        super().__init__(layout, begin_step=begin_step)
+        super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
         self.places_ahead = True

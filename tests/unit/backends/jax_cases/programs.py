@@ -17,7 +17,7 @@ import kerasdist as kd
 from kerasdist import keras_compat
 from kerasdist.api.functions import function
 from kerasdist.backends.jax.mesh.layout import Layout
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.errors import ScopeError
 from tests.unit.backends.jax_cases.case import case, components, index
 
@@ -136,7 +136,7 @@ def a_replica_of_several_devices_needs_no_cpu_device(strategy):
 
     layout = Layout(jax.devices()[:2], 2)
     with mock.patch("jax.local_devices", without_cpu):
-        place = MeshPlacement(layout)
+        place = Placement(layout)
         with place.variables():
             assert jax.numpy.ones(2).devices() == {jax.devices()[0]}
 
