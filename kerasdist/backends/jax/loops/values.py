@@ -225,16 +225,10 @@ def flatten(structure: object) -> tuple[list[Any], Any]:
     return jax.tree.flatten(structure, is_leaf=is_distributed)
 
 
-def itself(array: object) -> Any:
-    """Returns an array unchanged."""
-    return array
-
-
-def rebuilt(
-    value: Callable[[Any], Any], kind: Callable[..., Any], layout: object, array: object
-) -> Any:
-    """Rebuilds a distributed value from its array, and the kind and layout of its `Source`."""
-    return value(kind(array, layout))
+def in_one_array(leaf: Any) -> Any:
+    """Returns a distributed value with its components in one array, if they fit in one."""
+    source = joined(leaf) if is_distributed(leaf) else None
+    return leaf if source is None else type(leaf)(source)
 
 
 def own(structure: Any) -> Any:
