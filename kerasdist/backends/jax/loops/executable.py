@@ -13,7 +13,6 @@ from kerasdist import keras_compat
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import components, scopes
 from kerasdist.backends.jax.loops.values import (
-    Padded,
     Stacked,
     in_one_array,
     is_distributed,
@@ -202,7 +201,7 @@ class Executable:
 
 def _on_mesh(place: Placement, result: Any) -> Any:
     """Constrains where the arrays of a result are: replicas' components on the replicas."""
-    is_sharded = is_distributed(result) and isinstance(result.source, Stacked | Padded)
+    is_sharded = is_distributed(result) and isinstance(result.source, Stacked)
     sharding = place.rows if is_sharded else place.whole
     return jax.tree.map(
         lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if is_array(leaf) else leaf,

@@ -28,7 +28,6 @@ from kerasdist.backends.jax.loops.value_factory import Maker
 from kerasdist.backends.jax.loops.values import (
     Equal,
     Own,
-    Padded,
     Source,
     Stacked,
     flatten,
@@ -116,10 +115,10 @@ class JaxRunner(Runner):
         program.add_placement(self._place)
         leaves, structure = flatten((args, kwargs))
         sources = [self._argument(leaf) for leaf in leaves]
-        sharded = {i: x.array for i, x in enumerate(sources) if isinstance(x, Stacked | Padded)}
+        sharded = {i: x.array for i, x in enumerate(sources) if isinstance(x, Stacked)}
         shared = {i: x.array for i, x in enumerate(sources) if isinstance(x, Equal)}
         shared |= {i: x for i, x in enumerate(sources) if is_array(x)}
-        padded = [x.layout for x in sources if isinstance(x, Padded)]
+        padded = {i: x.shapes for i, x in enumerate(sources) if isinstance(x, Stacked) and x.differ}
         # Lists, since JAX would order dicts by the variables' ids, on each worker in another way.
         values = [outer.peek(one) for one in program.known.values()]
         held = [program.stack(one, self._replicas) for one in program.held.values()]
@@ -135,7 +134,7 @@ class JaxRunner(Runner):
                 exchange.base = scope
                 sizes = iter(shapes)
                 own_leaves = [
-                    cut(arrays[i], next(sizes)) if isinstance(x, Padded) else arrays.get(i, x)
+                    cut(arrays[i], next(sizes)) if i in padded else arrays.get(i, x)
                     for i, x in enumerate(sources)
                 ]
                 own_args, own_kwargs = jax.tree.unflatten(structure, own_leaves)
@@ -145,7 +144,7 @@ class JaxRunner(Runner):
 
             shapes: dict[int, Any] = {}
             if padded:
-                groups = Groups(list(zip(*padded, strict=True)))
+                groups = Groups(list(zip(*padded.values(), strict=True)))
                 end, apart, shapes = groups.run(lambda group, how: traced(groups.kinds[group], how))
             else:
                 end = traced((), ByName())
@@ -176,9 +175,7 @@ class JaxRunner(Runner):
         program.apart.update(end.scope.apart)
         wrapped = list(end.results)
         for index, array in arrays.items():
-            several = index in shapes
-            source = Padded(array, shapes[index]) if several else Stacked(array, self._replicas)
-            wrapped[index] = PerReplica(source)
+            wrapped[index] = PerReplica(Stacked(array, shapes.get(index, self._replicas)))
         return jax.tree.unflatten(end.form, wrapped)
 
     def _argument(self, leaf: Any) -> Any:
