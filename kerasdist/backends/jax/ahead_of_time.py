@@ -42,12 +42,8 @@ def described_devices(platform: str, topology: str, target_config: str | None = 
             machines and GPUs of each.
         target_config: For GPUs: XLA's description of one.
     """
-    if target_config is None:
-        return list(topologies.get_topology_desc(topology, platform=platform).devices)
-    described = topologies.get_topology_desc(
-        topology, platform=platform, topology=topology, target_config=target_config
-    )
-    return list(described.devices)
+    options = {"topology": topology, "target_config": target_config} if target_config else {}
+    return list(topologies.get_topology_desc(topology, platform=platform, **options).devices)
 
 
 @final

@@ -309,7 +309,7 @@ _tracing = _Tracing()
 
 
 @contextlib.contextmanager
-def in_step(layout: Layout) -> Generator[None]:
+def in_step(layout: Layout | None) -> Generator[None]:
     """Lets code that is traced inside, a step of `fit`, know the layout."""
     before, _tracing.layout = _tracing.layout, layout
     try:

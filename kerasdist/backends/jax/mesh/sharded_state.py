@@ -10,7 +10,6 @@ gathered where a layer reads it; the optimizer updates parts.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -24,8 +23,8 @@ from jax.sharding import NamedSharding
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
-from kerasdist.backends.jax.mesh.layout import layout_of_step, make_slot, weight_of
+from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced
+from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, make_slot, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
 
@@ -41,16 +40,6 @@ _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
     keras.initializers.Ones: lambda _: 1,
     keras.initializers.Constant: lambda initializer: initializer.value,
 }
-
-
-@final
-class _Tracing(threading.local):
-    """Whether the optimizer's code is traced in this thread."""
-
-    updates: bool = False
-
-
-_tracing = _Tracing()
 
 
 def add(replica_set: ReplicaSet) -> None:
@@ -99,8 +88,8 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     sharding = place.layout.of_variable(variable)
     constant = _CONSTANTS.get(type(initializer))
     if constant is not None:
-        number = constant(initializer)
-        keras_compat.store_value(variable, _filled(sharding, shape, dtype)(number))
+        filled = jnp.full(shape, constant(initializer), dtype, device=sharding)
+        keras_compat.store_value(variable, filled)
         return
     written: dict[int, keras.Variable] = {}
 
@@ -112,7 +101,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
 
     program = jax.jit(drawn, out_shardings=(sharding, place.whole))
     work = _work("initial value", variable)
-    with place.together(work, lambda: text_of(program.lower())) as is_same:
+    with place.together(work, lambda: program.lower().as_text()) as is_same:
         if not is_same:  # the seeds differ
             _take_chiefs(variable, initializer(shape, dtype=dtype), place)
             return
@@ -143,11 +132,6 @@ class _Writes(keras.StatelessScope):
         """Notes a variable and its new value."""
         self.written[id(update[0])] = update[0]
         super().add_update(update)
-
-
-@cache
-def _filled(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
-    return jax.jit(lambda value: jnp.full(shape, value, dtype), out_shardings=sharding)
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> None:
@@ -194,7 +178,7 @@ def _work(name: str, variable: keras.Variable) -> str:
 
 def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
     layout = layout_of_step()
-    if layout is None or _tracing.updates or layout.rule is None:
+    if layout is None or layout.rule is None:
         return value
     if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
         return value
@@ -218,11 +202,8 @@ def _apply(
         [_constrained(value, part) for value, part in zip(given, parts, strict=True)]
         for given in (grads, trainable_variables)
     )
-    before, _tracing.updates = _tracing.updates, True
-    try:
+    with in_step(None):  # the optimizer reads parts
         new, own = original(optimizer, optimizer_variables, grads, values)
-    finally:
-        _tracing.updates = before
     at_rest = layout.of_variables(weights)
     new = [
         _constrained(_constrained(value, part), rest)

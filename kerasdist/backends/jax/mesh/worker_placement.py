@@ -17,8 +17,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.agreement.results import checksum_of
-from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded, text_of
+from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout, only_first
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
@@ -212,7 +211,7 @@ class WorkerPlacement(Placement):
         else:
             if form not in seen:
                 # Without waiting for the others, whose batch may have another shape.
-                seen[form] = results.digest_of(text_of(program.lower(state, batch)))
+                seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
         self.record(seen[form][:12], "of a step of", form)
@@ -226,7 +225,7 @@ class WorkerPlacement(Placement):
     def compare(self, program: Any, *arguments: object) -> str:
         """Returns a program's digest; raises DisagreementError if other workers have another."""
         # JAX caches the lowered program, so the call does not lower it again.
-        return results.require_equal_programs(self._job, text_of(program.lower(*arguments)))
+        return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
     def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         if not isinstance(leaf, jax.Array):
@@ -253,10 +252,8 @@ def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
 
 def checksums_of(values: Sequence[jax.Array]) -> list[int]:
     """Returns a checksum of each array's bits in this process."""
-    own = [value.addressable_data(0) for value in values]
-    if all(value.platform() == "cpu" for value in own):
-        return [checksum_of(value) for value in own]  # no copy, and nothing to compile
-    return [int(one) for one in jax.device_get([_sum_of_bits(value) for value in own])]
+    sums = [_sum_of_bits(value.addressable_data(0)) for value in values]
+    return [int(one) for one in jax.device_get(sums)]
 
 
 @jax.jit
