@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar, final
 
 import jax
@@ -94,27 +94,22 @@ class Programs:
         if not isinstance(function, FunctionType):
             return Program()
         code = function.__code__
-        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+        try:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:  # one is not set yet
+            return Program()
         defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
         seen = [*cells, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
             return Program()  # such as a list: it may be another one later, in the same place
         known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
-        key = code, id(function.__globals__), len(cells), tuple(known_by), tuple(defaults[1])
+        key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])
         program = self._alike.get(key)
         if program is None:
             program = Program()
             self._alike.put(key, program, objects)
         return program
-
-
-def _is_empty(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  it raises
-    except ValueError:
-        return True
-    return False
 
 
 @final
