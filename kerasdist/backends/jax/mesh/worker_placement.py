@@ -7,18 +7,19 @@ import itertools
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import PartitionSpec, Sharding
+from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
+from jax.sharding import Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded
-from kerasdist.backends.jax.mesh.layout import AXIS, Layout, only_first
+from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import Job
@@ -114,7 +115,8 @@ class WorkerPlacement(Placement):
             values = [np.asarray(array.addressable_data(0)) for array in arrays]
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
             ends = np.cumsum([one.size for one in own])
-            chiefs = np.split(self._of_chief(np.concatenate(own)), ends[:-1])
+            data = self._exchanged(np.concatenate(own), _CHUNK, broadcast_one_to_all)
+            chiefs = np.split(data, ends[:-1])
             for variable, value, mine, new in zip(bundle, values, own, chiefs, strict=True):
                 if not np.array_equal(mine, new):
                     with self.variables():
@@ -122,50 +124,24 @@ class WorkerPlacement(Placement):
                     keras_compat.store_value(variable, array)
 
     def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the rows of all workers, on the host; each replica has equally many.
+        """Returns the rows of all workers, on the host; each worker has equally many.
 
         All workers must call it.
         """
-        replicas, here = self.layout.replicas, len(self.layout.local_replicas)
-        own = np.ascontiguousarray(rows).reshape(here, -1).view(np.uint8)
-        data = self._exchanged(
-            own,
-            max(_CHUNK // replicas, 1),
-            lambda chunk: _sharded_as(self.whole)(self.chosen_rows(chunk, replicas)),
-        )
-        return data.view(rows.dtype).reshape(len(rows) // here * replicas, *rows.shape[1:])
-
-    def _of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the chief's bytes, on the host; each worker has as many. All must call it."""
-        return self._exchanged(
-            data, _CHUNK, lambda chunk: self._chiefs(self.put(chunk, self.whole))
-        )
+        gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), process_allgather)
+        shape = len(rows) * self._job.num_workers, *rows.shape[1:]
+        return gathered.view(rows.dtype).reshape(shape)
 
     def _exchanged(
-        self, data: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
+        self, array: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
     ) -> np.ndarray[Any, Any]:
-        """Exchanges bytes with the other workers, in chunks along the last axis."""
-        results = [np.empty((self.layout.replicas, 0)[-data.ndim :], np.uint8)]
-        for begin in range(0, data.shape[-1], most):
-            chunk = data[..., begin : begin + most]
-            size = chunk.shape[-1]
-            # Of powers of two there are few, and JAX compiles the program for each size.
-            room = [(0, 0)] * (data.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
-            padded = np.pad(chunk, room)
-            self.record("that exchanges bytes", padded.shape)
-            result = jax.block_until_ready(exchange(padded))
-            results.append(np.asarray(result.addressable_data(0))[..., :size])
+        """Exchanges an array's bytes with the other workers, at most so many at a time."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        results: list[Any] = []
+        for chunk in np.split(data, range(most, data.size, most)):
+            self.record("that exchanges bytes", chunk.shape)
+            results.append(exchange(chunk))
         return np.concatenate(results, axis=-1)
-
-    @cached_property
-    def _chiefs(self) -> Callable[..., Any]:
-        def first(chunk: jax.Array) -> jax.Array:
-            return jax.lax.psum(only_first(chunk), AXIS)
-
-        whole = PartitionSpec()
-        return jax.jit(
-            jax.shard_map(first, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False)
-        )
 
     def argument(self, array: Any) -> Any:
         """Makes a global array of the workers' arrays; returns a global array unchanged."""
