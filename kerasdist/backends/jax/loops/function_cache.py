@@ -171,7 +171,7 @@ class _Arguments:
     def __init__(self, structure: Any) -> None:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
-        # Of unequal components each is an array: a program that reads one raises (`unlike`).
+        # Of unequal components each is an array: a program that reads one raises (`source_of`).
         joined = jax.tree.map(in_one_array, structure, is_leaf=is_distributed)
         self._leaves, self._structure = jax.tree.flatten(joined)
         self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))

@@ -33,10 +33,9 @@ from kerasdist.backends.jax.loops.values import (
     flatten,
     gathered,
     is_distributed,
-    joined,
     own,
     reduced,
-    unlike,
+    source_of,
 )
 from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced
 from kerasdist.backends.jax.mesh.layout import AXIS
@@ -114,7 +113,9 @@ class JaxRunner(Runner):
         assert outer is not None
         program.add_placement(self._place)
         leaves, structure = flatten((args, kwargs))
-        sources = [self._argument(leaf) for leaf in leaves]
+        sources = [
+            source_of(leaf, self._replicas) if is_distributed(leaf) else leaf for leaf in leaves
+        ]
         sharded = {i: x.array for i, x in enumerate(sources) if isinstance(x, Stacked)}
         shared = {i: x.array for i, x in enumerate(sources) if isinstance(x, Equal)}
         shared |= {i: x for i, x in enumerate(sources) if is_array(x)}
@@ -177,15 +178,6 @@ class JaxRunner(Runner):
         for index, array in arrays.items():
             wrapped[index] = PerReplica(Stacked(array, shapes.get(index, self._replicas)))
         return jax.tree.unflatten(end.form, wrapped)
-
-    def _argument(self, leaf: Any) -> Any:
-        """Returns a distributed value's `Source`; returns any other argument unchanged."""
-        if not is_distributed(leaf):
-            return leaf
-        source = joined(leaf, self._replicas)
-        if source is None:
-            raise unlike(leaf)
-        return source
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
         """Returns the sum or mean of the components, and along an axis of each if given."""
@@ -286,14 +278,10 @@ class JaxRunner(Runner):
         if program is not None:
             current = scopes.current()
             assert current is not None
-            value = current.get_current_value(variable)
+            current.get_current_value(variable)
             if is_on_read(variable):
                 program.apart[id(variable)] = variable
-            if id(variable) in program.state_mapping:
-                return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
-            return PerReplica(
-                Stacked(components.derived(variable, value, self._replicas), self._replicas)
-            )
+            return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
         return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
 
     def read(self, variable: keras.Variable) -> Any:
@@ -314,10 +302,7 @@ class JaxRunner(Runner):
             return Equal(self._everywhere(value), self._replicas)
         if scopes.program() is None:
             value = self._maker.entering(value)
-        source = joined(value, self._replicas)
-        if source is None:
-            raise unlike(value)
-        return source
+        return source_of(value, self._replicas)
 
     def _launched(self, function: Callable[..., Any], source: Source, *how: object) -> Any:
         """Applies a function to components: inline in a program, else as a small program."""

@@ -224,10 +224,7 @@ def own(structure: Any) -> Any:
             return leaf
         if isinstance(leaf.source, Own | Equal):
             return leaf.source.array
-        source = joined(leaf)
-        if source is None:
-            raise unlike(leaf)
-        return source.stacked()[jax.lax.axis_index(AXIS)]
+        return source_of(leaf).stacked()[jax.lax.axis_index(AXIS)]
 
     return jax.tree.map(component, structure, is_leaf=is_distributed)
 
@@ -262,13 +259,16 @@ def is_number(part: object) -> bool:
     return is_array(part) or isinstance(part, bool | int | float)
 
 
-def unlike(value: DistributedValues) -> UnsupportedError:
-    """Returns the error for components whose types or shapes differ."""
+def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
+    """Returns the components of a value in one array; refuses other types and numbers of axes."""
+    source = joined(value, replicas)
+    if source is not None:
+        return source
     kinds = [
         f"{part.dtype}{list(part.shape)}" if is_array(part) else repr(part)[:50]
         for part in value.values
     ]
-    return UnsupportedError(
+    raise UnsupportedError(
         "Expected arrays of one type and one number of axes as the components of a distributed "
         f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
         "alike, or compute the value from the replica's number in the function."

@@ -227,7 +227,6 @@ class Layout:
             self.by_replica = ("host", _IN_HOST)
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
-        self._shardings = {self.whole.spec: self.whole}
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
 
     def entry(self, leaves: Sequence[Any]) -> NamedSharding:
@@ -250,16 +249,12 @@ class Layout:
             owner = weight_of(variable)
             shards = self.splits.shards_of(owner.path, variable.shape)
             spec = self._spec(shards, uncut=None)
-        return self._named(spec)
+        return NamedSharding(self.shard_mesh, spec)
 
     def of_update(self, weight: keras.Variable) -> NamedSharding:
         """Returns the sharding by which devices divide the update of a weight."""
-        return self.whole if self.rule is None else self._named(self.rule.update_spec(weight))
-
-    def _named(self, spec: PartitionSpec) -> NamedSharding:
-        if spec not in self._shardings:
-            self._shardings[spec] = NamedSharding(self.shard_mesh, spec)
-        return self._shardings[spec]
+        spec = WHOLE if self.rule is None else self.rule.update_spec(weight)
+        return NamedSharding(self.shard_mesh, spec)
 
     @property
     def shards_state(self) -> bool:

@@ -72,7 +72,7 @@ def _place_of(variable: keras.Variable) -> Placement | None:
     if replicas not in _replica_sets:
         return None
     place = replicas.arrays
-    return None if place.layout.of_variable(variable) is place.whole else place
+    return None if place.layout.of_variable(variable) == place.whole else place
 
 
 # Between programs.
@@ -180,7 +180,7 @@ def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
     layout = layout_of_step()
     if layout is None or layout.rule is None:
         return value
-    if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
+    if not layout.rule.gathers_weights or layout.of_variable(variable) == layout.whole:
         return value
     return jax.lax.with_sharding_constraint(value, layout.whole)
 
