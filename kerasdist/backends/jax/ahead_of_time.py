@@ -90,7 +90,9 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     return TrainingProgram(
         lowered=traced.lower(),
         arrays=sum(map(len, state.values())),
-        state_bytes={name: sum(map(_bytes_held, each)) for name, each in state.items()},
+        state_bytes={
+            name: sum(_bytes_of(one, one.sharding) for one in each) for name, each in state.items()
+        },
         input_bytes=sum(_bytes_of(one, entry) for one in jax.tree.leaves(batch)),
         matmul_flops=dict(matmul_flops(traced.jaxpr)),
         logical_devices=layout.splits.logical_devices,
@@ -171,10 +173,6 @@ def _spec(leaf: Any) -> Any:
 
 def _type(array: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(array.dtype)
-
-
-def _bytes_held(spec: Any) -> int:
-    return _bytes_of(spec, spec.sharding)
 
 
 def _bytes_of(spec: Any, sharding: Any) -> int:

@@ -212,7 +212,7 @@ class JaxRunner(Runner):
         scope = replica_scope.current()
         differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
         if scope is not None:
-            with scope.copy_writes() if differ else scope.equal_writes():
+            with scope.writing("copy" if differ else "equal"):
                 result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
             return self.local_results(_per_own(result, self._replicas))
         if not differ:
@@ -237,7 +237,7 @@ class JaxRunner(Runner):
         **kwargs: object,
     ) -> Any:
         def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
-            with context.replica_scope(None), scope.copy_writes():
+            with context.replica_scope(None), scope.writing("copy"):
                 return function(variable, *args, **kwargs)
 
         return self._on_each(body, args, kwargs)

@@ -147,10 +147,8 @@ class Placement:
         return list(map(constrain, arrays, self.layout.of_variables(variables)))
 
     def argument(self, array: Any) -> Any:
-        """Converts a user's array to a program's input; JAX itself moves uncommitted arrays."""
-        if not isinstance(array, jax.Array) or not array.committed:
-            return array
-        return array if array.sharding in (self.whole, self.rows) else self.put(array, self.whole)
+        """Puts a user's array on every device, unless the replicas shard it."""
+        return array if is_placed(array, self.rows) else self.put(array, self.whole)
 
     def assemble(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
         """Makes an array that the replicas shard, of the rows of each replica of this process."""
@@ -178,9 +176,7 @@ class Placement:
         if not self.places_ahead and not is_bound:
             return batch
         sharding = self.layout.entry(leaves)
-        if all(is_placed(leaf, sharding) for leaf in leaves):
-            return batch
-        return jax.device_put(batch, sharding)
+        return jax.tree.map(lambda leaf: self.put(leaf, sharding), batch)
 
     def eager(self, step: Step) -> Step:
         """Returns a step that runs operation by operation, each of them on all devices."""

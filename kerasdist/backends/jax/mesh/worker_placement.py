@@ -143,18 +143,6 @@ class WorkerPlacement(Placement):
             results.append(exchange(chunk))
         return np.concatenate(results, axis=-1)
 
-    def argument(self, array: Any) -> Any:
-        """Makes a global array of the workers' arrays; returns a global array unchanged."""
-        if isinstance(array, jax.Array) and not array.is_fully_addressable:
-            return array
-        return self.put(array, self.whole)
-
-    def batch(self, batch: Any) -> Any:
-        """Contributes the rows of this worker's replicas; all rows if they cannot be divided."""
-        leaves = jax.tree.leaves(batch)
-        target = self.layout.entry(leaves)
-        return jax.tree.map(lambda leaf: self.put(leaf, target), batch)
-
     def chosen(self, numbers: Any) -> Any:
         """Returns the numbers of this worker's rows of a batch, all if it cannot be divided."""
         share, rest = divmod(len(numbers), self.layout.replicas)
