@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -36,14 +36,11 @@ WHOLE = PartitionSpec()
 _weights: VariableTable[Any] = VariableTable()
 
 
-@final
-class _Making(threading.local):
-    """The weight for which an optimizer makes a variable in this thread."""
+# The weight for which an optimizer makes a variable in this thread.
+_weight: ContextVar[Any] = ContextVar("weight", default=None)
 
-    weight: Any = None
-
-
-_making = _Making()
+# The layout of the step of `fit` that this thread traces.
+_layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 def make_slot(
@@ -54,17 +51,17 @@ def make_slot(
     **kwargs: object,
 ) -> Any:
     """Makes an optimizer's variable for a weight; notes the weight meanwhile."""
-    before, _making.weight = _making.weight, reference_variable
+    token = _weight.set(reference_variable)
     try:
         return original(optimizer, reference_variable, *args, **kwargs)
     finally:
-        _making.weight = before
+        _weight.reset(token)
 
 
 def note_new(variable: keras.Variable) -> None:
     """Notes a variable that is about to be made, if an optimizer makes it."""
     if keras_compat.is_of_optimizer():
-        _note(variable, _making.weight)
+        _note(variable, _weight.get())
 
 
 def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
@@ -295,29 +292,21 @@ class Layout:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
 
 
-@final
-class _Tracing(threading.local):
-    layout: Layout | None = None
-
-
-_tracing = _Tracing()
-
-
 @contextlib.contextmanager
 def in_step(layout: Layout | None) -> Generator[None]:
     """Lets code that is traced inside, a step of `fit`, know the layout."""
-    before, _tracing.layout = _tracing.layout, layout
+    token = _layout.set(layout)
     try:
         yield
     finally:
-        _tracing.layout = before
+        _layout.reset(token)
 
 
 def layout_of_step() -> Layout | None:
     """Returns the layout of the step that this thread traces; None in the code of one replica."""
     replica = context.replica()
     in_run = replica is not None and replica.num_replicas_in_sync > 1
-    return None if in_run else _tracing.layout
+    return None if in_run else _layout.get()
 
 
 def _check_hosts(replicas: int, hosts: int) -> int:
