@@ -49,11 +49,11 @@ def held(variables):
 
 def temporary(model, batch):
     """What XLA has allotted on a device, beside the state, in the compiled step."""
-    from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+    from kerasdist.backends.jax.fit.steps import StepFunction
 
     names = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{name}_variables": True for name in names})
-    step = StepFunction(model, model.train_step, model.replica_set.arrays, Execution(True, 1))
+    step = StepFunction(model, model.train_step, model.replica_set.arrays)
     data = (batch, batch, None)
     compiled = step.program(state, data).lower(state, data).compile()
     return compiled.memory_analysis().temp_size_in_bytes

@@ -150,12 +150,6 @@ class TPUStrategy(Strategy):
     @property
     def _devices_of_replica(self) -> Any:
         assert self.replica_set is not None
-        if self.replica_set.logical_devices is None:
-            raise UnsupportedError(
-                "Expected several devices, over which tensors and variables can be cut. Received: "
-                f"devices={[str(device) for device in self.replica_set.devices]}. Leave the call "
-                "out."
-            )
         return self.replica_set.logical_devices
 
 

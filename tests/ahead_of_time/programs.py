@@ -82,7 +82,6 @@ class Program:
     build: Callable[[], keras.Model] = mlp
     batch: int = 64
     clipnorm: float | None = None
-    steps: int = 1
     policy: str = "float32"
     logical_devices: int = 1
     splits: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -92,7 +91,6 @@ class Program:
 PROGRAMS = {
     "mlp": Program(),
     "mlp, uneven batch": Program(batch=62),
-    "mlp, 8 steps an execution": Program(steps=8),
     "mlp, clipnorm": Program(clipnorm=1.0),
     "mlp, 2 logical devices": Program(logical_devices=2, splits={r"dense.*/kernel": (1, 2)}),
     "mlp, optimizer sharded": Program(sharding=kd.Sharding("optimizer", min_size=1024)),
@@ -127,9 +125,8 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
         optimizer.build(model.trainable_variables)
     layout = Layout(devices, program.logical_devices, program.sharding)
     layout.split_variables(program.splits)
-    lead = (program.steps,) if program.steps > 1 else ()
-    batch = tuple(jax.ShapeDtypeStruct((*lead, *one.shape), one.dtype) for one in (x, y))
-    return ahead_of_time.training_program(model, batch, layout, program.steps)
+    batch = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, y))
+    return ahead_of_time.training_program(model, batch, layout)
 
 
 def facts(name: str, devices: list[Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ NORMALIZED = {"all-gather": 2, "all-reduce": 3}
 BOTH: dict[str, dict[str, int]] = {
     "mlp": ONE_SUM,
     "mlp, uneven batch": ONE_SUM,
-    "mlp, 8 steps an execution": ONE_SUM,
     "mlp, clipnorm": ONE_SUM,
     "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 3, "reduce-scatter": 2},
     # Gradients are scattered, and weights gathered: the new ones, or where layers use them.

@@ -34,12 +34,12 @@ def _tensorflow() -> None:
 def _jax() -> None:
     from kerasdist.backends.jax.mesh import placement
 
-    def init(self, layout, *args):
-        original(self, layout, *args)
+    def init(self, *args, **named):
+        original(self, *args, **named)
         assert self.places_ahead is False
         self.places_ahead = True
 
-    original = _replace(placement.MeshPlacement, "__init__", init)
+    original = _replace(placement.Placement, "__init__", init)
 
 
 def _torch() -> None:

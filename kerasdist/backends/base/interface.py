@@ -213,7 +213,7 @@ class ReplicaSet(abc.ABC):
         steps_ahead: After how many steps the host has waited for a device at least once.
         trainer_class: The class that is put before a model's own, so that its steps run here.
         logical_devices: How a replica of several devices divides tensors and variables among them,
-            with the methods of `kerasdist.TPUStrategy`; None: each replica has one device.
+            with the methods of `kerasdist.TPUStrategy`; None: the backend has no such replicas.
         gradients_travel_as: The type to which gradients are cast between workers; None: not cast.
         initial_broadcast: The new variables that workers have not compared yet.
         batch_history: The forms of global batches that workers have not compared yet.

@@ -12,12 +12,12 @@ from jax.experimental import topologies
 
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax.backend import BACKEND, matmul_flops
-from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import sharded_state
 from kerasdist.backends.jax.mesh.layout import Layout, note_all
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import Sharding
 from kerasdist.errors import UnsupportedError
@@ -40,12 +40,8 @@ def described_devices(platform: str, topology: str, target_config: str | None = 
             machines and GPUs of each.
         target_config: For GPUs: XLA's description of one.
     """
-    if target_config is None:
-        return list(topologies.get_topology_desc(topology, platform=platform).devices)
-    described = topologies.get_topology_desc(
-        topology, platform=platform, topology=topology, target_config=target_config
-    )
-    return list(described.devices)
+    options = {"topology": topology, "target_config": target_config} if target_config else {}
+    return list(topologies.get_topology_desc(topology, platform=platform, **options).devices)
 
 
 @final
@@ -71,30 +67,30 @@ class TrainingProgram:
     logical_devices: int
 
 
-def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> TrainingProgram:
+def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     """Traces a model's training step for the devices of a layout.
 
     Args:
         model: A compiled and built Keras model.
-        batch: The global batch, or its shapes; if there are several steps, a stack of them.
+        batch: The global batch, or its shapes.
         layout: The mesh, and how it divides variables.
-        steps: The number of steps in an execution.
     """
     normalization.install()
     if layout.rule is not None:
         sharded_state.install()
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
-    placement = MeshPlacement(layout)
-    execution = Execution(compiled=True, steps=steps)
-    function = StepFunction(model, model.train_step, placement, execution)
+    placement = Placement(layout)
+    function = StepFunction(model, model.train_step, placement)
     specs = tuple(state.values())
     traced = function.program(specs, batch).trace(specs, batch)
-    entry = layout.entry(jax.tree.leaves(batch), 0 if steps == 1 else 1)
+    entry = layout.entry(jax.tree.leaves(batch))
     return TrainingProgram(
         lowered=traced.lower(),
         arrays=sum(map(len, state.values())),
-        state_bytes={name: sum(map(_bytes_held, each)) for name, each in state.items()},
+        state_bytes={
+            name: sum(_bytes_of(one, one.sharding) for one in each) for name, each in state.items()
+        },
         input_bytes=sum(_bytes_of(one, entry) for one in jax.tree.leaves(batch)),
         matmul_flops=dict(matmul_flops(traced.jaxpr)),
         logical_devices=layout.splits.logical_devices,
@@ -175,10 +171,6 @@ def _spec(leaf: Any) -> Any:
 
 def _type(array: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(array.dtype)
-
-
-def _bytes_held(spec: Any) -> int:
-    return _bytes_of(spec, spec.sharding)
 
 
 def _bytes_of(spec: Any, sharding: Any) -> int:

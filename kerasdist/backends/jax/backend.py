@@ -91,7 +91,7 @@ class JaxBackend(Backend):
     ) -> JaxReplicaSet:
         """Returns the replicas on all workers' devices; XLA chooses how they communicate."""
         _prepare(options, several=job is not None or len(devices) > 1)
-        here = _named(devices)
+        here = [_local_devices(device.kind)[device.index] for device in devices]
         if job is None:
             _require_no_other_processes(devices[0].kind)
             return JaxReplicaSet(here, devices, options)
@@ -221,10 +221,6 @@ def _require_no_other_processes(kind: str) -> None:
             "kerasdist.TPUStrategy() or kerasdist.MultiWorkerMirroredStrategy(). If the processes "
             f"are to be independent, set the variable {kerasdist_variables.CLUSTER}=none."
         )
-
-
-def _named(devices: Sequence[Device]) -> list[Any]:
-    return [_local_devices(device.kind)[device.index] for device in devices]
 
 
 def _local_devices(kind: str) -> list[Any]:

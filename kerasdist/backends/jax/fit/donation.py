@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.arrays import copied, here
@@ -48,32 +48,26 @@ class _InSteps:
 _in_steps: VariableTable[_InSteps] = VariableTable()
 
 
-@final
-class _Passing:
-    """Which threads pass which variables' values to a program, and store the new ones."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._threads: dict[int, int] = {}
-
-    @contextmanager
-    def __call__(self, keys: Iterable[int]) -> Generator[None]:
-        """Waits until no other thread has these variables, by their ids; other ones may be had."""
-        threads, here = self._threads, threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: all(threads.get(key, here) == here for key in keys))
-            mine = [key for key in keys if key not in threads]
-            threads.update(dict.fromkeys(mine, here))
-        try:
-            yield
-        finally:
-            with self._changed:
-                for key in mine:
-                    del threads[key]
-                self._changed.notify_all()
+# Which threads pass which variables' values, by their ids, to a program, and store the new ones.
+_passed: dict[int, int] = {}
+_passed_on = threading.Condition()
 
 
-passing = _Passing()
+@contextmanager
+def passing(keys: Iterable[int]) -> Generator[None]:
+    """Waits until no other thread has these variables, by their ids; other ones may be had."""
+    here = threading.get_ident()
+    with _passed_on:
+        _passed_on.wait_for(lambda: all(_passed.get(key, here) == here for key in keys))
+        mine = [key for key in keys if key not in _passed]
+        _passed.update(dict.fromkeys(mine, here))
+    try:
+        yield
+    finally:
+        with _passed_on:
+            for key in mine:
+                del _passed[key]
+            _passed_on.notify_all()
 
 
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.fit.trainer import TRAIN_STATE
 from kerasdist.backends.jax.mesh.arrays import copied
 
@@ -84,8 +84,7 @@ class JaxTrial(Trial):
                 logs, after = jax.jit(model.train_step)(*placed)
             else:
                 with model.replica_set.placement():
-                    execution = Execution(compiled=True, steps=1)
-                    run = StepFunction(model, model.train_step, arrays, execution)
+                    run = StepFunction(model, model.train_step, arrays)
                     logs, after = run(state, iter([batch.given]))
                     after = jax.tree.map(arrays.read, after)
         variables = [getattr(model, name) for name in TRAIN_STATE if name != "optimizer_variables"]

@@ -64,7 +64,7 @@ class JaxCollectives(Collectives):
 
     def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context in which all replicas assign equal values, so that none is sent."""
-        return self._scope.equal_writes()
+        return self._scope.writing("equal")
 
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
@@ -94,7 +94,7 @@ class JaxCollectives(Collectives):
         gradients = [combined(*numbered) for numbered in enumerate(gradients)]
         self._applies = True
         try:
-            with self._scope.equal_writes():
+            with self._scope.writing("equal"):
                 return apply(optimizer, gradients, variables)
         finally:
             self._applies = False

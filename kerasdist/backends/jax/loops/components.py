@@ -17,7 +17,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
 from kerasdist.backends.jax.mesh import sharded_state
 from kerasdist.backends.jax.mesh.arrays import here
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.ownership import VariableTable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def divide(value: Any, replicas: int) -> jax.Array:
     return (value / replicas).astype(value.dtype)
 
 
-def stack_on(variable: keras.Variable, place: MeshPlacement) -> jax.Array:
+def stack_on(variable: keras.Variable, place: Placement) -> jax.Array:
     """Returns the replicas' components of a variable, stacked, each on its replica's devices."""
     components = recall(variable)
     if components is not None and components.stack.sharding == place.rows:

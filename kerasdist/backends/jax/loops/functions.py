@@ -15,7 +15,7 @@ from kerasdist.backends.jax.loops import replica_scope, scopes
 from kerasdist.backends.jax.loops.function_cache import Program
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
 from kerasdist.backends.jax.mesh import sharded_state
-from kerasdist.backends.jax.mesh.arrays import here, is_array
+from kerasdist.backends.jax.mesh.arrays import here
 from kerasdist.job.job import FUNCTION, translating_failures
 
 
@@ -45,12 +45,9 @@ def value_and_grad(
         with scope:
             result = function()
         value, rest = result if has_aux else (result, None)
-        leaves, structure = jax.tree.flatten(rest)
-        arrays = {i: leaf for i, leaf in enumerate(leaves) if is_array(leaf)}
-        others = [None if i in arrays else leaf for i, leaf in enumerate(leaves)]
         updates = {key: scope.state_mapping[key] for key in scope.variables}
-        parts = arrays, updates, scope.stacks
-        return keras.ops.convert_to_tensor(value), parts, (scope, others, structure)
+        parts = rest, updates, scope.stacks
+        return keras.ops.convert_to_tensor(value), parts, scope
 
     def overlay(values: Sequence[Any], outer: scopes.Scope | None) -> scopes.OverlayScope:
         return scopes.OverlayScope(dict(zip(by_key, values, strict=True)), outer)
@@ -71,7 +68,7 @@ def value_and_grad(
         found = alone()
     else:
         found = replica.exchange.differentiated(replica, alone, (overlay, call), values)
-    (arrays, updates, stacks), (scope, leaves, structure) = found.parts, found.notes
+    (rest, updates, stacks), scope = found.parts, found.notes
     if outer is None:
         keras_compat.initialize_waiting_variables()
     for key, variable in scope.variables.items():
@@ -84,11 +81,7 @@ def value_and_grad(
             outer.get_current_value(variable)
     of = dict(zip(by_key, found.gradients, strict=True))
     gradients = [of[id(v)] if id(v) in scope.read else None for v in variables]
-    if not has_aux:
-        return found.value, gradients
-    for index, array in arrays.items():
-        leaves[index] = array
-    return (found.value, jax.tree.unflatten(structure, leaves)), gradients
+    return (found.value, rest) if has_aux else found.value, gradients
 
 
 def _value(outer: scopes.Scope | None, variable: keras.Variable) -> Any:

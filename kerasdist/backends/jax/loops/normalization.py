@@ -38,7 +38,7 @@ def _batch_moments(
 ) -> tuple[jax.Array, jax.Array]:
     layout, axes = layout_of_step(), layer._reduction_axes
     # A batch with fewer rows than replicas is not divided.
-    if layout is None or 0 not in axes or inputs.shape[0] < layout.replicas:
+    if layout is None or 0 not in axes or not 1 < layout.replicas <= inputs.shape[0]:
         return original(layer, inputs, mask)
     return moments(layout, inputs, axes, mask)
 

@@ -55,15 +55,14 @@ class Traced:
 Trace = Callable[[int, Exchange], Traced]
 
 
+@dataclass(eq=False)
 class _Pause(BaseException):  # not an Exception: user code must not catch it
     """A replica has come to an exchange whose result is not there yet."""
 
-    def __init__(self, kind: str, scope: Any, brought: Sequence[Any], how: Any) -> None:
-        super().__init__(kind)
-        self.kind = kind
-        self.scope = scope
-        self.brought = list(brought)
-        self.how = how
+    kind: str
+    scope: Any
+    brought: Sequence[Any]
+    how: Any
 
 
 class _Inside(BaseException):
@@ -142,7 +141,25 @@ class Groups:
         shapes differ; the replicas' components of written variables, by the variable's id; and the
         shapes of the padded results, by their index.
         """
-        return self._together(self._ends(trace))
+        ends: list[Traced] = self._ends(trace)
+        first = ends[0]
+        if any(end.form != first.form for end in ends):
+            self._disagree(f"results={[str(end.form) for end in ends]}")
+        results = list(first.results)
+        shapes: dict[int, tuple[Any, ...]] = {}
+        for place, column in enumerate(zip(*(end.results for end in ends), strict=True)):
+            if not is_array(column[0]):
+                continue
+            arrays = [jnp.asarray(one) for one in column]
+            if len({one.shape for one in arrays}) > 1:
+                shapes[place] = tuple(arrays[group].shape for group in self.of)
+                arrays = _alike(arrays)
+            results[place] = self._own(arrays)
+        held = {
+            key: self._own([end.scope.peek(variable) for end in ends])
+            for key, variable in first.scope.written_apart().items()
+        }
+        return Traced(first.scope, results, first.form), held, shapes
 
     def _ends(self, trace: Callable[[int, Exchange], Any]) -> list[Any]:
         """Traces code to its end, for each group."""
@@ -233,28 +250,6 @@ class Groups:
             self._disagree(f"all_gather along axis {axis} of tensors of shapes={shapes}")
         everyone = jax.lax.all_gather(self._own(_alike(column)), AXIS)
         return jnp.concatenate([cut(everyone[i], shape) for i, shape in enumerate(shapes)], axis)
-
-    def _together(
-        self, ends: Sequence[Traced]
-    ) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
-        first = ends[0]
-        if any(end.form != first.form for end in ends):
-            self._disagree(f"results={[str(end.form) for end in ends]}")
-        results = list(first.results)
-        shapes: dict[int, tuple[Any, ...]] = {}
-        for place, column in enumerate(zip(*(end.results for end in ends), strict=True)):
-            if not is_array(column[0]):
-                continue
-            arrays = [jnp.asarray(one) for one in column]
-            if len({one.shape for one in arrays}) > 1:
-                shapes[place] = tuple(arrays[group].shape for group in self.of)
-                arrays = _alike(arrays)
-            results[place] = self._own(arrays)
-        held = {
-            key: self._own([end.scope.peek(variable) for end in ends])
-            for key, variable in first.scope.written_apart().items()
-        }
-        return Traced(first.scope, results, first.form), held, shapes
 
     def _own(self, column: Sequence[Any]) -> Any:
         """Selects on each device the array of its replica's group."""

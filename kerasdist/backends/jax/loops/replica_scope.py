@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import jax
 from jax import numpy as jnp
@@ -163,13 +163,13 @@ class ReplicaScope(Scope):
         """Returns the value to store for an assigned value, by the rules of ``tf.distribute``."""
         apart = self._is_apart(variable)
         if self._writes == "copy":
-            self._take_apart(variable)
+            self.apart[id(variable)] = variable
         elif context.replica() is None:
             if is_sum_on_read(variable):
                 first, share = split_sum(value, self._replicas)
                 return share if first is share else jnp.where(is_first(), first, share)
         elif apart:
-            self._take_apart(variable)
+            self.apart[id(variable)] = variable
         elif self._writes == "combined":
             return self._combined_on_write(variable, value)
         return value
@@ -178,27 +178,17 @@ class ReplicaScope(Scope):
         is_float = jnp.issubdtype(value.dtype, jnp.inexact)
         match assignment_in_loop(variable, is_float=is_float):
             case Assignment.OWN:
-                self._take_apart(variable)
+                self.apart[id(variable)] = variable
                 return value
             case Assignment.FIRST:
                 return self.exchange.first(value)
-            case Assignment.SUM:
+            case how:
                 [total] = self.exchange.total([value])
-                return total
-            case Assignment.MEAN:
-                [total] = self.exchange.total([value])
-                return divide(total, self._replicas)
-
-    def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, which need no exchange."""
-        return self._writing("equal")
-
-    def copy_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which assignments change this device's copy only."""
-        return self._writing("copy")
+                return divide(total, self._replicas) if how is Assignment.MEAN else total
 
     @contextmanager
-    def _writing(self, manner: str) -> Generator[None]:
+    def writing(self, manner: Literal["equal", "copy"]) -> Generator[None]:
+        """Opens a context in which all replicas assign equal values, or each to its copy only."""
         before, self._writes = self._writes, manner
         try:
             yield
@@ -208,9 +198,6 @@ class ReplicaScope(Scope):
     def _is_apart(self, variable: keras.Variable) -> bool:
         key = id(variable)
         return key in self._held or key in self.apart or is_on_read(variable)
-
-    def _take_apart(self, variable: keras.Variable) -> None:
-        self.apart[id(variable)] = variable
 
     def written_apart(self) -> dict[int, Any]:
         """Returns, by id, the written variables of which each replica holds a component."""

@@ -22,8 +22,6 @@ from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import (
     STEPS_AHEAD,
     CentralPlacement,
-    MeshPlacement,
-    OneDevicePlacement,
     Placement,
 )
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
@@ -57,26 +55,24 @@ class JaxReplicaSet(ReplicaSet):
         self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
-        if isinstance(self.arrays, MeshPlacement):
-            self.logical_devices = self.arrays.layout
-            if self.arrays.layout.rule is not None:
-                sharded_state.add(self)
-                self.reads_need_all_workers = job is not None
+        self.logical_devices = self.arrays.layout
+        if self.arrays.layout.rule is not None:
+            sharded_state.add(self)
+            self.reads_need_all_workers = job is not None
         self._kind = jax_devices[0].device_kind
 
     def _place(self, devices: Sequence[Any], options: ReplicaOptions, job: Job | None) -> Placement:
-        if len(devices) == 1:
-            return OneDevicePlacement(devices, self.begin_step)
         hosts = 1
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
-        layout = Layout(devices, options.devices_per_replica, options.sharding, hosts)
+        sharding = options.sharding if len(devices) > 1 else None
+        layout = Layout(devices, options.devices_per_replica, sharding, hosts)
         if layout.spans_workers:
             assert job is not None
             return WorkerPlacement(layout, job, self.begin_step, self._note_batch)
         home = options.parameter_device
-        if home is None:
-            return MeshPlacement(layout, begin_step=self.begin_step)
+        if home is None or len(devices) == 1:
+            return Placement(layout, self.begin_step)
         return CentralPlacement(layout, jax.local_devices(backend=home.kind)[home.index])
 
     def _note_batch(self, form: Hashable) -> None:
@@ -90,7 +86,6 @@ class JaxReplicaSet(ReplicaSet):
             return SoleRunner(self.placement)
         from kerasdist.backends.jax.loops.runner import JaxRunner
 
-        assert isinstance(self.arrays, MeshPlacement)
         return JaxRunner(self, self.arrays)
 
     def device_kind(self) -> str | None:
@@ -145,8 +140,6 @@ def _in_order_of(
     place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
 ) -> list[Device]:
     """Returns this process's devices in the order of its replicas, which a mesh decides."""
-    if not isinstance(place, MeshPlacement):
-        return list(devices)
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))
     return [names[one] for one in place.devices if one in names]

@@ -28,20 +28,18 @@ from kerasdist.backends.jax.loops.value_factory import Maker
 from kerasdist.backends.jax.loops.values import (
     Equal,
     Own,
-    Padded,
     Source,
     Stacked,
     flatten,
     gathered,
     is_distributed,
-    joined,
     own,
     reduced,
-    unlike,
+    source_of,
 )
 from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced
 from kerasdist.backends.jax.mesh.layout import AXIS
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context, ownership
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import ScopeError
@@ -60,7 +58,7 @@ _Body = Callable[[ReplicaScope, Any, Any], Any]
 class JaxRunner(Runner):
     """Runs functions as one program on all devices; JAX traces each once, for all replicas."""
 
-    def __init__(self, replica_set: ReplicaSet, place: MeshPlacement) -> None:
+    def __init__(self, replica_set: ReplicaSet, place: Placement) -> None:
         self._replica_set = replica_set
         self._place = place
         self.places_ahead = self._place.places_ahead
@@ -109,11 +107,13 @@ class JaxRunner(Runner):
         assert outer is not None
         program.add_placement(self._place)
         leaves, structure = flatten((args, kwargs))
-        sources = [self._argument(leaf) for leaf in leaves]
-        sharded = {i: x.array for i, x in enumerate(sources) if isinstance(x, Stacked | Padded)}
+        sources = [
+            source_of(leaf, self._replicas) if is_distributed(leaf) else leaf for leaf in leaves
+        ]
+        sharded = {i: x.array for i, x in enumerate(sources) if isinstance(x, Stacked)}
         shared = {i: x.array for i, x in enumerate(sources) if isinstance(x, Equal)}
         shared |= {i: x for i, x in enumerate(sources) if is_array(x)}
-        padded = [x.layout for x in sources if isinstance(x, Padded)]
+        padded = {i: x.shapes for i, x in enumerate(sources) if isinstance(x, Stacked) and x.differ}
         # Lists, since JAX would order dicts by the variables' ids, on each worker in another way.
         values = [outer.peek(one) for one in program.known.values()]
         held = [program.stack(one, self._replicas) for one in program.held.values()]
@@ -129,7 +129,7 @@ class JaxRunner(Runner):
                 exchange.base = scope
                 sizes = iter(shapes)
                 own_leaves = [
-                    cut(arrays[i], next(sizes)) if isinstance(x, Padded) else arrays.get(i, x)
+                    cut(arrays[i], next(sizes)) if i in padded else arrays.get(i, x)
                     for i, x in enumerate(sources)
                 ]
                 own_args, own_kwargs = jax.tree.unflatten(structure, own_leaves)
@@ -139,7 +139,7 @@ class JaxRunner(Runner):
 
             shapes: dict[int, Any] = {}
             if padded:
-                groups = Groups(list(zip(*padded, strict=True)))
+                groups = Groups(list(zip(*padded.values(), strict=True)))
                 end, apart, shapes = groups.run(lambda group, how: traced(groups.kinds[group], how))
             else:
                 end = traced((), ByName())
@@ -170,19 +170,8 @@ class JaxRunner(Runner):
         program.apart.update(end.scope.apart)
         wrapped = list(end.results)
         for index, array in arrays.items():
-            several = index in shapes
-            source = Padded(array, shapes[index]) if several else Stacked(array, self._replicas)
-            wrapped[index] = PerReplica(source)
+            wrapped[index] = PerReplica(Stacked(array, shapes.get(index, self._replicas)))
         return jax.tree.unflatten(end.form, wrapped)
-
-    def _argument(self, leaf: Any) -> Any:
-        """Returns a distributed value's `Source`; returns any other argument unchanged."""
-        if not is_distributed(leaf):
-            return leaf
-        source = joined(leaf, self._replicas)
-        if source is None:
-            raise unlike(leaf)
-        return source
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
         """Returns the sum or mean of the components, and along an axis of each if given."""
@@ -213,7 +202,7 @@ class JaxRunner(Runner):
         scope = replica_scope.current()
         differ = any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
         if scope is not None:
-            with scope.copy_writes() if differ else scope.equal_writes():
+            with scope.writing("copy" if differ else "equal"):
                 result = own(given).call(function, variable)
             return self.local_results(_per_own(result, self._replicas))
         if not differ:
@@ -237,7 +226,7 @@ class JaxRunner(Runner):
         **kwargs: object,
     ) -> Any:
         def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
-            with context.replica_scope(None), scope.copy_writes():
+            with context.replica_scope(None), scope.writing("copy"):
                 return function(variable, *args, **kwargs)
 
         return self._on_each(body, args, kwargs)
@@ -278,14 +267,10 @@ class JaxRunner(Runner):
         if program is not None:
             current = scopes.current()
             assert current is not None
-            value = current.get_current_value(variable)
+            current.get_current_value(variable)
             if is_on_read(variable):
                 program.apart[id(variable)] = variable
-            if id(variable) in program.state_mapping:
-                return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
-            return PerReplica(
-                Stacked(components.derived(variable, value, self._replicas), self._replicas)
-            )
+            return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
         return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
 
     def read(self, variable: keras.Variable) -> Any:
@@ -306,10 +291,7 @@ class JaxRunner(Runner):
             return Equal(self._everywhere(value), self._replicas)
         if scopes.program() is None:
             value = self._maker.entering(value)
-        source = joined(value, self._replicas)
-        if source is None:
-            raise unlike(value)
-        return source
+        return source_of(value, self._replicas)
 
     def _launched(self, function: Callable[..., Any], source: Source, *how: object) -> Any:
         """Applies a function to components: inline in a program, else as a small program."""

@@ -117,7 +117,7 @@ class ProgramScope(Scope):
 
     def stack(self, variable: keras.Variable, replicas: int) -> jax.Array:
         """Returns a variable's components, derived from its value if it has none."""
-        value = self.state_mapping[id(variable)]
+        value = self.peek(variable)
         known = self._stacks.get(id(variable))
         if known is not None and known[1] is value and known[0].shape[0] == replicas:
             return known[0]

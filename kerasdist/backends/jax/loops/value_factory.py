@@ -11,10 +11,17 @@ from jax import numpy as jnp
 
 from kerasdist.api.values import DistributedValues, PerReplica
 from kerasdist.backends.jax.loops import replica_scope, scopes
-from kerasdist.backends.jax.loops.values import Own, Padded, Source, Stacked, is_distributed, joined
+from kerasdist.backends.jax.loops.values import (
+    Own,
+    Source,
+    is_distributed,
+    is_number,
+    joined,
+    stacked,
+)
 from kerasdist.backends.jax.mesh.arrays import is_array, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.structures import map_leaves, pack, transpose
 from kerasdist.errors import DisagreementError, UnsupportedError
 from kerasdist.input.sharding import bounds_of_replicas, examples, rows
@@ -29,7 +36,7 @@ class Maker:
     of them must know the shapes of all components.
     """
 
-    def __init__(self, place: MeshPlacement, job: Job | None) -> None:
+    def __init__(self, place: Placement, job: Job | None) -> None:
         self._place = place
         self._replicas = place.layout.replicas
         self._job = job
@@ -63,12 +70,10 @@ class Maker:
     def _source(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
         """Returns components in one array, to which this process contributes its own."""
         largest = largest_of(shapes) if shapes[0] else ()
-        parts = [_padded(self._place.lasting(part), largest)[None] for part in here]
+        parts = [padded(self._place.lasting(part), largest)[None] for part in here]
         with jax.ensure_compile_time_eval():  # the array outlives a program that is being traced
             array = self._place.assemble(parts, (self._replicas, *largest))
-        if len(set(shapes)) == 1:
-            return Stacked(array, self._replicas)
-        return Padded(array, tuple(shapes))
+        return stacked(array, shapes)
 
     def _joined(self, leaves: Sequence[Any]) -> Any:
         """Returns a value of all replicas' components, which this process holds or traces."""
@@ -92,7 +97,7 @@ class Maker:
         if not by_hand:
             return structure
         for index, value in zip(
-            by_hand, self._made([leaves[i].values for i in by_hand], _is_number), strict=True
+            by_hand, self._made([leaves[i].values for i in by_hand], is_number), strict=True
         ):
             leaves[index] = value
         return jax.tree.unflatten(form, leaves)
@@ -157,13 +162,3 @@ def _of_objects(leaves: Sequence[Any]) -> Any:
     same = all(leaf is first for leaf in leaves)
     alone = first is None or (same and is_distributed(first))
     return first if alone else PerReplica(tuple(leaves))
-
-
-def _padded(part: object, shape: tuple[int, ...]) -> Any:
-    if not isinstance(part, jax.Array):
-        part = np.asarray(part)
-    return part if part.shape == shape else padded(part, shape)
-
-
-def _is_number(part: object) -> bool:
-    return is_array(part) or isinstance(part, bool | int | float)

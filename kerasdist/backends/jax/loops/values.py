@@ -39,19 +39,24 @@ class Source(Sequence[Any]):
         layout: The number of components; if they differ in shape, their shapes.
     """
 
-    def __init__(self, array: Any, layout: Any) -> None:
+    def __init__(self, array: Any, layout: int | tuple[tuple[int, ...], ...]) -> None:
         self.array = array
         self.layout = layout
 
     @property
     def replicas(self) -> int:
         """How many components there are, on all workers."""
-        return self.layout
+        return self.layout if isinstance(self.layout, int) else len(self.layout)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a component; if they differ, the smallest in which all fit."""
-        return tuple(self.array.shape[1:])
+        return tuple(self.array.shape)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each component."""
+        return (self.shape,) * self.layout if isinstance(self.layout, int) else self.layout
 
     def __len__(self) -> int:
         return len(self._components)
@@ -68,73 +73,60 @@ class Source(Sequence[Any]):
     @cached_property
     def _components(self) -> tuple[Any, ...]:
         if is_traced(self.array):
-            return tuple(self._elements())
+            return tuple(self.elements())
         with jax.ensure_compile_time_eval():  # they outlive a program that is being traced
-            return tuple(self._fetched() if isinstance(self.array, jax.Array) else self._elements())
+            return tuple(self._fetched() if isinstance(self.array, jax.Array) else self.elements())
 
     @abc.abstractmethod
     def stacked(self) -> Any:
         """Returns the components, stacked along a new first axis."""
 
     @abc.abstractmethod
-    def _elements(self) -> Sequence[Any]:
+    def elements(self) -> Sequence[Any]:
         """Returns all components, from an array that can be indexed, as inside a program."""
 
     def _fetched(self) -> Sequence[Any]:
         """Returns the components that are on this process's devices."""
-        return self._elements()
+        return self.elements()
 
 
 @final
 class Stacked(Source):
     """Components stacked along the first axis of a global array, one per replica."""
 
-    def stacked(self) -> Any:
-        """Returns the array."""
-        return self.array
-
-    def _elements(self) -> Sequence[Any]:
-        return [self.array[index] for index in range(self.replicas)]
-
-    def _fetched(self) -> Sequence[Any]:
-        return [shard for _, shard in _shards_here(self.array)]
-
-
-@final
-class Padded(Source):
-    """Components of different shapes, padded to one shape and stacked in a global array."""
+    @property
+    def differ(self) -> bool:
+        """Whether the components' shapes differ, so that they are padded to one."""
+        return not isinstance(self.layout, int)
 
     @property
-    def replicas(self) -> int:
-        """How many components there are, on all workers."""
-        return len(self.layout)
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component; if they differ, the smallest in which all fit."""
+        return tuple(self.array.shape[1:])
 
     def stacked(self) -> Any:
-        """Refuses components of different shapes."""
-        check_shapes(self.layout)
+        """Returns the array; refuses components of different shapes."""
+        check_shapes(self.shapes)
         return self.array
 
-    def _elements(self) -> Sequence[Any]:
-        return [cut(self.array[index], shape) for index, shape in enumerate(self.layout)]
+    def elements(self) -> Sequence[Any]:
+        """Returns all components."""
+        return [cut(self.array[index], shape) for index, shape in enumerate(self.shapes)]
 
     def _fetched(self) -> Sequence[Any]:
-        return [cut(shard, self.layout[index]) for index, shard in _shards_here(self.array)]
+        return [cut(shard, self.shapes[index]) for index, shard in _shards_here(self.array)]
 
 
 @final
 class Equal(Source):
     """Components that are equal: one global array, whole on each device."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a component."""
-        return tuple(self.array.shape)
-
     def stacked(self) -> Any:
         """Repeats the array along a new first axis, once per component."""
         return jnp.broadcast_to(self.array, (self.replicas, *self.shape))
 
-    def _elements(self) -> Sequence[Any]:
+    def elements(self) -> Sequence[Any]:
+        """Returns all components."""
         return [self.array] * self.replicas
 
     def _fetched(self) -> Sequence[Any]:
@@ -148,16 +140,12 @@ class Equal(Source):
 class Own(Source):
     """In replica code: this replica's component; an all-gather gives the others'."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a component."""
-        return tuple(self.array.shape)
-
     def stacked(self) -> Any:
         """Gathers the components of all replicas."""
         return jax.lax.all_gather(self.array, AXIS)
 
-    def _elements(self) -> Sequence[Any]:
+    def elements(self) -> Sequence[Any]:
+        """Returns all components."""
         everyone = self.stacked()
         return [everyone[index] for index in range(self.replicas)]
 
@@ -188,13 +176,13 @@ def reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
         if mean and axis is None:
             return total
         total = total * count
-    elif isinstance(source, Padded) and axis is not None:
+    elif isinstance(source, Stacked) and source.differ and axis is not None:
         # Padding was cut off. If the parts differ along other axes, too, `stacked` raises.
-        sums = [part.sum(axis, dtype=part.dtype) for part in source]
+        sums = [part.sum(axis, dtype=part.dtype) for part in source.elements()]
         if len({one.shape for one in sums}) > 1:
             source.stacked()
         total = sum(sums[1:], sums[0])
-        return divide(total, sum(shape[axis] for shape in source.layout)) if mean else total
+        return divide(total, sum(shape[axis] for shape in source.shapes)) if mean else total
     else:
         every = source.stacked()
         total = every.sum(0, dtype=every.dtype)
@@ -208,11 +196,8 @@ def gathered(source: Source, axis: int) -> Any:
     """Returns the components, concatenated along an axis."""
     if isinstance(source, Own):
         return jax.lax.all_gather(source.array, AXIS, axis=axis, tiled=True)
-    if isinstance(source, Padded):
-        check_shapes(source.layout, axis)
-        return jnp.concatenate(list(source), axis)
-    every = source.stacked()
-    return jnp.concatenate([every[index] for index in range(source.replicas)], axis)
+    check_shapes(source.shapes, axis)
+    return jnp.concatenate(list(source.elements()), axis)
 
 
 def is_distributed(leaf: object) -> bool:
@@ -225,16 +210,10 @@ def flatten(structure: object) -> tuple[list[Any], Any]:
     return jax.tree.flatten(structure, is_leaf=is_distributed)
 
 
-def itself(array: object) -> Any:
-    """Returns an array unchanged."""
-    return array
-
-
-def rebuilt(
-    value: Callable[[Any], Any], kind: Callable[..., Any], layout: object, array: object
-) -> Any:
-    """Rebuilds a distributed value from its array, and the kind and layout of its `Source`."""
-    return value(kind(array, layout))
+def in_one_array(leaf: Any) -> Any:
+    """Returns a distributed value with its components in one array, if they fit in one."""
+    source = joined(leaf) if is_distributed(leaf) else None
+    return leaf if source is None else type(leaf)(source)
 
 
 def own(structure: Any) -> Any:
@@ -245,10 +224,7 @@ def own(structure: Any) -> Any:
             return leaf
         if isinstance(leaf.source, Own | Equal):
             return leaf.source.array
-        source = joined(leaf)
-        if source is None:
-            raise unlike(leaf)
-        return source.stacked()[jax.lax.axis_index(AXIS)]
+        return source_of(leaf).stacked()[jax.lax.axis_index(AXIS)]
 
     return jax.tree.map(component, structure, is_leaf=is_distributed)
 
@@ -265,24 +241,34 @@ def joined(value: DistributedValues, replicas: int | None = None) -> Source | No
     if isinstance(source, Source):
         return source
     parts = list(source)
-    if not all(is_array(part) or isinstance(part, bool | int | float) for part in parts):
+    if not all(map(is_number, parts)):
         return None
     if len({(np.ndim(part), jnp.result_type(part)) for part in parts}) > 1:
         return None
     shapes = tuple(np.shape(part) for part in parts)
-    if len(set(shapes)) == 1:
-        return Stacked(stack(parts), count)
-    largest = largest_of(shapes)
-    return Padded(stack([padded(part, largest) for part in parts]), shapes)
+    return stacked(stack([padded(part, largest_of(shapes)) for part in parts]), shapes)
 
 
-def unlike(value: DistributedValues) -> UnsupportedError:
-    """Returns the error for components whose types or shapes differ."""
+def stacked(array: Any, shapes: Sequence[tuple[int, ...]]) -> Stacked:
+    """Returns the components of these shapes, of which an array has one in each row."""
+    return Stacked(array, tuple(shapes) if len(set(shapes)) > 1 else len(shapes))
+
+
+def is_number(part: object) -> bool:
+    """Returns whether a component is an array or a number of Python."""
+    return is_array(part) or isinstance(part, bool | int | float)
+
+
+def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
+    """Returns the components of a value in one array; refuses other types and numbers of axes."""
+    source = joined(value, replicas)
+    if source is not None:
+        return source
     kinds = [
         f"{part.dtype}{list(part.shape)}" if is_array(part) else repr(part)[:50]
         for part in value.values
     ]
-    return UnsupportedError(
+    raise UnsupportedError(
         "Expected arrays of one type and one number of axes as the components of a distributed "
         f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
         "alike, or compute the value from the replica's number in the function."

@@ -1,8 +1,7 @@
-"""Helpers for arrays of NumPy and JAX, and for programs: type tests, padding, stacking, text."""
+"""Helpers for arrays of NumPy and JAX: type tests, padding, stacking."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,6 @@ import jax.core
 import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding
-
-# When programs are compared, constants with more elements than this are compared by a checksum.
-_LARGE_CONSTANT = 64
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
@@ -27,8 +23,10 @@ def largest_of(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def padded(array: Any, shape: Sequence[int]) -> Any:
-    """Pads an array of NumPy or JAX with zeros at the end of each axis, in the same library."""
-    missing = [(0, size - own) for size, own in zip(shape, array.shape, strict=True)]
+    """Pads an array with zeros at the end of each axis, on JAX or on the host, where it is."""
+    if np.shape(array) == tuple(shape):
+        return array
+    missing = [(0, size - own) for size, own in zip(shape, np.shape(array), strict=True)]
     return (jnp if isinstance(array, jax.Array) else np).pad(array, missing)
 
 
@@ -70,23 +68,8 @@ def is_array(leaf: object) -> bool:
 
 def stack(parts: Sequence[Any]) -> Any:
     """Stacks arrays: with JAX if they are traced or share a device, else on the host."""
-    if not any(isinstance(part, jax.Array) for part in parts):
-        return np.stack([np.asarray(part) for part in parts])
-    if any(is_traced(part) for part in parts):
+    if any(map(is_traced, parts)):
         return jnp.stack(parts)
-    devices = {part.sharding for part in parts if isinstance(part, jax.Array)}
-    if len(devices) == 1:
-        return jnp.stack(parts)
-    # The arrays are on different devices, which `jnp.stack` refuses.
-    return np.stack([np.asarray(part) for part in parts])
-
-
-def text_of(lowered: Any) -> str:
-    """Returns a program as text, without source locations, with a checksum of large constants."""
-    module = lowered.compiler_ir("stablehlo").operation
-    text = module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)
-    if "__elided__" not in text:
-        return text
-    whole = module.get_asm(enable_debug_info=False).splitlines()
-    constants = "\n".join(line for line in whole if "stablehlo.constant" in line)
-    return f"{text}\n// constants: {zlib.crc32(constants.encode()):08x}"
+    # `jnp.stack` refuses arrays on different devices.
+    shardings = {part.sharding for part in parts if isinstance(part, jax.Array)}
+    return jnp.stack(parts) if len(shardings) == 1 else np.stack(list(map(np.asarray, parts)))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -36,14 +36,11 @@ WHOLE = PartitionSpec()
 _weights: VariableTable[Any] = VariableTable()
 
 
-@final
-class _Making(threading.local):
-    """The weight for which an optimizer makes a variable in this thread."""
+# The weight for which an optimizer makes a variable in this thread.
+_weight: ContextVar[Any] = ContextVar("weight", default=None)
 
-    weight: Any = None
-
-
-_making = _Making()
+# The layout of the step of `fit` that this thread traces.
+_layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 def make_slot(
@@ -54,17 +51,17 @@ def make_slot(
     **kwargs: object,
 ) -> Any:
     """Makes an optimizer's variable for a weight; notes the weight meanwhile."""
-    before, _making.weight = _making.weight, reference_variable
+    token = _weight.set(reference_variable)
     try:
         return original(optimizer, reference_variable, *args, **kwargs)
     finally:
-        _making.weight = before
+        _weight.reset(token)
 
 
 def note_new(variable: keras.Variable) -> None:
     """Notes a variable that is about to be made, if an optimizer makes it."""
     if keras_compat.is_of_optimizer():
-        _note(variable, _making.weight)
+        _note(variable, _weight.get())
 
 
 def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
@@ -194,7 +191,7 @@ class Layout:
         sharding: The strategy's argument.
         rule: Which variables it divides; None: it was not given.
         whole: The sharding of an array that every device holds.
-        rows: The shardings of arrays that the replicas divide along axis 0, and along axis 1.
+        rows: The sharding of an array that the replicas divide along its first axis.
     """
 
     def __init__(
@@ -227,17 +224,13 @@ class Layout:
             self.by_replica = ("host", _IN_HOST)
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
-        self._shardings = {self.whole.spec: self.whole}
-        self.rows = tuple(
-            NamedSharding(self.shard_mesh, PartitionSpec(*before, self.by_replica))
-            for before in ((), (None,))
-        )
+        self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
 
-    def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
+    def entry(self, leaves: Sequence[Any]) -> NamedSharding:
         """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
         shapes = map(np.shape, leaves)
-        even = all(len(shape) > axis and shape[axis] % self.replicas == 0 for shape in shapes)
-        return self.rows[axis] if even else self.whole
+        even = all(shape and shape[0] % self.replicas == 0 for shape in shapes)
+        return self.rows if even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
         """Returns the shardings of variables' values; None stands for one that is whole."""
@@ -253,16 +246,12 @@ class Layout:
             owner = weight_of(variable)
             shards = self.splits.shards_of(owner.path, variable.shape)
             spec = self._spec(shards, uncut=None)
-        return self._named(spec)
+        return NamedSharding(self.shard_mesh, spec)
 
     def of_update(self, weight: keras.Variable) -> NamedSharding:
         """Returns the sharding by which devices divide the update of a weight."""
-        return self.whole if self.rule is None else self._named(self.rule.update_spec(weight))
-
-    def _named(self, spec: PartitionSpec) -> NamedSharding:
-        if spec not in self._shardings:
-            self._shardings[spec] = NamedSharding(self.shard_mesh, spec)
-        return self._shardings[spec]
+        spec = WHOLE if self.rule is None else self.rule.update_spec(weight)
+        return NamedSharding(self.shard_mesh, spec)
 
     @property
     def shards_state(self) -> bool:
@@ -303,29 +292,21 @@ class Layout:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
 
 
-@final
-class _Tracing(threading.local):
-    layout: Layout | None = None
-
-
-_tracing = _Tracing()
-
-
 @contextlib.contextmanager
-def in_step(layout: Layout) -> Generator[None]:
+def in_step(layout: Layout | None) -> Generator[None]:
     """Lets code that is traced inside, a step of `fit`, know the layout."""
-    before, _tracing.layout = _tracing.layout, layout
+    token = _layout.set(layout)
     try:
         yield
     finally:
-        _tracing.layout = before
+        _layout.reset(token)
 
 
 def layout_of_step() -> Layout | None:
     """Returns the layout of the step that this thread traces; None in the code of one replica."""
     replica = context.replica()
     in_run = replica is not None and replica.num_replicas_in_sync > 1
-    return None if in_run else _tracing.layout
+    return None if in_run else _layout.get()
 
 
 def _check_hosts(replicas: int, hosts: int) -> int:

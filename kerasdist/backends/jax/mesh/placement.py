@@ -1,19 +1,17 @@
-"""Where the arrays of a step live: on one device, or on a mesh of devices."""
+"""Where the arrays of a step live, on a mesh of devices."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
-from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
@@ -54,127 +52,8 @@ def _wait_sometimes(outputs: object, state: object) -> None:
         jax.block_until_ready(next(there, None))
 
 
-class Placement(abc.ABC):
-    """Places the arrays of a step on devices, and compiles the step for them.
-
-    Attributes:
-        devices: The devices on which programs run.
-        after_launch: Called with the outputs and the state of each program; limits how far the
-            host runs ahead of the devices.
-        places_ahead: Whether to move a batch while the step before it still runs.
-        shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
-        begin_step: Called before every user program.
-    """
-
-    after_launch: Callable[[Any, Any], None] = staticmethod(lambda *_: None)
-    places_ahead: bool = False
-    shares_memory: bool = True
-
-    def __init__(
-        self, devices: Iterable[Any], home: Any, begin_step: Callable[[], None] | None = None
-    ) -> None:
-        """Takes the devices of programs, and the device on which new variables are made."""
-        self.devices = tuple(devices)
-        self.begin_step = begin_step or (lambda: None)
-        self._home = home
-
-    def variables(self) -> AbstractContextManager[Any]:
-        """Returns a context in which new variables are made on their device."""
-        chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
-        default = chosen or jax.local_devices()[0]
-        # JAX compiles a function again for another default device, so only set one if needed.
-        if default == self._home:
-            return contextlib.nullcontext()
-        return jax.default_device(self._home)
-
-    @abc.abstractmethod
-    def state(self, state: Any, variables: Any) -> Any:
-        """Returns a model's state on a compiled step's devices; moves arrays that are elsewhere."""
-
-    @abc.abstractmethod
-    def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Returns a batch on the devices of a compiled step, divided along `axis` if possible."""
-
-    def read(self, array: jax.Array) -> jax.Array:
-        """Returns the whole value of an array. All workers must call it, if it is sharded."""
-        return array
-
-    def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values; here there are no other workers."""
-        del variables
-
-    def stack(self, batches: Sequence[Any]) -> Any:
-        """Stacks batches along a new first axis."""
-        return _stacker(None)(*batches)
-
-    def eager(self, step: Step) -> Step:
-        """Returns a step that runs operation by operation."""
-        return step
-
-    @abc.abstractmethod
-    def shard_batch(self, batch: Any) -> Any:
-        """Constrains a batch, inside a compiled step, to be sharded over the replicas."""
-
-    @abc.abstractmethod
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
-        """Compiles a step, and lets JAX donate the state that is passed to it.
-
-        `keeps_rows`: whether its outputs are rows that Keras keeps, as those of `predict`.
-        """
-
-    @abc.abstractmethod
-    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
-        """Returns the jitted program of a step; of state and batch only shapes are looked at."""
-
-
-@final
-class OneDevicePlacement(Placement):
-    """Keeps everything on one device, as plain Keras does by ``jax.default_device``."""
-
-    def __init__(self, devices: Sequence[Any], begin_step: Callable[[], None]) -> None:
-        super().__init__(devices, devices[0], begin_step)
-        self._sharding = SingleDeviceSharding(devices[0])
-
-    def state(self, state: Any, variables: Any) -> Any:
-        """Moves arrays committed to other devices, say by another strategy that shares a layer."""
-        del variables
-        return jax.tree.map(self._here, _apart(state))
-
-    def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Moves a batch to this device if the user has bound arrays of it to another one."""
-        del axis
-        return jax.tree.map(self._here, batch)
-
-    def shard_batch(self, batch: Any) -> Any:
-        """Returns the batch unchanged: there is nothing to divide."""
-        return batch
-
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
-        """Compiles as Keras does."""
-        program = jax.jit(step, donate_argnums=0)
-
-        def run(state: object, batch: object) -> tuple[Any, Any]:
-            with donation.launching:
-                return program(state, batch)
-
-        del axis, keeps_rows
-        return run
-
-    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
-        """Returns the jitted program of a step, which is the same for all shapes."""
-        del state, batch, axis
-        return jax.jit(step, donate_argnums=0)
-
-    def _here(self, leaf: Any) -> Any:
-        leaf = here(leaf)
-        bound_elsewhere = (
-            isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding != self._sharding
-        )
-        return jax.device_put(leaf, self._sharding) if bound_elsewhere else leaf
-
-
-class MeshPlacement(Placement):
-    """Keeps state on every device, and divides batches along the axis of their examples.
+class Placement:
+    """Keeps state on every device of a mesh, and divides batches along the axis of their examples.
 
     A batch that can be divided evenly is divided before it enters a step. JAX does not divide other
     batches there: they enter whole, on every device, and are divided inside the step, where XLA
@@ -185,29 +64,44 @@ class MeshPlacement(Placement):
         mesh: The JAX mesh of all devices.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array whose first axis the replicas shard.
+        devices: The devices on which programs run.
         keeps_state: Whether variables keep the arrays that programs take and return.
+        after_launch: Called with the outputs and the state of each program; limits how far the
+            host runs ahead of the devices.
+        places_ahead: Whether to move a batch while the step before it still runs.
+        shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
+        begin_step: Called before every user program.
     """
 
+    after_launch: Callable[[Any, Any], None] = staticmethod(lambda *_: None)
     keeps_state = True
 
     def __init__(
-        self,
-        layout: Layout,
-        device: Any = None,
-        begin_step: Callable[[], None] | None = None,
+        self, layout: Layout, begin_step: Callable[[], None] = lambda: None, home: Any = None
     ) -> None:
-        if device is None:
-            # A variable that is to be cut may be too large for one accelerator: the host makes it.
-            cut = layout.splits.logical_devices > 1
-            device = _host_or(layout.local[0]) if cut else layout.local[0]
-        super().__init__(layout.mesh.devices.flat, device, begin_step)
+        """Takes the mesh, and the device on which new variables are made; None: the first."""
         self.layout = layout
-        self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows[0]
+        self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows
+        self.devices = tuple(layout.mesh.devices.flat)
+        self.begin_step = begin_step
+        # A variable that is to be cut may be too large for one accelerator: the host makes it.
+        cut = layout.splits.logical_devices > 1
+        first = _host_or(layout.local[0]) if cut else layout.local[0]
+        self._home = home or first
         on_cpu = layout.local[0].platform == "cpu"
         if on_cpu:
             self.after_launch = _wait_sometimes
         self.places_ahead = not on_cpu
         self.shares_memory = on_cpu
+
+    def variables(self) -> AbstractContextManager[Any]:
+        """Returns a context in which new variables are made on their device."""
+        chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+        default = chosen or jax.local_devices()[0]
+        # JAX compiles a function again for another default device, so only set one if needed.
+        if default == self._home:
+            return contextlib.nullcontext()
+        return jax.default_device(self._home)
 
     def state(self, state: Any, variables: Any) -> Any:
         """Moves arrays to their devices, except those that are already there."""
@@ -235,10 +129,14 @@ class MeshPlacement(Placement):
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Puts a whole array on the mesh; returns one that is there unchanged."""
-        return array if is_placed(array, sharding) else jax.device_put(array, sharding)
+        return array if is_placed(array, sharding) else jax.device_put(here(array), sharding)
+
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives variables the chief's values; here there are no other workers."""
+        del variables
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the whole value of an array."""
+        """Returns the whole value of an array. All workers must call it, if it is sharded."""
         return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
     def constrained(
@@ -249,10 +147,8 @@ class MeshPlacement(Placement):
         return list(map(constrain, arrays, self.layout.of_variables(variables)))
 
     def argument(self, array: Any) -> Any:
-        """Converts a user's array to a program's input; JAX itself moves uncommitted arrays."""
-        if not isinstance(array, jax.Array) or not array.committed:
-            return array
-        return array if array.sharding in (self.whole, self.rows) else self.put(array, self.whole)
+        """Puts a user's array on every device, unless the replicas shard it."""
+        return array if is_placed(array, self.rows) else self.put(array, self.whole)
 
     def assemble(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
         """Makes an array that the replicas shard, of the rows of each replica of this process."""
@@ -272,17 +168,15 @@ class MeshPlacement(Placement):
         """Waits until accelerators have read NumPy's memory; steps that run there go on."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
 
-    def batch(self, batch: Any, axis: int = 0) -> Any:
+    def batch(self, batch: Any) -> Any:
         """Sends each accelerator its rows; on the CPU the step itself takes them from NumPy."""
         leaves = jax.tree.leaves(batch)
         # JAX moves uncommitted arrays itself.
         is_bound = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
         if not self.places_ahead and not is_bound:
             return batch
-        sharding = self.layout.entry(leaves, axis)
-        if all(is_placed(leaf, sharding) for leaf in leaves):
-            return batch
-        return jax.device_put(batch, sharding)
+        sharding = self.layout.entry(leaves)
+        return jax.tree.map(lambda leaf: self.put(leaf, sharding), batch)
 
     def eager(self, step: Step) -> Step:
         """Returns a step that runs operation by operation, each of them on all devices."""
@@ -311,20 +205,18 @@ class MeshPlacement(Placement):
 
         return jax.tree.map(constrained, batch)
 
-    def stack(self, batches: Sequence[Any]) -> Any:
-        """Stacks batches that are on the mesh."""
-        is_sharded = self.layout.entry(jax.tree.leaves(batches[0]), 0) is self.rows
-        target = self.layout.rows[1] if is_sharded else self.whole
-        return _stacker(target)(*batches)
+    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
+        """Compiles a program for batches that enter divided, and one for those that enter whole.
 
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
-        """Compiles a program for batches that enter divided, and one for those that enter whole."""
+        JAX donates the state that is passed to it. `keeps_rows`: whether its outputs are rows that
+        Keras keeps, as those of `predict`.
+        """
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
 
         def run(state: object, batch: object) -> tuple[Any, Any]:
             leaves = jax.tree.leaves(batch)
-            entry = self.layout.entry(leaves, axis)
+            entry = self.layout.entry(leaves)
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
@@ -345,9 +237,9 @@ class MeshPlacement(Placement):
         with donation.launching:
             return program(state, batch)
 
-    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
+    def program(self, step: Step, state: Any, batch: Any) -> Any:
         """Returns the jitted program of a step for arrays of these shapes and shardings."""
-        entry = self.layout.entry(jax.tree.leaves(batch), axis)
+        entry = self.layout.entry(jax.tree.leaves(batch))
         return self._jitted(step, self._held(state), entry)
 
     def _jitted(self, step: Step, held: Any, entry: Any, keeps_rows: bool = False) -> Any:
@@ -389,17 +281,17 @@ class MeshPlacement(Placement):
         del keeps_rows  # what Keras keeps is read on this process
         if not isinstance(leaf, jax.Array):
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf], axis=0))
+        return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf]))
 
 
 @final
-class CentralPlacement(MeshPlacement):
+class CentralPlacement(Placement):
     """Keeps variables on one device; every program copies them to the mesh, and back."""
 
     keeps_state = False
 
     def __init__(self, layout: Layout, device: Any) -> None:
-        super().__init__(layout, device)
+        super().__init__(layout, home=device)
         self._there = SingleDeviceSharding(device)
 
     def state(self, state: Any, variables: Any) -> Any:
@@ -417,9 +309,9 @@ class CentralPlacement(MeshPlacement):
         """Moves variables' new values to the device."""
         return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
 
-    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
         """Compiles a step, whose state is on the mesh only while it runs."""
-        on_mesh = super().compile(step, axis, keeps_rows=keeps_rows)
+        on_mesh = super().compile(step, keeps_rows=keeps_rows)
 
         def run(state: object, batch: object) -> tuple[Any, Any]:
             outputs, new = on_mesh(jax.device_put(state, self.whole), batch)
@@ -435,15 +327,6 @@ def _host_or(accelerator: object) -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return accelerator
-
-
-def _stack(*batches: object) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-
-
-@cache
-def _stacker(target: Sharding | None) -> Callable[..., Any]:
-    return jax.jit(_stack, out_shardings=target)
 
 
 def _apart(state: object) -> Any:

@@ -10,7 +10,6 @@ gathered where a layer reads it; the optimizer updates parts.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -24,14 +23,14 @@ from jax.sharding import NamedSharding
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
-from kerasdist.backends.jax.mesh.layout import layout_of_step, make_slot, weight_of
+from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced
+from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, make_slot, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaSet
-    from kerasdist.backends.jax.mesh.placement import MeshPlacement
+    from kerasdist.backends.jax.mesh.placement import Placement
 
 # Those whose mesh divides state.
 _replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -41,16 +40,6 @@ _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
     keras.initializers.Ones: lambda _: 1,
     keras.initializers.Constant: lambda initializer: initializer.value,
 }
-
-
-@final
-class _Tracing(threading.local):
-    """Whether the optimizer's code is traced in this thread."""
-
-    updates: bool = False
-
-
-_tracing = _Tracing()
 
 
 def add(replica_set: ReplicaSet) -> None:
@@ -71,7 +60,7 @@ def install() -> None:
     )
 
 
-def _place_of(variable: keras.Variable) -> MeshPlacement | None:
+def _place_of(variable: keras.Variable) -> Placement | None:
     """Returns the placement that divides a variable, None if none does."""
     weight = weight_of(variable)
     strategy = (
@@ -83,7 +72,7 @@ def _place_of(variable: keras.Variable) -> MeshPlacement | None:
     if replicas not in _replica_sets:
         return None
     place = replicas.arrays
-    return None if place.layout.of_variable(variable) is place.whole else place
+    return None if place.layout.of_variable(variable) == place.whole else place
 
 
 # Between programs.
@@ -99,8 +88,8 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     sharding = place.layout.of_variable(variable)
     constant = _CONSTANTS.get(type(initializer))
     if constant is not None:
-        number = constant(initializer)
-        keras_compat.store_value(variable, _filled(sharding, shape, dtype)(number))
+        filled = jnp.full(shape, constant(initializer), dtype, device=sharding)
+        keras_compat.store_value(variable, filled)
         return
     written: dict[int, keras.Variable] = {}
 
@@ -112,7 +101,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
 
     program = jax.jit(drawn, out_shardings=(sharding, place.whole))
     work = _work("initial value", variable)
-    with place.together(work, lambda: text_of(program.lower())) as is_same:
+    with place.together(work, lambda: program.lower().as_text()) as is_same:
         if not is_same:  # the seeds differ
             _take_chiefs(variable, initializer(shape, dtype=dtype), place)
             return
@@ -122,7 +111,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     keras_compat.store_values(list(written.values()), states)
 
 
-def _take_chiefs(variable: keras.Variable, value: object, place: MeshPlacement) -> None:
+def _take_chiefs(variable: keras.Variable, value: object, place: Placement) -> None:
     """Gives each worker its part of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
     place.equalize([variable])
@@ -143,11 +132,6 @@ class _Writes(keras.StatelessScope):
         """Notes a variable and its new value."""
         self.written[id(update[0])] = update[0]
         super().add_update(update)
-
-
-@cache
-def _filled(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
-    return jax.jit(lambda value: jnp.full(shape, value, dtype), out_shardings=sharding)
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> None:
@@ -178,7 +162,7 @@ def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a whole array. All workers must call it."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
-    for place in [cast("MeshPlacement", replicas.arrays) for replicas in _replica_sets]:
+    for place in [cast("Placement", replicas.arrays) for replicas in _replica_sets]:
         if getattr(value.sharding, "mesh", None) == place.layout.shard_mesh:
             with place.together(_work("read", variable), lambda: None):
                 return place.read(value)
@@ -194,9 +178,9 @@ def _work(name: str, variable: keras.Variable) -> str:
 
 def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
     layout = layout_of_step()
-    if layout is None or _tracing.updates or layout.rule is None:
+    if layout is None or layout.rule is None:
         return value
-    if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
+    if not layout.rule.gathers_weights or layout.of_variable(variable) == layout.whole:
         return value
     return jax.lax.with_sharding_constraint(value, layout.whole)
 
@@ -218,11 +202,8 @@ def _apply(
         [_constrained(value, part) for value, part in zip(given, parts, strict=True)]
         for given in (grads, trainable_variables)
     )
-    before, _tracing.updates = _tracing.updates, True
-    try:
+    with in_step(None):  # the optimizer reads parts
         new, own = original(optimizer, optimizer_variables, grads, values)
-    finally:
-        _tracing.updates = before
     at_rest = layout.of_variables(weights)
     new = [
         _constrained(_constrained(value, part), rest)

@@ -7,20 +7,20 @@ import itertools
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import PartitionSpec, Sharding
+from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
+from jax.sharding import Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.agreement.results import checksum_of
-from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded, text_of
-from kerasdist.backends.jax.mesh.layout import AXIS, Layout, only_first
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded
+from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import Job
 
@@ -44,7 +44,7 @@ class _Rows:
 
 
 @final
-class WorkerPlacement(MeshPlacement):
+class WorkerPlacement(Placement):
     """Keeps variables as global arrays, of which each process holds its devices' shards.
 
     All processes must take part when one of them computes with a global array. Between programs a
@@ -63,7 +63,7 @@ class WorkerPlacement(MeshPlacement):
         note_batch: Callable[[Hashable], None],
     ) -> None:
         """Takes what is called before each user program, and with the shapes of `fit`'s batches."""
-        super().__init__(layout, begin_step=begin_step)
+        super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
         self.places_ahead = True
@@ -115,7 +115,8 @@ class WorkerPlacement(MeshPlacement):
             values = [np.asarray(array.addressable_data(0)) for array in arrays]
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
             ends = np.cumsum([one.size for one in own])
-            chiefs = np.split(self._of_chief(np.concatenate(own)), ends[:-1])
+            data = self._exchanged(np.concatenate(own), _CHUNK, broadcast_one_to_all)
+            chiefs = np.split(data, ends[:-1])
             for variable, value, mine, new in zip(bundle, values, own, chiefs, strict=True):
                 if not np.array_equal(mine, new):
                     with self.variables():
@@ -123,62 +124,24 @@ class WorkerPlacement(MeshPlacement):
                     keras_compat.store_value(variable, array)
 
     def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the rows of all workers, on the host; each replica has equally many.
+        """Returns the rows of all workers, on the host; each worker has equally many.
 
         All workers must call it.
         """
-        replicas, here = self.layout.replicas, len(self.layout.local_replicas)
-        own = np.ascontiguousarray(rows).reshape(here, -1).view(np.uint8)
-        data = self._exchanged(
-            own,
-            max(_CHUNK // replicas, 1),
-            lambda chunk: _sharded_as(self.whole)(self.chosen_rows(chunk, replicas)),
-        )
-        return data.view(rows.dtype).reshape(len(rows) // here * replicas, *rows.shape[1:])
-
-    def _of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the chief's bytes, on the host; each worker has as many. All must call it."""
-        return self._exchanged(
-            data, _CHUNK, lambda chunk: self._chiefs(self.put(chunk, self.whole))
-        )
+        gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), process_allgather)
+        shape = len(rows) * self._job.num_workers, *rows.shape[1:]
+        return gathered.view(rows.dtype).reshape(shape)
 
     def _exchanged(
-        self, data: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
+        self, array: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
     ) -> np.ndarray[Any, Any]:
-        """Exchanges bytes with the other workers, in chunks along the last axis."""
-        results = [np.empty((self.layout.replicas, 0)[-data.ndim :], np.uint8)]
-        for begin in range(0, data.shape[-1], most):
-            chunk = data[..., begin : begin + most]
-            size = chunk.shape[-1]
-            # Of powers of two there are few, and JAX compiles the program for each size.
-            room = [(0, 0)] * (data.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
-            padded = np.pad(chunk, room)
-            self.record("that exchanges bytes", padded.shape)
-            result = jax.block_until_ready(exchange(padded))
-            results.append(np.asarray(result.addressable_data(0))[..., :size])
+        """Exchanges an array's bytes with the other workers, at most so many at a time."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        results: list[Any] = []
+        for chunk in np.split(data, range(most, data.size, most)):
+            self.record("that exchanges bytes", chunk.shape)
+            results.append(exchange(chunk))
         return np.concatenate(results, axis=-1)
-
-    @cached_property
-    def _chiefs(self) -> Callable[..., Any]:
-        def first(chunk: jax.Array) -> jax.Array:
-            return jax.lax.psum(only_first(chunk), AXIS)
-
-        whole = PartitionSpec()
-        return jax.jit(
-            jax.shard_map(first, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False)
-        )
-
-    def argument(self, array: Any) -> Any:
-        """Makes a global array of the workers' arrays; returns a global array unchanged."""
-        if isinstance(array, jax.Array) and not array.is_fully_addressable:
-            return array
-        return self.put(array, self.whole)
-
-    def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Contributes the rows of this worker's replicas; all rows if they cannot be divided."""
-        leaves = jax.tree.leaves(batch)
-        target = self.layout.entry(leaves, axis)
-        return jax.tree.map(lambda leaf: self.put(leaf, target), batch)
 
     def chosen(self, numbers: Any) -> Any:
         """Returns the numbers of this worker's rows of a batch, all if it cannot be divided."""
@@ -212,7 +175,7 @@ class WorkerPlacement(MeshPlacement):
         else:
             if form not in seen:
                 # Without waiting for the others, whose batch may have another shape.
-                seen[form] = results.digest_of(text_of(program.lower(state, batch)))
+                seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
         self.record(seen[form][:12], "of a step of", form)
@@ -226,7 +189,7 @@ class WorkerPlacement(MeshPlacement):
     def compare(self, program: Any, *arguments: object) -> str:
         """Returns a program's digest; raises DisagreementError if other workers have another."""
         # JAX caches the lowered program, so the call does not lower it again.
-        return results.require_equal_programs(self._job, text_of(program.lower(*arguments)))
+        return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
     def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         if not isinstance(leaf, jax.Array):
@@ -253,10 +216,8 @@ def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
 
 def checksums_of(values: Sequence[jax.Array]) -> list[int]:
     """Returns a checksum of each array's bits in this process."""
-    own = [value.addressable_data(0) for value in values]
-    if all(value.platform() == "cpu" for value in own):
-        return [checksum_of(value) for value in own]  # no copy, and nothing to compile
-    return [int(one) for one in jax.device_get([_sum_of_bits(value) for value in own])]
+    sums = [_sum_of_bits(value.addressable_data(0)) for value in values]
+    return [int(one) for one in jax.device_get(sums)]
 
 
 @jax.jit

@@ -17,7 +17,7 @@ import kerasdist as kd
 from kerasdist import keras_compat
 from kerasdist.api.functions import function
 from kerasdist.backends.jax.mesh.layout import Layout
-from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.errors import ScopeError
 from tests.unit.backends.jax_cases.case import case, components, index
 
@@ -63,7 +63,7 @@ def the_program_that_was_used_least_lately_goes_first(strategy):
     for number in range(200):
         step(number)
         step(-1)
-    assert traced.count(-1) == 2
+    assert traced.count(-1) == 1
 
 
 @case
@@ -106,7 +106,7 @@ def zero_and_minus_zero_are_two_constants(strategy):
     assert signs == [np.inf, -np.inf, np.inf]
     for _ in range(3):
         assert np.isnan(inverse(one, float("nan")))
-    assert len(traced) == 2 * 3
+    assert len(traced) == 3
 
 
 @case
@@ -136,7 +136,7 @@ def a_replica_of_several_devices_needs_no_cpu_device(strategy):
 
     layout = Layout(jax.devices()[:2], 2)
     with mock.patch("jax.local_devices", without_cpu):
-        place = MeshPlacement(layout)
+        place = Placement(layout)
         with place.variables():
             assert jax.numpy.ones(2).devices() == {jax.devices()[0]}
 
@@ -230,6 +230,7 @@ def an_interrupted_step_loses_no_value(strategy):
     step = function(lambda: strategy.run(work))
     step()
     steps = 1
+    gc.collect()  # Python drops an interrupt that comes while a weak reference's callback runs
     for number in range(30):
         interrupter = threading.Timer(0.002 + 0.0007 * number, signal.raise_signal, [signal.SIGINT])
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
