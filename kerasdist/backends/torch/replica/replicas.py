@@ -119,8 +119,10 @@ class TorchReplicaSet(ReplicaSet):
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
-            for hooks in (modules, batches, random, batch_norm, backward):
+            for hooks in (modules, batches, random, backward):
                 hooks.install()
+            if not self.on_cpu:
+                batch_norm.install()
 
     @property
     def is_plain(self) -> bool:
