@@ -23,7 +23,6 @@ from typing import Any, TypeVar, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import metering
 from kerasdist.errors import ReplicaError
 
 _Value = TypeVar("_Value")
@@ -66,7 +65,7 @@ class ThreadPool:
         self._arrived.clear()
         self._finished.clear()
         self._ready.extend(range(1, count))
-        self._work = metering.measure_alike(work)
+        self._work = work
         try:
             self._take_part(0)
             if self._broken is not None:
