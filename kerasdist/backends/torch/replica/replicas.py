@@ -44,7 +44,7 @@ from kerasdist.backends.torch.state.components import Components, LoopRules
 from kerasdist.backends.torch.state.reads import require_outside
 from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
-from kerasdist.backends.torch.workers.buckets import GradientSum, in_packs
+from kerasdist.backends.torch.workers.buckets import GradientSum, in_buckets
 from kerasdist.backends.torch.workers.process_group import Group, ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
 from kerasdist.core import context, ownership
@@ -183,7 +183,9 @@ class TorchReplicaSet(ReplicaSet):
         """Gives variables the values that they have on the chief; sharded ones keep theirs."""
         whole = [variable for variable in variables if shards.shard_of(variable) is None]
         own = [keras_compat.stored_value(variable).detach() for variable in whole]
-        for some in in_packs(own):  # in packs, as a message holds copies of its tensors
+        # In buckets, as a message holds copies of its tensors.
+        for members in in_buckets(dict(enumerate(own))):
+            some = [own[index] for index in members]
             for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
                 # Writing an equal value would needlessly invalidate the variable's components.
                 if not torch.equal(mine, chiefs):
