@@ -224,7 +224,6 @@ class ThreadSettings:
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
         autocast: The kinds of device for which autocast is on, each with the type it casts to.
-        threads: How many threads torch computes with on the CPU.
     """
 
     keras_state: dict[str, Any]
@@ -232,7 +231,6 @@ class ThreadSettings:
     gradients: bool
     inference: bool
     autocast: dict[str, torch.dtype]
-    threads: int
 
     @classmethod
     def of_this_thread(cls) -> ThreadSettings:
@@ -247,15 +245,12 @@ class ThreadSettings:
                 for kind in ("cpu", "cuda")
                 if torch.is_autocast_enabled(kind)
             },
-            threads=torch.get_num_threads(),
         )
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Applies the settings to the current thread, which belongs to a replica."""
         keras_compat.paste_thread_state(self.keras_state)
-        if torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
         with ExitStack() as stack:
             stack.enter_context(keras_compat.in_trial(self.trial))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
