@@ -356,8 +356,7 @@ class LocalReplicas:
         for scope in scopes:
             scope.end()
         if rules.is_fit and not self._elsewhere:
-            contexts = [one.last_context for one in self._collectives[:count]]
-            layer_losses.hand_over([one for one in contexts if one is not None])
+            layer_losses.hand_over([one.context for one in self._collectives[:count]])
         return results
 
     def _step(
