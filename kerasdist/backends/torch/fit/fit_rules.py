@@ -24,7 +24,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch.replica.placing import moved_together
+from kerasdist.backends.torch.replica.placing import added, moved_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
@@ -175,23 +175,19 @@ def combined(
         brought.append(dict(zip(own, moved_together(device, list(own.values())), strict=True)))
     values: list[torch.Tensor] = []
     for (key, variable), target in zip(written.items(), targets, strict=True):
-        is_sum = variable.aggregation == "sum"
-        is_mean = variable.aggregation == "mean" and target.is_floating_point()
-        # Replica 0 started a sum from the value itself, the others from zero.
-        total = target if is_sum and key not in brought[0] else None
-        weight = 0.0
-        for scope, own in zip(scopes, brought, strict=True):
-            weight += scope.weight if key in own else 0.0
-        for scope, own in zip(scopes, brought, strict=True):
-            if key not in own:
-                continue
-            value = own[key].to(target.device)
-            if is_mean:  # by its part of the weights: 1, which does not round, of a single value
-                value = value * (scope.weight / weight)
-            if total is None:
-                total = value
-            elif is_sum or is_mean:
-                total = total + value
-        assert total is not None  # some replica has assigned to it
-        values.append(total)
+        parts = [
+            (scope.weight, own[key].to(target.device))
+            for scope, own in zip(scopes, brought, strict=True)
+            if key in own
+        ]
+        if variable.aggregation == "sum":
+            # Replica 0 started from the value itself, the others from zero.
+            start = [] if key in brought[0] else [target]
+            values.append(added([*start, *(value for _, value in parts)]))
+        elif variable.aggregation == "mean" and target.is_floating_point():
+            # By its part of the weights: 1, which does not round, of a single value.
+            total = sum(weight for weight, _ in parts)
+            values.append(added([value * (weight / total) for weight, value in parts]))
+        else:
+            values.append(parts[0][1])
     return values

@@ -24,7 +24,7 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Co
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
-from kerasdist.backends.torch.replica.placing import computing_on
+from kerasdist.backends.torch.replica.placing import added, computing_on
 from kerasdist.backends.torch.replica.threads import ThreadPool
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.components import Components
@@ -255,7 +255,7 @@ class TorchCollectives(Collectives):
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""
 
         def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-            return self._group.sums([_sum(column) for column in zip(*brought, strict=True)])
+            return self._group.sums([added(column) for column in zip(*brought, strict=True)])
 
         shapes = [tuple(tensor.shape) for tensor in tensors]
         totals = self._meet(f"{label} of shapes {shapes}", tensors, sums)
@@ -320,13 +320,11 @@ class TorchCollectives(Collectives):
         return f"{name} number {self._number}"
 
 
-def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part.to(total.device)
-    return total
+def collectives_here() -> TorchCollectives | None:
+    """Returns the collectives of the replica that this code runs in, None outside of replicas."""
+    replica = context.replica()
+    collectives = None if replica is None else replica.collectives
+    return collectives if isinstance(collectives, TorchCollectives) else None
 
 
 def gradient_of_global(

@@ -30,6 +30,7 @@ from kerasdist.backends.torch.replica import modules, random
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
 from kerasdist.backends.torch.replica.functions import current_step
 from kerasdist.backends.torch.replica.placing import (
+    added,
     computing_on,
     moved,
     on_device,
@@ -429,14 +430,13 @@ class TorchRunner(Runner):
             # `dtype`, as torch would sum smaller integers in int64.
             parts = [p.sum(i, dtype=p.dtype) for p, i in zip(parts, axes, strict=True)]
         check_shapes([part.shape for part in parts])
-        here = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
-        for part in parts[2:]:
-            here += part
+        here = added(parts)
+        self._group.check_alike("reduce", [here])
         if op is ReduceOp.SUM:
-            [total] = self._group.checked_sums("reduce", [here])
+            [total] = self._group.sums([here])
             return total
         counted = torch.full((), count, device=here.device)  # no copy from the host
-        total, everyones = self._group.checked_sums("reduce", [here, counted])
+        total, everyones = self._group.sums([here, counted])
         return (total / everyones).to(total.dtype)
 
     @torch.no_grad()
