@@ -175,19 +175,16 @@ def combined(
         brought.append(dict(zip(own, moved_together(device, list(own.values())), strict=True)))
     values: list[torch.Tensor] = []
     for (key, variable), target in zip(written.items(), targets, strict=True):
-        parts = [
-            (scope.weight, own[key].to(target.device))
-            for scope, own in zip(scopes, brought, strict=True)
-            if key in own
-        ]
+        given = [own[key].to(target.device) for own in brought if key in own]
         if variable.aggregation == "sum":
             # Replica 0 started from the value itself, the others from zero.
-            start = [] if key in brought[0] else [target]
-            values.append(added([*start, *(value for _, value in parts)]))
+            values.append(added(given if key in brought[0] else [target, *given]))
         elif variable.aggregation == "mean" and target.is_floating_point():
+            weights = [one.weight for one, own in zip(scopes, brought, strict=True) if key in own]
             # By its part of the weights: 1, which does not round, of a single value.
-            total = sum(weight for weight, _ in parts)
-            values.append(added([value * (weight / total) for weight, value in parts]))
+            total = sum(weights)
+            parts = [one * (weight / total) for one, weight in zip(given, weights, strict=True)]
+            values.append(added(parts))
         else:
-            values.append(parts[0][1])
+            values.append(given[0])
     return values
