@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit import passes
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
 from kerasdist.backends.torch.replica.random import chiefs_draws
+from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
-from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
-from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core import context
-from kerasdist.core.devices import Device
 from kerasdist.core.structures import flatten, pack
 from kerasdist.input.sharding import WorkerShard, examples
-from kerasdist.job.comparison import BatchHistory
-from kerasdist.job.job import Job
 from kerasdist.training.metrics import metrics_of, prepare
 
 # A step of Keras or the user, called with a batch.
@@ -34,27 +29,6 @@ Step = Callable[[Any], Any]
 
 # A function that Keras's loops call with a list of batches; each batch is one step.
 Function = Callable[[Sequence[Any]], Any]
-
-
-class StepReplicas(Protocol):
-    """What steps and trainers need of a `TorchReplicaSet`, which imports them."""
-
-    group: Group
-    gradient_sum: GradientSum | None
-    job: Job | None
-    devices: tuple[Device, ...]
-    torch_devices: list[torch.device]
-    shard_rules: ShardRules | None
-    first_batches: FirstBatches
-    batch_history: BatchHistory
-    batch_logs_matter: bool
-    begin_step: Callable[[], None]
-    run: Callable[..., list[Any]]
-    steps: Callable[[Any], Steps]
-    is_plain: bool
-    divides_state: bool
-    num_replicas: int
-    local_replicas: range
 
 
 @final
@@ -67,7 +41,7 @@ class Steps:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._replicas: StepReplicas = model.replica_set
+        self._replicas: TorchReplicaSet = model.replica_set
         self._group = self._replicas.group
         # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
         self._in_parts: FitRules | None = None

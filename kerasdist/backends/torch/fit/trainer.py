@@ -11,9 +11,10 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import examples
 from kerasdist.backends.torch.fit import passes
-from kerasdist.backends.torch.fit.steps import Function, Step, StepReplicas, Steps
+from kerasdist.backends.torch.fit.steps import Function, Step, Steps
 from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.process_group import is_default_group_ours
 from kerasdist.check.first_batch import FirstBatchCheck
@@ -72,7 +73,7 @@ class TorchTrainer(ReplicatedTrainer):
     """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
 
     if TYPE_CHECKING:
-        replica_set: StepReplicas
+        replica_set: TorchReplicaSet
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where there are more examples than it shall have at once."""
@@ -156,7 +157,7 @@ class TorchTrainer(ReplicatedTrainer):
     def _steps(self) -> Steps:
         steps = vars(self).get(_STEPS)
         if steps is None:
-            steps = self.replica_set.steps(self)
+            steps = Steps(self)
             object.__setattr__(self, _STEPS, steps)  # bypasses Keras's tracking of attributes
         return steps
 

@@ -24,8 +24,6 @@ from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.torch.fit import backward, batch_norm, batches
 from kerasdist.backends.torch.fit.batches import Part
-from kerasdist.backends.torch.fit.steps import Steps
-from kerasdist.backends.torch.fit.trainer import TorchTrainer
 from kerasdist.backends.torch.replica import modules, random
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
 from kerasdist.backends.torch.replica.functions import current_step
@@ -79,14 +77,15 @@ class TorchReplicaSet(ReplicaSet):
         shard_rules: Which variables are sharded; None: none.
     """
 
-    trainer_class = TorchTrainer
-
     def __init__(
         self,
         devices: Sequence[Device],
         options: ReplicaOptions,
         job: Job | None = None,
         communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+        *,
+        trainer_class: type[Any],
+        trials_class: type[Trials],
     ) -> None:
         """Makes the set. All workers of a job must call it, after `connect`."""
         if job is not None and len(devices) != 1:
@@ -97,6 +96,7 @@ class TorchReplicaSet(ReplicaSet):
                 f"devices=[{str(devices[0])!r}]."
             )
         super().__init__(devices, options, job)
+        self.trainer_class, self._trials_class = trainer_class, trials_class
         self.torch_devices = [torch_device(device) for device in devices]
         self.timeout = Timeouts.of_environment().meeting
         self._replicas: LocalReplicas | None = None
@@ -141,17 +141,11 @@ class TorchReplicaSet(ReplicaSet):
             return SoleRunner(self.placement)
         return TorchRunner(self)
 
-    def steps(self, model: Any) -> Steps:
-        """Returns the functions of a model's steps on these devices."""
-        return Steps(model)
-
     def trials(self, model: Any) -> Trials:
         """Returns what makes trials of a model's training step on these devices."""
         if self.is_plain:
             return super().trials(model)
-        from kerasdist.backends.torch.fit.trial import TorchTrials  # late, as few programs need it
-
-        return TorchTrials(model)
+        return self._trials_class(model)
 
     def free_bytes(self) -> int | None:
         """Returns how much memory is free on the fullest GPU; None if there is none."""
