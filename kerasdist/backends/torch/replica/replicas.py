@@ -26,7 +26,7 @@ from kerasdist.backends.torch.fit import backward, batch_norm, batches
 from kerasdist.backends.torch.fit.batches import Part
 from kerasdist.backends.torch.replica import modules, random
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
-from kerasdist.backends.torch.replica.functions import current_step
+from kerasdist.backends.torch.replica.functions import running_step
 from kerasdist.backends.torch.replica.placing import (
     added,
     computing_on,
@@ -400,7 +400,7 @@ class TorchRunner(Runner):
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once per replica, each with its components of the arguments."""
         require_outside(keras_compat.stateless_scope())
-        outer = current_step()
+        outer = running_step.get()
         if outer is not None:
             outer.warn_if_compiled()
 
