@@ -16,7 +16,6 @@ not sent: seed generators, and the moving statistics of a synchronized BatchNorm
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
@@ -43,16 +42,10 @@ class FitRules(Rules):
     is_fit = True
     reducer: GradientReducer | None = None
 
-    def __init__(
-        self,
-        group: Group,
-        sums: Iterable[keras.Variable] = (),
-        alike: Iterable[keras.Variable] = (),
-    ) -> None:
-        """Takes the sums that steps write, and variables that all replicas assign equal values."""
+    def __init__(self, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
+        """Takes the sums that steps write."""
         self._group = group
         self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
-        self._alike = {id(variable): weakref.ref(variable) for variable in alike}
         self.sums_are_parts = False
         # Variables and buffers that were combined in this process, not yet over the workers.
         self._committed: dict[int, keras.Variable] = {}
@@ -99,12 +92,8 @@ class FitRules(Rules):
         if written:
             targets = _stored(written.values())
             torch._foreach_copy_(targets, combined(scopes, written, targets))
-            for key, variable in written.items():
-                known = self._alike.get(key)
-                if key not in scopes[0].written_equal and (
-                    known is None or known() is not variable
-                ):
-                    self._committed[key] = variable
+            equal = scopes[0].written_equal
+            self._committed.update((key, written[key]) for key in written if key not in equal)
         return list(written)
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:

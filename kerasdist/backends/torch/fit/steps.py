@@ -69,7 +69,7 @@ class Steps:
 
     def tried(self, step: Step, batch: Any) -> Any:
         """Takes a step of a trial on the replicas; returns the logs of the global batch."""
-        rules, replicas = FitRules(self._group, _sums_of(self._model), ()), self._replicas
+        rules, replicas = FitRules(self._group, _sums_of(self._model)), self._replicas
         parts = divide(
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
         )
@@ -81,7 +81,7 @@ class Steps:
         model = self._model
         if not self._replicas.is_plain:
             prepare(model, model.bound_strategy)
-        rules = FitRules(self._group, _sums_of(model), _written_alike(model))
+        rules = FitRules(self._group, _sums_of(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
         reports_itself = not model.note_overrides()
@@ -257,12 +257,3 @@ def _joined(outputs: Sequence[Any]) -> Any:
 def _sums_of(model: keras.Model) -> Iterator[keras.Variable]:
     for metric in metrics_of(model):
         yield from (one for one in metric.variables if one.aggregation == "sum")
-
-
-def _written_alike(model: Any) -> Iterator[keras.Variable]:
-    """Yields the variables to which all workers assign equal values: synchronized statistics."""
-    if model.bound_strategy.options.batch_norm == "per_replica":
-        return
-    for layer in keras_compat.flat_layers(model):
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-            yield from (layer.moving_mean, layer.moving_variance)
