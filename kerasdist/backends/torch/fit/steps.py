@@ -130,11 +130,11 @@ class Steps:
             if parts is None:
                 return self._alone(alone, batch)
             _ensure_built(model, parts[0].argument)
-            own = _joined(self._replicas.run(model.bound_strategy, step, parts, rules))
+            own = join(self._replicas.run(model.bound_strategy, step, parts, rules))
             rules.exchange()
             return of_all(self._group, own, "predict")
 
-        return lambda batches: _joined([predictions(batch) for batch in batches])
+        return lambda batches: join([predictions(batch) for batch in batches])
 
     def _alone(self, step: Step, batch: Any) -> Any:
         """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
@@ -248,10 +248,6 @@ def _ensure_built(model: Any, batch: Any) -> None:
     """
     if not model.built:
         model.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
-
-
-def _joined(outputs: Sequence[Any]) -> Any:
-    return outputs[0] if len(outputs) == 1 else join(outputs)
 
 
 def _sums_of(model: keras.Model) -> Iterator[keras.Variable]:
