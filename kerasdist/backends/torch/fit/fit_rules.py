@@ -133,8 +133,6 @@ class FitRules(Rules):
             *(self._group.chiefs(one) for one in others),
         ]
         targets = [*totals, *means, *others]
-        if not parts and not logs:
-            return []
         results = self._group.sums([*parts, *logs])
         if targets:
             found = [one.view(target.dtype) for one, target in zip(results, targets, strict=False)]

@@ -160,7 +160,6 @@ class ReplicaScope(keras.StatelessScope):
         self.weight = weight
         self.sums_in_backward = False
         self.rules = rules
-        self.end()
         if self._copies:
             self._update_copies()
 
