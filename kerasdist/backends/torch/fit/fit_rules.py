@@ -93,7 +93,7 @@ class FitRules(Rules):
             targets = _stored(written.values())
             torch._foreach_copy_(targets, combined(scopes, written, targets))
             equal = scopes[0].written_equal
-            self._committed.update((key, written[key]) for key in written if key not in equal)
+            self._committed.update({key: written[key] for key in written if key not in equal})
         return list(written)
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
