@@ -138,4 +138,5 @@ from kerasdist.keras_compat.variables import (
     stored_value,
     stored_values,
     trial,
+    value_reader,
 )

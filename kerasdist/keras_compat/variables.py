@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from keras.src.backend.common import global_state
@@ -104,6 +105,11 @@ def stored_value(variable: keras.Variable) -> Any:
     """
     trial = _here.trial
     return variable._value if trial is None else trial.get_current_value(variable)
+
+
+def value_reader() -> Callable[[keras.Variable], Any]:
+    """Returns what reads stored values as `stored_value` does, as long as no other trial begins."""
+    return attrgetter("_value") if _here.trial is None else _here.trial.get_current_value
 
 
 def held_value(variable: keras.Variable) -> Any:

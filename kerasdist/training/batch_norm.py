@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -81,16 +82,23 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
-    """Lets custom loops treat statistics made outside of the scope as those made in it."""
+    """Calls a layer, whose statistics are assigned alike on all replicas if it is synchronized.
+
+    Custom loops treat statistics made outside of the scope as those made in it.
+    """
     replica = context.replica()
-    if replica is not None and replica.local_batch is None and replica.num_replicas_in_sync > 1:
+    if replica is None:
+        return original(layer, *args, **kwargs)
+    if replica.local_batch is None and replica.num_replicas_in_sync > 1:
         # A variable with the aggregation "none" was made outside of every scope.
         keep_statistics(
             layer,
             replica.strategy.options.batch_norm,
             lambda variable: variable.aggregation == "none",
         )
-    return original(layer, *args, **kwargs)
+    is_alike = _is_synchronized(replica, layer)
+    with replica.collectives.equal_writes() if is_alike else nullcontext():
+        return original(layer, *args, **kwargs)
 
 
 def keep_statistics(layer: Any, batch_norm: str | None, is_outside: Callable[[Any], bool]) -> None:

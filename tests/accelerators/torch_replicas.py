@@ -17,7 +17,7 @@ from kerasdist.backends.torch.fit import batches, fit_rules, gradients
 from kerasdist.backends.torch.replica import placing, random, replicas, threads
 from kerasdist.backends.torch.state import states, variables
 from kerasdist.backends.torch.workers import process_group
-from kerasdist.backends.torch.workers.buckets import in_packs
+from kerasdist.backends.torch.workers.buckets import in_buckets
 from kerasdist.core.devices import Device
 from tests.accelerators import torch_waits
 
@@ -312,7 +312,8 @@ def the_first_broadcast_is_in_parts():
     mib = 2**18  # floats
     sizes = [mib, 30 * mib, 20 * mib, 4 * mib, mib]
     tensors = [torch.empty(size, device="meta") for size in sizes]
-    return [[one.numel() // mib for one in pack] for pack in in_packs(tensors)]
+    buckets = in_buckets(dict(enumerate(tensors)))
+    return [[tensors[index].numel() // mib for index in members] for members in buckets]
 
 
 @case

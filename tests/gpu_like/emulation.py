@@ -43,11 +43,9 @@ def _jax() -> None:
 
 
 def _torch() -> None:
-    from kerasdist.backends.torch.fit import batch_norm
     from kerasdist.backends.torch.replica import replicas
 
     _replace(replicas.TorchReplicaSet, "on_cpu", property(lambda self: False))
-    _replace(batch_norm, "_DEVICES", ())
     _copy_variables()
     _run_backward_elsewhere()
 

@@ -266,7 +266,7 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
 
 @final
 class _Here(threading.local):
-    """The meter of the `fit` that the calling thread runs, or takes part in as a replica."""
+    """The meter of the `fit` that the calling thread runs."""
 
     meter: Meter | None = None
 
@@ -282,18 +282,6 @@ def measured() -> Generator[None]:
         yield
     finally:
         _here.meter = outer
-
-
-def measure_alike(work: Callable[[int], object]) -> Callable[[int], object]:
-    """Returns the work of a replica's thread, measured by the meter of the thread that calls."""
-    meter = _here.meter
-
-    def run(replica: int) -> object:
-        with measured():
-            _here.meter = meter
-            return work(replica)
-
-    return work if meter is None else run
 
 
 def running() -> Meter | None:

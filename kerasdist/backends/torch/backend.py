@@ -20,6 +20,8 @@ from kerasdist.backends.base.interface import (
     read_chrome_trace,
 )
 from kerasdist.backends.torch.fit import trainer
+from kerasdist.backends.torch.fit.trainer import TorchTrainer
+from kerasdist.backends.torch.fit.trial import TorchTrials
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import creation
@@ -82,7 +84,9 @@ class TorchBackend(Backend):
             )
         if options.sharding is not None:
             _check_sharding(options.sharding, devices, job)
-        return TorchReplicaSet(devices, options, job)
+        return TorchReplicaSet(
+            devices, options, job, trainer_class=TorchTrainer, trials_class=TorchTrials
+        )
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Creates torch's process group of all workers; returns the GPUs, whose names stay."""

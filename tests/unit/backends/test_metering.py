@@ -74,9 +74,6 @@ def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(fit_beside).result()
             assert metering.running() is first
-            # A replica's thread measures for the thread whose step it runs.
-            work = metering.measure_alike(lambda replica: (replica, metering.running()))
-            assert pool.submit(work, 1).result() == (1, first)
             assert pool.submit(metering.running).result() is None
         first.done(1, 2)
         first.pause()

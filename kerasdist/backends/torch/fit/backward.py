@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.collectives import TorchCollectives, collectives_here
 from kerasdist.core import context
 from kerasdist.core.protocols import ReplicaLike
 
@@ -49,20 +49,15 @@ class _Place:
             keras_compat.paste_thread_state(before)
 
 
-def _replica() -> ReplicaLike | None:
-    replica = context.replica()
-    return replica if replica and isinstance(replica.collectives, TorchCollectives) else None
-
-
 def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) -> Any:
     """Keras's ``remat``: the function's result is computed once more in the backward pass."""
     outside = original(function)
 
     def wrapped(*args: object, **kwargs: object) -> Any:
-        replica = _replica()
-        if replica is None:
+        collectives = collectives_here()
+        if collectives is None:
             return outside(*args, **kwargs)
-        return original(_Repeated(function, replica))(*args, **kwargs)
+        return original(_Repeated(function, collectives))(*args, **kwargs)
 
     return wrapped
 
@@ -71,11 +66,11 @@ def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) 
 class _Repeated:
     """A function that repeats its first call's random draws, as torch.utils.checkpoint does."""
 
-    def __init__(self, function: Callable[..., Any], replica: ReplicaLike) -> None:
+    def __init__(self, function: Callable[..., Any], collectives: TorchCollectives) -> None:
         self._function = function
-        self._place = _Place(replica)
-        self._draws: Any = replica.collectives.draws
-        self._rank = replica.replica_id_in_sync_group
+        self._place = _Place(collectives.context)
+        self._draws: Any = collectives.draws
+        self._rank = collectives.rank
         self._begins_at: torch.Tensor | None = None
         self._is_first = True
 
@@ -92,10 +87,10 @@ def _with_custom_gradient(
     original: Callable[..., Any], decorated: Any, *args: object, **kwargs: object
 ) -> Any:
     """The call of a function that brings its own gradient."""
-    replica = _replica()
-    if replica is None:
+    collectives = collectives_here()
+    if collectives is None:
         return original(decorated, *args, **kwargs)
-    forward, place = decorated.forward_fn, _Place(replica)
+    forward, place = decorated.forward_fn, _Place(collectives.context)
 
     def placed(*args: object, **kwargs: object) -> Any:
         result = forward(*args, **kwargs)

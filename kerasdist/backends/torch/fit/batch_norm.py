@@ -1,4 +1,4 @@
-"""Batch normalization by torch's fused kernels: on GPUs those of ``torch.nn.SyncBatchNorm``.
+"""Batch normalization on GPUs by the fused kernels of ``torch.nn.SyncBatchNorm``.
 
 Keras composes it of elementary operations, and torch differentiates each of them: some twenty
 passes over memory, where torch's kernels make four. The kernels compute the statistics themselves,
@@ -17,7 +17,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.core import context
 
-_DEVICES = ("cpu", "cuda")
+_DEVICE = "cuda"
 
 
 @cache
@@ -59,7 +59,7 @@ def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False
-        if one.device.type not in _DEVICES:
+        if one.device.type != _DEVICE:
             return False
     return (
         inputs.ndim > 1
@@ -88,8 +88,8 @@ class _Moments(torch.autograd.Function):
             return slope * (rows - rows.mean(0)) + of_mean / len(rows)
         offset = of_mean / len(rows) - slope * mean
         # Computes ``slope * rows + offset`` in one pass.
-        identity = torch.zeros_like(mean), torch.ones_like(mean)
-        return _normal(rows, slope, offset, identity, 0.0)
+        zeros, ones = torch.zeros_like(mean), torch.ones_like(mean)
+        return torch.batch_norm_elemt(rows, slope, offset, zeros, ones, 0.0)
 
 
 class _Normalized(torch.autograd.Function):
@@ -100,9 +100,10 @@ class _Normalized(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, epsilon: float, *columns: torch.Tensor
     ) -> torch.Tensor:
         mean, variance, scale, offset = columns
+        inverse = (variance + epsilon).rsqrt()
         ctx.save_for_backward(rows, mean, variance, scale)
         ctx.epsilon = epsilon
-        return _normal(rows, scale, offset, (mean, variance), epsilon)
+        return torch.batch_norm_elemt(rows, scale, offset, mean, inverse, epsilon)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -114,50 +115,11 @@ class _Normalized(torch.autograd.Function):
             of_offset = gradient.sum(0)
             of_scale = (gradient * (rows - mean)).sum(0) * inverse
         else:
-            of_rows, of_scale, of_offset = _backward(
-                gradient, rows, scale, mean, variance, ctx.epsilon
+            gradient, zeros = gradient.contiguous(), torch.zeros_like(mean)
+            _, _, of_scale, of_offset = torch.batch_norm_backward_reduce(
+                gradient, rows, mean, inverse, scale, True, True, True
             )
+            of_rows = torch.batch_norm_elemt(gradient, scale, zeros, zeros, inverse, ctx.epsilon)
         of_mean = -scale * inverse * of_offset
         of_variance = -0.5 * scale * inverse * inverse * of_scale
         return of_rows, None, of_mean, of_variance, of_scale, of_offset
-
-
-def _normal(
-    rows: torch.Tensor,
-    scale: torch.Tensor,
-    offset: torch.Tensor,
-    statistics: tuple[torch.Tensor, torch.Tensor],
-    epsilon: float,
-) -> torch.Tensor:
-    """Returns the rows normalized by given statistics, in one pass."""
-    if _is_on_gpu(rows):
-        mean, variance = statistics
-        inverse = (variance + epsilon).rsqrt()
-        return torch.batch_norm_elemt(rows, scale, offset, mean, inverse, epsilon)
-    return torch.native_batch_norm(rows, scale, offset, *statistics, False, 0.0, epsilon)[0]
-
-
-def _backward(  # noqa: PLR0917  what the kernels take
-    gradient: torch.Tensor,
-    rows: torch.Tensor,
-    scale: torch.Tensor,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the gradients of rows, scale and offset by given statistics, in two passes."""
-    gradient, inverse = gradient.contiguous(), (variance + epsilon).rsqrt()
-    if not _is_on_gpu(rows):
-        kernel = torch.ops.aten.native_batch_norm_backward
-        wanted = [True, True, True]
-        return kernel(gradient, rows, scale, mean, variance, mean, inverse, False, epsilon, wanted)
-    _, _, of_scale, of_offset = torch.batch_norm_backward_reduce(
-        gradient, rows, mean, inverse, scale, True, True, True
-    )
-    zeros = torch.zeros_like(mean)
-    of_rows = torch.batch_norm_elemt(gradient, scale, zeros, zeros, inverse, epsilon)
-    return of_rows, of_scale, of_offset
-
-
-def _is_on_gpu(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda

@@ -106,7 +106,9 @@ def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:
 
 
 def join(outputs: Sequence[Any]) -> Any:
-    """Concatenates the replicas' predictions."""
+    """Concatenates the replicas' predictions, or those of several batches."""
+    if len(outputs) == 1:
+        return outputs[0]
     return keras.tree.map_structure(lambda *parts: _joined(parts), *outputs)
 
 

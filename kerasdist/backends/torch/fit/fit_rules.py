@@ -16,7 +16,6 @@ not sent: seed generators, and the moving statistics of a synchronized BatchNorm
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
@@ -24,7 +23,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch.replica.placing import moved_together
+from kerasdist.backends.torch.replica.placing import added, moved_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
@@ -43,16 +42,10 @@ class FitRules(Rules):
     is_fit = True
     reducer: GradientReducer | None = None
 
-    def __init__(
-        self,
-        group: Group,
-        sums: Iterable[keras.Variable] = (),
-        alike: Iterable[keras.Variable] = (),
-    ) -> None:
-        """Takes the sums that steps write, and variables that all replicas assign equal values."""
+    def __init__(self, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
+        """Takes the sums that steps write."""
         self._group = group
         self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
-        self._alike = {id(variable): weakref.ref(variable) for variable in alike}
         self.sums_are_parts = False
         # Variables and buffers that were combined in this process, not yet over the workers.
         self._committed: dict[int, keras.Variable] = {}
@@ -99,12 +92,8 @@ class FitRules(Rules):
         if written:
             targets = _stored(written.values())
             torch._foreach_copy_(targets, combined(scopes, written, targets))
-            for key, variable in written.items():
-                known = self._alike.get(key)
-                if key not in scopes[0].written_equal and (
-                    known is None or known() is not variable
-                ):
-                    self._committed[key] = variable
+            equal = scopes[0].written_equal
+            self._committed.update({key: written[key] for key in written if key not in equal})
         return list(written)
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
@@ -144,8 +133,6 @@ class FitRules(Rules):
             *(self._group.chiefs(one) for one in others),
         ]
         targets = [*totals, *means, *others]
-        if not parts and not logs:
-            return []
         results = self._group.sums([*parts, *logs])
         if targets:
             found = [one.view(target.dtype) for one, target in zip(results, targets, strict=False)]
@@ -175,23 +162,16 @@ def combined(
         brought.append(dict(zip(own, moved_together(device, list(own.values())), strict=True)))
     values: list[torch.Tensor] = []
     for (key, variable), target in zip(written.items(), targets, strict=True):
-        is_sum = variable.aggregation == "sum"
-        is_mean = variable.aggregation == "mean" and target.is_floating_point()
-        # Replica 0 started a sum from the value itself, the others from zero.
-        total = target if is_sum and key not in brought[0] else None
-        weight = 0.0
-        for scope, own in zip(scopes, brought, strict=True):
-            weight += scope.weight if key in own else 0.0
-        for scope, own in zip(scopes, brought, strict=True):
-            if key not in own:
-                continue
-            value = own[key].to(target.device)
-            if is_mean:  # by its part of the weights: 1, which does not round, of a single value
-                value = value * (scope.weight / weight)
-            if total is None:
-                total = value
-            elif is_sum or is_mean:
-                total = total + value
-        assert total is not None  # some replica has assigned to it
-        values.append(total)
+        given = [own[key].to(target.device) for own in brought if key in own]
+        if variable.aggregation == "sum":
+            # Replica 0 started from the value itself, the others from zero.
+            values.append(added(given if key in brought[0] else [target, *given]))
+        elif variable.aggregation == "mean" and target.is_floating_point():
+            weights = [one.weight for one, own in zip(scopes, brought, strict=True) if key in own]
+            # By its part of the weights: 1, which does not round, of a single value.
+            total = sum(weights)
+            parts = [one * (weight / total) for one, weight in zip(given, weights, strict=True)]
+            values.append(added(parts))
+        else:
+            values.append(given[0])
     return values

@@ -16,8 +16,7 @@ import keras
 import torch
 
 from kerasdist import config, keras_compat
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
-from kerasdist.core import context
+from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.core.structures import flatten, pack
 from kerasdist.errors import UnsupportedError
 
@@ -106,8 +105,8 @@ def _joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 def _require_rows_alone(model: Any) -> None:
     """Refuses what is known to depend on more than a pass has, before anything is computed."""
-    collectives = getattr(context.replica(), "collectives", None)
-    if isinstance(collectives, TorchCollectives) and collectives.scope.weights is not None:
+    collectives = collectives_here()
+    if collectives is not None and collectives.scope.weights is not None:
         raise _refused('weights that are sharded (sharding="full"), which each pass would gather')
     if model._should_torch_compile():
         raise _refused("jit_compile=True")

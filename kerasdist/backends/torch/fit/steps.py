@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit import passes
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
 from kerasdist.backends.torch.replica.random import chiefs_draws
+from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
-from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
-from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core import context
-from kerasdist.core.devices import Device
 from kerasdist.core.structures import flatten, pack
 from kerasdist.input.sharding import WorkerShard, examples
-from kerasdist.job.comparison import BatchHistory
-from kerasdist.job.job import Job
 from kerasdist.training.metrics import metrics_of, prepare
 
 # A step of Keras or the user, called with a batch.
@@ -34,27 +29,6 @@ Step = Callable[[Any], Any]
 
 # A function that Keras's loops call with a list of batches; each batch is one step.
 Function = Callable[[Sequence[Any]], Any]
-
-
-class StepReplicas(Protocol):
-    """What steps and trainers need of a `TorchReplicaSet`, which imports them."""
-
-    group: Group
-    gradient_sum: GradientSum | None
-    job: Job | None
-    devices: tuple[Device, ...]
-    torch_devices: list[torch.device]
-    shard_rules: ShardRules | None
-    first_batches: FirstBatches
-    batch_history: BatchHistory
-    batch_logs_matter: bool
-    begin_step: Callable[[], None]
-    run: Callable[..., list[Any]]
-    steps: Callable[[Any], Steps]
-    is_plain: bool
-    divides_state: bool
-    num_replicas: int
-    local_replicas: range
 
 
 @final
@@ -67,7 +41,7 @@ class Steps:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._replicas: StepReplicas = model.replica_set
+        self._replicas: TorchReplicaSet = model.replica_set
         self._group = self._replicas.group
         # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
         self._in_parts: FitRules | None = None
@@ -95,7 +69,7 @@ class Steps:
 
     def tried(self, step: Step, batch: Any) -> Any:
         """Takes a step of a trial on the replicas; returns the logs of the global batch."""
-        rules, replicas = FitRules(self._group, _sums_of(self._model), ()), self._replicas
+        rules, replicas = FitRules(self._group, _sums_of(self._model)), self._replicas
         parts = divide(
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
         )
@@ -107,7 +81,7 @@ class Steps:
         model = self._model
         if not self._replicas.is_plain:
             prepare(model, model.bound_strategy)
-        rules = FitRules(self._group, _sums_of(model), _written_alike(model))
+        rules = FitRules(self._group, _sums_of(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
         reports_itself = not model.note_overrides()
@@ -156,11 +130,11 @@ class Steps:
             if parts is None:
                 return self._alone(alone, batch)
             _ensure_built(model, parts[0].argument)
-            own = _joined(self._replicas.run(model.bound_strategy, step, parts, rules))
+            own = join(self._replicas.run(model.bound_strategy, step, parts, rules))
             rules.exchange()
             return of_all(self._group, own, "predict")
 
-        return lambda batches: _joined([predictions(batch) for batch in batches])
+        return lambda batches: join([predictions(batch) for batch in batches])
 
     def _alone(self, step: Step, batch: Any) -> Any:
         """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
@@ -276,19 +250,6 @@ def _ensure_built(model: Any, batch: Any) -> None:
         model.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
 
 
-def _joined(outputs: Sequence[Any]) -> Any:
-    return outputs[0] if len(outputs) == 1 else join(outputs)
-
-
 def _sums_of(model: keras.Model) -> Iterator[keras.Variable]:
     for metric in metrics_of(model):
         yield from (one for one in metric.variables if one.aggregation == "sum")
-
-
-def _written_alike(model: Any) -> Iterator[keras.Variable]:
-    """Yields the variables to which all workers assign equal values: synchronized statistics."""
-    if model.bound_strategy.options.batch_norm == "per_replica":
-        return
-    for layer in keras_compat.flat_layers(model):
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-            yield from (layer.moving_mean, layer.moving_variance)

@@ -11,13 +11,13 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.metering import rows_of
 from kerasdist.backends.torch.fit import passes
-from kerasdist.backends.torch.fit.steps import Function, Step, StepReplicas, Steps
+from kerasdist.backends.torch.fit.steps import Function, Step, Steps
 from kerasdist.backends.torch.replica import modules
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.collectives import collectives_here
+from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.process_group import is_default_group_ours
 from kerasdist.check.first_batch import FirstBatchCheck
-from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard
 from kerasdist.training.binding import binding_of
@@ -72,7 +72,7 @@ class TorchTrainer(ReplicatedTrainer):
     """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
 
     if TYPE_CHECKING:
-        replica_set: StepReplicas
+        replica_set: TorchReplicaSet
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where there are more examples than it shall have at once."""
@@ -80,14 +80,12 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _call_at_once(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
-        scope = keras_compat.stateless_scope()
-        if isinstance(scope, ReplicaScope):
-            compiled = scope.rules.compiled
-            collectives = compiled and getattr(context.replica(), "collectives", None)
-            if compiled and isinstance(collectives, TorchCollectives) and not keras_compat.trial():
-                return compiled(collectives, self, super().__call__, args, kwargs)  # type: ignore[misc]
+        scope, trial = keras_compat.stateless_scope(), keras_compat.trial()
+        compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
+        collectives = collectives_here() if compiled else None
+        if compiled and collectives and trial is None:
+            return compiled(collectives, self, super().__call__, args, kwargs)  # type: ignore[misc]
         outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        trial = keras_compat.trial()
         if trial is not None:
             trial.record_outputs(self, outputs)
         return outputs
@@ -156,7 +154,7 @@ class TorchTrainer(ReplicatedTrainer):
     def _steps(self) -> Steps:
         steps = vars(self).get(_STEPS)
         if steps is None:
-            steps = self.replica_set.steps(self)
+            steps = Steps(self)
             object.__setattr__(self, _STEPS, steps)  # bypasses Keras's tracking of attributes
         return steps
 
@@ -182,8 +180,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _compute_loss(self, *args: object, **kwargs: object) -> Any:
         loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
-        replica = context.replica()
-        if replica is None or not isinstance(replica.collectives, TorchCollectives):
+        if collectives_here() is None:
             return loss
         if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
             # With `reduction=None` there is a loss per example. torch refuses to differentiate the

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
-from kerasdist.backends.torch.fit.steps import of_all
+from kerasdist.backends.torch.fit.steps import Steps, of_all
 from kerasdist.backends.torch.state import shards
 from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
@@ -79,7 +79,7 @@ class TorchTrial(Trial):
         with replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
-            return replicas.steps(self._model).tried(self._step, batch.given)
+            return Steps(self._model).tried(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
         with _Drawing(self.draws, self.seed):

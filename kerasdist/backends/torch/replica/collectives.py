@@ -24,7 +24,7 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Co
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
-from kerasdist.backends.torch.replica.placing import computing_on
+from kerasdist.backends.torch.replica.placing import added, computing_on
 from kerasdist.backends.torch.replica.threads import ThreadPool
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.components import Components
@@ -63,7 +63,7 @@ class TorchCollectives(Collectives):
         scope: The scope through which the replica reads and writes variables.
         draws: The random generators of all replicas.
         weight: The replica's weight.
-        last_context: The replica's context in the last step.
+        context: The replica's context in the last step.
         gradient_weight: The weight that the gradients of the replica's loss will get; 1 in the
             backward pass of a loss that has the weight already.
     """
@@ -89,7 +89,7 @@ class TorchCollectives(Collectives):
         self.number = graph_ops.numbered(self)
         self.draws = draws
         self.weight = self.gradient_weight = 1.0
-        self.last_context: ReplicaContext | None = None
+        self.context: ReplicaContext
         self._index = index
         self._scopes = scopes
         self._pool = pool
@@ -103,7 +103,7 @@ class TorchCollectives(Collectives):
     def begin(
         self, strategy: Strategy, replicas: int, count: int, local_batch: LocalBatch | None
     ) -> ReplicaContext:
-        """Starts a step; returns the replica's context, reused if nothing in it has changed.
+        """Starts a step; returns the replica's context.
 
         Args:
             strategy: The strategy.
@@ -114,23 +114,14 @@ class TorchCollectives(Collectives):
         self._count = count
         self._number = 0
         self.weight = self.gradient_weight = self.scope.weight
-        last = self.last_context
-        if (
-            last is not None
-            and last.strategy is strategy
-            and last.num_replicas_in_sync == replicas
-            and last.local_batch == local_batch
-        ):
-            last.layer_losses.clear()
-            return last
-        self.last_context = ReplicaContext(
+        self.context = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=self.rank,
             num_replicas_in_sync=replicas,
             collectives=self,
             local_batch=local_batch,
         )
-        return self.last_context
+        return self.context
 
     @property
     def calls(self) -> int:
@@ -260,7 +251,7 @@ class TorchCollectives(Collectives):
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""
 
         def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-            return self._group.sums([_sum(column) for column in zip(*brought, strict=True)])
+            return self._group.sums([added(column) for column in zip(*brought, strict=True)])
 
         shapes = [tuple(tensor.shape) for tensor in tensors]
         totals = self._meet(f"{label} of shapes {shapes}", tensors, sums)
@@ -325,13 +316,11 @@ class TorchCollectives(Collectives):
         return f"{name} number {self._number}"
 
 
-def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part.to(total.device)
-    return total
+def collectives_here() -> TorchCollectives | None:
+    """Returns the collectives of the replica that this code runs in, None outside of replicas."""
+    replica = context.replica()
+    collectives = None if replica is None else replica.collectives
+    return collectives if isinstance(collectives, TorchCollectives) else None
 
 
 def gradient_of_global(

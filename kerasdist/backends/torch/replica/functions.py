@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 import types
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, final
 
 import keras
@@ -48,12 +48,12 @@ class Step:
                 self.warn_if_compiled()
             else:
                 function = self._compiled
-        _inside.steps.append(self)
+        outer = running_step.set(self)
         try:
             with translating_failures(FUNCTION):
                 return function(*args, **kwargs)
         finally:
-            _inside.steps.pop()
+            running_step.reset(outer)
 
     def warn_if_compiled(self) -> None:
         """Warns once, if the user asked to compile, that several replicas run uncompiled code."""
@@ -62,20 +62,8 @@ class Step:
             warn_user(_UNCOMPILED)
 
 
-@final
-class _Inside(threading.local):
-    """The calling thread's stack of running steps."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-
-
-_inside = _Inside()
-
-
-def current_step() -> Step | None:
-    """Returns the step that runs in the calling thread, None outside of steps."""
-    return _inside.steps[-1] if _inside.steps else None
+running_step: ContextVar[Step | None] = ContextVar("the step that runs", default=None)
+"""The step that the calling thread runs; None outside of steps."""
 
 
 def value_and_grad(

@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core import context
@@ -56,10 +56,8 @@ def _lead(
 
 def scope_here() -> Any:
     """Returns the scope of the replica or the trial that this code runs in, or None."""
-    replica = context.replica()
-    if replica is not None and isinstance(replica.collectives, TorchCollectives):
-        return replica.collectives.scope
-    return keras_compat.trial()
+    collectives = collectives_here()
+    return keras_compat.trial() if collectives is None else collectives.scope
 
 
 def _named_parameters(

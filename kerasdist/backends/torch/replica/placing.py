@@ -69,6 +69,14 @@ def moved_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> lis
     return found
 
 
+def added(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the sum of tensors of one shape, on the device of the first."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part.to(total.device)
+    return total
+
+
 def required_tensor(value: object) -> torch.Tensor:
     """Converts the value that a replica contributes to a reduction to a tensor."""
     if isinstance(value, torch.Tensor):

@@ -19,7 +19,7 @@ import torch
 
 from kerasdist import config, keras_compat
 from kerasdist.backends.torch.fit import graph_ops
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import context
 
@@ -109,14 +109,14 @@ def _dropout(original: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
 
 def _dropped(
     original: Callable[..., Any],
-    inputs: Any,
+    inputs: torch.Tensor,
     rate: float,
     noise_shape: object = None,
     seed: object = None,
 ) -> Any:
-    collectives = getattr(context.replica(), "collectives", None)
+    collectives = collectives_here()
     if (
-        not isinstance(collectives, TorchCollectives)
+        collectives is None
         or inputs.device.type != "cpu"
         or keras_compat.trial() is not None
         or keras_compat.is_seeded(seed)

@@ -14,7 +14,6 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.agreement.results import checksum_of
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
 from kerasdist.backends.base.checks import check_shapes, checked_axis
@@ -24,12 +23,11 @@ from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.torch.fit import backward, batch_norm, batches
 from kerasdist.backends.torch.fit.batches import Part
-from kerasdist.backends.torch.fit.steps import Steps
-from kerasdist.backends.torch.fit.trainer import TorchTrainer
 from kerasdist.backends.torch.replica import modules, random
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
-from kerasdist.backends.torch.replica.functions import current_step
+from kerasdist.backends.torch.replica.functions import running_step
 from kerasdist.backends.torch.replica.placing import (
+    added,
     computing_on,
     moved,
     on_device,
@@ -43,7 +41,7 @@ from kerasdist.backends.torch.state.components import Components, LoopRules
 from kerasdist.backends.torch.state.reads import require_outside
 from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
-from kerasdist.backends.torch.workers.buckets import GradientSum, in_packs
+from kerasdist.backends.torch.workers.buckets import GradientSum, in_buckets
 from kerasdist.backends.torch.workers.process_group import Group, ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
 from kerasdist.core import context, ownership
@@ -78,10 +76,14 @@ class TorchReplicaSet(ReplicaSet):
         shard_rules: Which variables are sharded; None: none.
     """
 
-    trainer_class = TorchTrainer
-
     def __init__(
-        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+        *,
+        trainer_class: type[Any],
+        trials_class: type[Trials],
     ) -> None:
         """Makes the set. All workers of a job must call it, after `connect`."""
         if job is not None and len(devices) != 1:
@@ -92,6 +94,7 @@ class TorchReplicaSet(ReplicaSet):
                 f"devices=[{str(devices[0])!r}]."
             )
         super().__init__(devices, options, job)
+        self.trainer_class, self._trials_class = trainer_class, trials_class
         self.torch_devices = [torch_device(device) for device in devices]
         self.timeout = Timeouts.of_environment().meeting
         self._replicas: LocalReplicas | None = None
@@ -114,8 +117,10 @@ class TorchReplicaSet(ReplicaSet):
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
-            for hooks in (modules, batches, random, batch_norm, backward):
+            for hooks in (modules, batches, random, backward):
                 hooks.install()
+            if not self.on_cpu:
+                batch_norm.install()
 
     @property
     def is_plain(self) -> bool:
@@ -134,17 +139,11 @@ class TorchReplicaSet(ReplicaSet):
             return SoleRunner(self.placement)
         return TorchRunner(self)
 
-    def steps(self, model: Any) -> Steps:
-        """Returns the functions of a model's steps on these devices."""
-        return Steps(model)
-
     def trials(self, model: Any) -> Trials:
         """Returns what makes trials of a model's training step on these devices."""
         if self.is_plain:
             return super().trials(model)
-        from kerasdist.backends.torch.fit.trial import TorchTrials  # late, as few programs need it
-
-        return TorchTrials(model)
+        return self._trials_class(model)
 
     def free_bytes(self) -> int | None:
         """Returns how much memory is free on the fullest GPU; None if there is none."""
@@ -176,7 +175,9 @@ class TorchReplicaSet(ReplicaSet):
         """Gives variables the values that they have on the chief; sharded ones keep theirs."""
         whole = [variable for variable in variables if shards.shard_of(variable) is None]
         own = [keras_compat.stored_value(variable).detach() for variable in whole]
-        for some in in_packs(own):  # in packs, as a message holds copies of its tensors
+        # In buckets, as a message holds copies of its tensors.
+        for members in in_buckets(dict(enumerate(own))):
+            some = [own[index] for index in members]
             for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
                 # Writing an equal value would needlessly invalidate the variable's components.
                 if not torch.equal(mine, chiefs):
@@ -195,9 +196,6 @@ class TorchReplicaSet(ReplicaSet):
             (one if shards.shard_of(variable) is None else one[:0]).detach()
             for variable, one in zip(variables, keras_compat.stored_values(variables), strict=True)
         ]
-        if self.on_cpu:
-            bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
-            return [checksum_of(one.numpy()) for one in bits]
         sums = [checksum_on_device(one) for one in values]
         return torch.stack(sums).tolist() if sums else []
 
@@ -347,8 +345,7 @@ class LocalReplicas:
         for scope in scopes:
             scope.end()
         if rules.is_fit and not self._elsewhere:
-            contexts = [one.last_context for one in self._collectives[:count]]
-            layer_losses.hand_over([one for one in contexts if one is not None])
+            layer_losses.hand_over([one.context for one in self._collectives[:count]])
         return results
 
     def _step(
@@ -401,7 +398,7 @@ class TorchRunner(Runner):
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once per replica, each with its components of the arguments."""
         require_outside(keras_compat.stateless_scope())
-        outer = current_step()
+        outer = running_step.get()
         if outer is not None:
             outer.warn_if_compiled()
 
@@ -425,14 +422,13 @@ class TorchRunner(Runner):
             # `dtype`, as torch would sum smaller integers in int64.
             parts = [p.sum(i, dtype=p.dtype) for p, i in zip(parts, axes, strict=True)]
         check_shapes([part.shape for part in parts])
-        here = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
-        for part in parts[2:]:
-            here += part
+        here = added(parts)
+        self._group.check_alike("reduce", [here])
         if op is ReduceOp.SUM:
-            [total] = self._group.checked_sums("reduce", [here])
+            [total] = self._group.sums([here])
             return total
         counted = torch.full((), count, device=here.device)  # no copy from the host
-        total, everyones = self._group.checked_sums("reduce", [here, counted])
+        total, everyones = self._group.sums([here, counted])
         return (total / everyones).to(total.dtype)
 
     @torch.no_grad()

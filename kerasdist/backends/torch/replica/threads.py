@@ -23,7 +23,6 @@ from typing import Any, TypeVar, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import metering
 from kerasdist.errors import ReplicaError
 
 _Value = TypeVar("_Value")
@@ -66,7 +65,7 @@ class ThreadPool:
         self._arrived.clear()
         self._finished.clear()
         self._ready.extend(range(1, count))
-        self._work = metering.measure_alike(work)
+        self._work = work
         try:
             self._take_part(0)
             if self._broken is not None:
@@ -225,7 +224,6 @@ class ThreadSettings:
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
         autocast: The kinds of device for which autocast is on, each with the type it casts to.
-        threads: How many threads torch computes with on the CPU.
     """
 
     keras_state: dict[str, Any]
@@ -233,7 +231,6 @@ class ThreadSettings:
     gradients: bool
     inference: bool
     autocast: dict[str, torch.dtype]
-    threads: int
 
     @classmethod
     def of_this_thread(cls) -> ThreadSettings:
@@ -248,15 +245,12 @@ class ThreadSettings:
                 for kind in ("cpu", "cuda")
                 if torch.is_autocast_enabled(kind)
             },
-            threads=torch.get_num_threads(),
         )
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Applies the settings to the current thread, which belongs to a replica."""
         keras_compat.paste_thread_state(self.keras_state)
-        if torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
         with ExitStack() as stack:
             stack.enter_context(keras_compat.in_trial(self.trial))
             stack.enter_context(torch.set_grad_enabled(self.gradients))

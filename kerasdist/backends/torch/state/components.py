@@ -31,6 +31,7 @@ from kerasdist.backends.base.variable_rules import (
     is_on_read,
     shares_of_integers,
 )
+from kerasdist.backends.torch.replica.placing import added
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import context, ownership
@@ -122,7 +123,7 @@ class Components:
         if not variables:
             return []
         parts = [
-            _sum(values) if counts_all_replicas(variable) else self._group.chiefs(values[0])
+            added(values) if counts_all_replicas(variable) else self._group.chiefs(values[0])
             for variable, values in zip(variables, columns, strict=True)
         ]
         count = len(columns[0]) * self._group.size
@@ -195,13 +196,6 @@ class LoopRules(Rules):
             return held
         own = keras_compat.stored_value(variable)
         return own.detach().to(scope.device, copy=True).requires_grad_(own.requires_grad)
-
-
-def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value.to(total.device)
-    return total
 
 
 def equal_share(total: torch.Tensor, rank: int, replicas: int) -> torch.Tensor:

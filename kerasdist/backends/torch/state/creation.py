@@ -8,6 +8,7 @@ holds the variables. The other replicas then use it, as they use a layer that is
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import keras
@@ -15,7 +16,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core import context
@@ -30,8 +31,21 @@ def install() -> None:
 def _make_variable(
     original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    _make(original, variable, *args, **kwargs)
-    strategy, collectives = context.scoped_strategy(), _collectives()
+    scope, collectives = keras_compat.stateless_scope(), collectives_here()
+    while isinstance(scope, ReadRecorder):
+        scope = scope.original_scope
+    place: AbstractContextManager[object] = nullcontext()
+    if scope is None:
+        place = keras_compat.outside_stateless_scopes()
+    elif (
+        collectives is not None
+        and collectives.can_create_variables
+        and isinstance(scope, ReplicaScope)
+    ):
+        place = collectives.no_replica()
+    with place:
+        original(variable, *args, **kwargs)
+    strategy = context.scoped_strategy()
     if (
         strategy is not None
         and strategy.num_replicas_in_sync > 1
@@ -43,30 +57,3 @@ def _make_variable(
         # Each component starts with the initial value, so the variable starts with their sum.
         with torch.no_grad():
             keras_compat.stored_value(variable).mul_(strategy.num_replicas_in_sync)
-
-
-def _make(
-    original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
-) -> None:
-    scope = keras_compat.stateless_scope()
-    while isinstance(scope, ReadRecorder):
-        scope = scope.original_scope
-    collectives = _collectives()
-    if scope is None:
-        with keras_compat.outside_stateless_scopes():
-            original(variable, *args, **kwargs)
-    elif (
-        collectives is not None
-        and collectives.can_create_variables
-        and isinstance(scope, ReplicaScope)
-    ):
-        with collectives.no_replica():
-            original(variable, *args, **kwargs)
-    else:
-        original(variable, *args, **kwargs)
-
-
-def _collectives() -> TorchCollectives | None:
-    replica = context.replica()
-    collectives = None if replica is None else replica.collectives
-    return collectives if isinstance(collectives, TorchCollectives) else None

@@ -17,7 +17,6 @@ The gathers are collectives: all workers must read the same weights in the same 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,10 +32,6 @@ from kerasdist.core.ownership import VariableTable
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import Waitable
-
-# A group that is gathered more often in a step stays gathered in the steps that follow: it is one
-# of several that a recurrent layer reads in turn.
-_MOST_GATHERS = 8
 
 
 @final
@@ -103,7 +98,6 @@ class GatheredWeights:
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}  # one at most
         self._by_address: dict[int, Leaf] = {}
-        self._counts: Counter[WeightGroup] = Counter()
         # The groups in the order of this step's uses; what is expected, as long as it is so.
         self._used: WeightGroup | None = None
         self._trace: list[WeightGroup | None] = []
@@ -152,9 +146,6 @@ class GatheredWeights:
                 self.release()
                 if self._trace[0] is not None:
                     self._trace[0].traces[self._has_gradients] = self._trace
-                for group, count in self._counts.items():
-                    group.stays = group.stays or count > _MOST_GATHERS
-                self._counts.clear()
 
     def release(self) -> None:
         """Drops the values of all weights, as after an update."""
@@ -172,13 +163,12 @@ class GatheredWeights:
         self._used = group
         following = self._note(group)
         for other in [*self._gathered]:
-            if not (other is group or other.stays or other.is_used_itself):
+            if not (other is group or other.is_used_itself):
                 self._release(other)
         self._drop_ahead(but=group)
         if group not in self._gathered:
             self._gather(group)
         if following is not None and following not in self._gathered:
-            self._counts[following] += 1
             self._ahead[following] = following.start_gather()
 
     def _note(self, group: WeightGroup | None) -> WeightGroup | None:
@@ -193,11 +183,7 @@ class GatheredWeights:
         return self._expected[place + 1] if place + 1 < len(self._expected) else None
 
     def _gather(self, group: WeightGroup) -> None:
-        started = self._ahead.pop(group, None)
-        if started is None:
-            self._counts[group] += 1
-            started = group.start_gather()
-        work, numbers = started
+        work, numbers = self._ahead.pop(group, None) or group.start_gather()
         with metering.waiting_for_workers():
             work.wait()
         leaves: list[Leaf] = []

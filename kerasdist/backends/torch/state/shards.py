@@ -87,7 +87,6 @@ class WeightGroup:
 
     Attributes:
         is_open: Whether further weights may join; not after the first message.
-        stays: Whether steps keep it gathered to their ends.
         is_used_itself: Whether code outside of layers has got a weight in this step.
         traces: In which order groups were used in the last step that began with this one, by
             whether it had gradients; None stands for an update of weights.
@@ -97,7 +96,7 @@ class WeightGroup:
         """Starts with one weight."""
         self.members: list[tuple[weakref.ref[keras.Variable], Shard]] = []
         self.is_open = True
-        self.stays = self.is_used_itself = False
+        self.is_used_itself = False
         self.traces: dict[bool, list[WeightGroup | None]] = {}
         self._group = shard.group
         self._part: torch.Tensor = keras_compat.stored_value(variable).new_empty(0)

@@ -139,6 +139,7 @@ class ReplicaScope(keras.StatelessScope):
         self.device = device
         self.is_only = is_only  # whether it is the only replica of its process
         self._copies = copies
+        self._read_stored = keras_compat.value_reader()  # each trial has scopes of its own
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False
@@ -159,7 +160,6 @@ class ReplicaScope(keras.StatelessScope):
         self.weight = weight
         self.sums_in_backward = False
         self.rules = rules
-        self.end()
         if self._copies:
             self._update_copies()
 
@@ -178,7 +178,7 @@ class ReplicaScope(keras.StatelessScope):
                 return gathered
         value = self.state_mapping.get(id(variable))
         if value is None:
-            source = keras_compat.stored_value(variable)
+            source = self._read_stored(variable)
             if source is None or variable.aggregation == "sum" or not self.rules.is_fit:
                 value = self.rules.own_value(self, variable, source)
             if value is None:
@@ -199,7 +199,7 @@ class ReplicaScope(keras.StatelessScope):
             return
         # A copy, as Keras's own assign makes: the caller may change its tensor in place later.
         value = value.detach().clone()
-        if variable.trainable and keras_compat.stored_value(variable).requires_grad:
+        if variable.trainable and self._read_stored(variable).requires_grad:
             value.requires_grad_(True)
         self.state_mapping[id(variable)] = value
         self.written[id(variable)] = variable
@@ -213,7 +213,7 @@ class ReplicaScope(keras.StatelessScope):
     def note_assigned(self) -> None:
         """Records that compiled code has written some variables, past this scope."""
         for variable, is_equal in self.assigned:
-            self.state_mapping[id(variable)] = keras_compat.stored_value(variable)
+            self.state_mapping[id(variable)] = self._read_stored(variable)
             self.written[id(variable)] = variable
             (self.written_equal.add if is_equal else self.written_equal.discard)(id(variable))
         self.assigned.clear()
@@ -251,7 +251,7 @@ class ReplicaScope(keras.StatelessScope):
             own = self.state_mapping.get(id(variable))
             if own is not None:
                 own.grad = None
-            if self.is_only and keras_compat.stored_value(variable) is not None:
+            if self.is_only and self._read_stored(variable) is not None:
                 self.leaf(variable).grad = None
 
     def refresh(self, committed: Iterable[int]) -> None:
@@ -272,7 +272,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def leaf(self, variable: keras.Variable, stored: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the autograd leaf of a variable, which stores `stored`, in a replica's graphs."""
-        source = keras_compat.stored_value(variable) if stored is None else stored
+        source = self._read_stored(variable) if stored is None else stored
         if self.weights is not None:
             shard = shard_of(variable)
             if shard is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import keras
@@ -162,7 +162,7 @@ class Buckets:
         """
         channel = _channel(group, beside_gathers)
         summed_whole = {index: one for index, one in like.items() if index not in shards}
-        first, *others = _in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
+        first, *others = in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
         sharded = _sharded_together(like, shards, group.bytes_per_pack)
         self._last = Bucket([like[index] for index in first[::-1]], count, channel)
         self._buckets: list[Bucket | ShardedBucket] = []
@@ -308,20 +308,6 @@ def _shape_of(variable: keras.Variable) -> torch.Tensor:
     return stored.new_zeros(()).expand(tuple(variable.shape))
 
 
-def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yields groups of neighbouring tensors of any types, up to the size of a bucket."""
-    pack: list[torch.Tensor] = []
-    filled = 0
-    for tensor in tensors:
-        if pack and filled + tensor.nbytes > _BUCKET_BYTES:
-            yield pack
-            pack, filled = [], 0
-        pack.append(tensor)
-        filled += tensor.nbytes
-    if pack:
-        yield pack
-
-
 def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:
     return group.of_buckets if beside_gathers else group
 
@@ -339,11 +325,13 @@ def _sharded_together(
                 alone[index] = tensor
             else:
                 groups.setdefault(id(together), []).append(index)
-    return [*groups.values(), *_in_buckets(alone, most_bytes, None)]
+    return [*groups.values(), *in_buckets(alone, most_bytes)]
 
 
-def _in_buckets(
-    tensors: Mapping[int, torch.Tensor], most_bytes: int | None, first_bytes: int | None
+def in_buckets(
+    tensors: Mapping[int, torch.Tensor],
+    most_bytes: int | None = None,
+    first_bytes: int | None = None,
 ) -> list[list[int]]:
     """Groups the indices of neighbouring tensors of one type and device, up to a size."""
     most = most_bytes or _BUCKET_BYTES

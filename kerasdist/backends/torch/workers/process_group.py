@@ -165,11 +165,6 @@ class Group:
         """Returns each tensor summed over the processes."""
         return list(tensors)
 
-    def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns each tensor summed over the processes, after checking shapes and types."""
-        del label
-        return list(tensors)
-
     def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the chief's tensors."""
         return list(tensors)
@@ -373,12 +368,6 @@ class ProcessGroup(Group):
                 total = chunk.view(like.dtype) if like.is_complex() else chunk
                 results[index] = total.view(like.shape).to(like.device, like.dtype)
         return results
-
-    @torch.no_grad()
-    def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns each tensor summed over the workers, after checking shapes and types."""
-        self._exchange_sizes(label, tensors, None)
-        return self.sums(tensors)
 
     @torch.no_grad()
     def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -32,9 +32,6 @@ from kerasdist.backends.torch.workers.buckets import Buckets, GradientSum
 from kerasdist.backends.torch.workers.process_group import ProcessGroup
 from kerasdist.training import numerics
 
-# How often to make buckets for a model whose steps keep using different parameters.
-_MOST_BUCKETS = 10
-
 # The all-reduce of the last bucket does not overlap with the backward pass, so it is small.
 _LAST_BYTES = 2**20
 
@@ -49,7 +46,6 @@ class GradientReducer:
         self._sum = gradient_sum
         self._optimizer: keras.optimizers.Optimizer | None = None  # whose gradients have buckets
         self._buckets: HookedBuckets | None = None
-        self._made = 0
 
     def begin(self, scope: ReplicaScope) -> None:
         """Starts a step of the replica with this scope; drops buckets that no longer fit."""
@@ -100,16 +96,15 @@ class GradientReducer:
     def _new_buckets(
         self, totals: Gradients, variables: Sequence[keras.Variable], scope: ReplicaScope
     ) -> HookedBuckets | None:
-        """Returns buckets for the variables with a sum; None without any, or at the limit."""
+        """Returns buckets for the variables with a sum; None without any."""
         served = [
             total is not None
             and not variable.overwrite_with_gradient
             and keras_compat.stored_value(variable).requires_grad
             for total, variable in zip(totals, variables, strict=True)
         ]
-        if not any(served) or self._made == _MOST_BUCKETS:
+        if not any(served):
             return None
-        self._made += 1
         shards = sharded_optimizers.of_gradients(self._optimizer, variables)
         return HookedBuckets(variables, served, self._sum.group, scope, shards)
 
