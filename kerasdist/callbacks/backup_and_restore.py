@@ -15,7 +15,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup import fit_call, memory, storage
-from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
+from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode, numbered
 from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_folder
@@ -292,7 +292,7 @@ class BackupAndRestore(Callback):
     def _begin(self, kept: Restored) -> None:
         """Restores what must be in place before the epoch begins."""
         facts, model = kept.facts, self.model
-        self._remembering.put_back(facts["callbacks"], kept.arrays)
+        self._remembering.put_back(facts["callbacks"])
         if facts["stopping"] and not facts["batches"]:
             # The uninterrupted run would not have had another epoch.
             epochs = max((self.params or {}).get("epochs") or 0, facts["epoch"])
@@ -305,7 +305,7 @@ class BackupAndRestore(Callback):
             # The callbacks begin the epoch with their restored state.
             random_states.put_back(facts["random"])
             self._put_back_random_states_of_gpus(facts)
-            self._position.go_to(facts["position"], kept.arrays, within=False)
+            self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Restores the rest of a backup that was made within the epoch."""
@@ -397,14 +397,16 @@ class BackupAndRestore(Callback):
         if job is not None:
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
         self._say_what_is_lost(job)
-        position = self._position.kept(batches, arrays)
+        position = self._position.kept(batches)
         parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
             return
         facts: dict[str, Any] = {}
         if job is None or job.is_chief:
-            facts = self._facts_for_file(variables, arrays, epoch, batches)
+            facts = self._facts_for_file(variables, epoch, batches)
             facts |= {"random of gpus": of_gpus, "position": position, "parts": parts}
+            facts = numbered(facts, arrays)
+            facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
                 if isinstance(one, ModelCheckpoint):  # a run that goes on will not write its files
                     one.wait()
@@ -420,14 +422,9 @@ class BackupAndRestore(Callback):
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(
-        self, variables: Sequence[object], arrays: list[Any], epoch: int, batches: int
+        self, variables: Sequence[object], epoch: int, batches: int
     ) -> dict[str, object]:
-        """Returns what a file says of the run, and adds the arrays of the callbacks."""
-        own, more = self._remembering.state(len(arrays))
-        arrays += more
-        encoder = Encoder(len(arrays))
-        last_logs = encoder.encode(self._logs if batches else None, "logs")
-        arrays += encoder.arrays
+        """Returns what a file says of the run."""
         return {
             "number": self._files.number,
             "fit": self._files.fit,
@@ -438,9 +435,8 @@ class BackupAndRestore(Callback):
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
             "random": random_states.kept(),
-            "callbacks": own,
-            "logs": last_logs,
-            "arrays": [[one.dtype.name, list(one.shape)] for one in arrays[len(variables) :]],
+            "callbacks": self._remembering.state(),
+            "logs": Encoder().encode(self._logs if batches else None, "logs"),
         }
 
     def _say_what_is_lost(self, job: Job | None) -> None:
@@ -465,13 +461,13 @@ class BackupAndRestore(Callback):
     def _go_on(self, kept: Restored) -> None:
         facts, model = kept.facts, keras_compat.model_of(self)
         kept.restore()
-        self._remembering.put_back(facts["callbacks"], kept.arrays)
-        self._position.go_to(facts["position"], kept.arrays, within=True)
+        self._remembering.put_back(facts["callbacks"])
+        self._position.go_to(facts["position"], within=True)
         self._skipped = facts["batches"]
         self._stops = facts["stopping"]
         for callback in self._listed:
             self._unmute.enter_context(_hearing_nothing_of_batches(callback))
-        logs = decode(facts["logs"], kept.arrays)
+        logs = decode(facts["logs"])
 
         def then() -> None:
             with self._restoring():
