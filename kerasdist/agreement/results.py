@@ -194,16 +194,10 @@ def require_equal_programs(job: Job, program: str) -> str:
     Raises:
         DisagreementError: If they run different programs.
     """
-    lines, digest = _lines(program), digest_of(program)
-    if job.all_have_one("program of a step", digest):
-        return digest
-    everyone = job.all_gather_object(
-        "lines of the program", [zlib.crc32(one.encode()) for one in lines]
-    )
-    shortest = min(map(len, everyone))
-    first = next(
-        (at for at in range(shortest) if len({theirs[at] for theirs in everyone}) > 1), shortest
-    )
+    lines = _lines(program)
+    first = job.first_difference("program of a step", lines)
+    if first is None:
+        return digest_of(program)
     own = lines[first].strip()[:_CHARACTERS] if first < len(lines) else "no further line"
     texts = job.all_gather_object("a line of the program", own)
     said = described_difference([{f"line {first + 1} of the program": text} for text in texts])

@@ -7,12 +7,11 @@ whichever thread that is; workers then compare digests of what they have recorde
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -48,8 +47,8 @@ _place: ContextVar[str] = ContextVar("_place", default="")
 class Meetings(Protocol):
     """What a `Job` offers to compare facts."""
 
-    def all_have_one(self, label: str, value: object) -> bool:
-        """Returns whether the values of all workers are equal."""
+    def first_difference(self, label: str, own: Sequence[str]) -> int | None:
+        """Returns the first place at which sequences differ by worker, None if none does."""
         ...
 
     def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
@@ -85,7 +84,6 @@ class CollectiveLog:
         self._lock = threading.Lock()
         self._compared = 0
         self._entries: list[str] = []
-        self._digests = [""]  # of so many first entries
 
     @property
     def count(self) -> int:
@@ -105,8 +103,6 @@ class CollectiveLog:
         """Records a collective that was described before."""
         with self._lock:
             self._entries.append(entry)
-            own = hashlib.blake2b(f"{self._digests[-1]}{entry}".encode(), digest_size=16)
-            self._digests.append(own.hexdigest())
 
     def last(self) -> list[str]:
         """Returns the last collectives with their numbers."""
@@ -118,29 +114,19 @@ class CollectiveLog:
     def compare(self, job: Meetings, when: str) -> None:
         """Raises DisagreementError if workers have not issued the same. All workers must call it.
 
-        They exchange digests alone, of the whole log and then of halves, until the first collective
-        that differs is known.
+        Of what they have recorded, only the first that differs is sent.
         """
         with self._lock:
-            entries, digests, before = self._entries, self._digests, self._compared
-            self._entries, self._digests = [], [""]
+            entries, before = self._entries, self._compared
+            self._entries = []
             self._compared += len(entries)
-        label = f"recorded collectives before {when}"
-        if job.all_have_one(label, digests[-1]):
+        label = f"collectives before {when}"
+        at = job.first_difference(label, entries)
+        if at is None:
             return
-        longest: int = job.choose(label, len(entries), max)
-        self._compared = before + longest
-        same, other = 0, longest
-        while other - same > 1:
-            middle = (same + other) // 2
-            own = digests[middle] if middle <= len(entries) else f"the end at {len(entries)}"
-            if job.all_have_one(label, own):
-                same = middle
-            else:
-                other = middle
-        own = entries[other - 1] if other <= len(entries) else f"none, only {len(entries)} so far"
-        facts = {f"collective {before + other}": own}
-        job.assert_equal(f"collectives before {when}", facts, _ADVICE)
+        self._compared = job.choose(f"number of {label}", self._compared, max)
+        own = entries[at] if at < len(entries) else f"none, only {len(entries)} so far"
+        job.assert_equal(label, {f"collective {before + at + 1}": own}, _ADVICE)
 
 
 def described(kind: str, what: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import platform
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -164,6 +166,19 @@ class Job:
     def all_have_one(self, label: str, value: object) -> bool:
         """Returns whether the values of all workers are equal. All workers must call it."""
         return len(set(self.compare_objects(label, value))) == 1
+
+    def first_difference(self, label: str, own: Sequence[str]) -> int | None:
+        """Returns the first place at which sequences differ by worker, None if none does.
+
+        All workers must call it. They send a digest; if the digests differ, the chief sends a
+        checksum of each member, and each worker where it has another one.
+        """
+        sums = [zlib.crc32(one.encode()) for one in own]
+        if self.all_have_one(label, comparison.digest(sums)):
+            return None
+        pairs = itertools.zip_longest(sums, self.broadcast_object(f"the chief's {label}", sums))
+        apart = (at for at, (one, chiefs) in enumerate(pairs) if one != chiefs)
+        return self.choose(f"where {label} differ", next(apart, len(own)), min)
 
     def gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers on the chief, an empty list on the others.

@@ -24,14 +24,6 @@ class Timeouts:
     heartbeat: float = 60.0
     meeting: float = 600.0
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ValueError(
-                    f"Expected a positive number of seconds. Received: {field.name}="
-                    f"{getattr(self, field.name)!r}."
-                )
-
     @property
     def beat(self) -> float:
         """Seconds from one sign of life to the next."""
@@ -47,11 +39,13 @@ class Timeouts:
             if text is None:
                 continue
             try:
-                given[field.name] = float(text)
-                cls(**given)
-            except ValueError as error:
+                seconds = float(text)
+            except ValueError:
+                seconds = 0.0
+            if not seconds > 0:
                 raise JobError(
                     f"Expected the variable {name} to be a positive number of seconds. "
                     f"Received: {name}={text!r}."
-                ) from error
+                )
+            given[field.name] = seconds
         return cls(**given)
