@@ -158,28 +158,16 @@ class BackupAndRestore(Callback):
         self._resumed: Restored | None = None
         self._skipped = 0
         self._stops = self._has_said = False
-        self._listens = self._asked = self._in_training = False
-
-    @property
-    def listens(self) -> bool:
-        """Whether this process may be asked to leave; see `kerasdist.experimental.preempt`."""
-        return self._listens
-
-    @property
-    def asked_to_leave(self) -> bool:
-        """Whether this process was asked to leave."""
-        return self._asked
-
-    def listen(self) -> None:
-        """Lets this process be asked to leave."""
-        self._listens = True
+        # Whether this process may be asked to leave (`kerasdist.experimental.preempt`), and was.
+        self.listens = self.asked_to_leave = self._in_training = False
 
     def ask_to_leave(self) -> bool:
         """Asks for a backup after the next batch, and then for the end of the script.
 
         Returns False outside of training, and if it was asked before.
         """
-        heard, self._asked = self._in_training and not self._asked, True
+        heard = self._in_training and not self.asked_to_leave
+        self.asked_to_leave = True
         return heard
 
     def leave(self, epoch: int, batches: int) -> NoReturn:
@@ -330,7 +318,7 @@ class BackupAndRestore(Callback):
             return
         self._position.batches_passed(done)
         self._interval.batches_passed(done, self._wait_for_devices)
-        if self._asked and current_job() is None:  # with other workers, they vote on it
+        if self.asked_to_leave and current_job() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
@@ -338,7 +326,7 @@ class BackupAndRestore(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up if it is time, and at the end of the last epoch."""
         del logs
-        if self._asked and current_job() is None:
+        if self.asked_to_leave and current_job() is None:
             self.leave(epoch + 1, 0)
         if epoch + 1 == (self.params or {}).get("epochs"):
             self.save(epoch + 1, 0)

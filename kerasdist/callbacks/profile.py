@@ -93,8 +93,7 @@ class Profile(keras.callbacks.Callback):
             events = aligned(self._profiler.stop(Path(name)), self._offset.microseconds)
         self._folder = None
         events += _steps(self._ends, self._offset.microseconds)
-        job = self._replicas.job
-        rank = 0 if job is None else job.rank
+        rank = self._replicas.rank
         trace = {
             "traceEvents": events,
             "kerasdist": {

@@ -164,16 +164,16 @@ class Telemetry(keras.callbacks.Callback):
                 "device make it in kd.OneDeviceStrategy(...).scope()."
             )
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        path = self.log_dir / f"telemetry-worker-{self._rank}.jsonl"
+        path = self.log_dir / f"telemetry-worker-{self._replicas.rank}.jsonl"
         self._lines = path.open("a", encoding="utf-8")
-        if self._tensorboard and self._rank == 0:
+        if self._tensorboard and self._replicas.rank == 0:
             self._events = _EventFile(self.log_dir)
         meter = self._meter
         self._flops = flops_of_fit(meter, keras_compat.model_of(self), self._replicas)
         start = {
             "host": platform.node(),
             "backend": keras_compat.backend_name(),
-            "workers": self._workers,
+            "workers": self._replicas.num_workers,
             "replicas": self._replicas.num_replicas,
             "devices": [str(device) for device in self._replicas.devices],
             "measured": {"data": meter.knows_data, "collectives": meter.knows_collectives},
@@ -215,16 +215,6 @@ class Telemetry(keras.callbacks.Callback):
                     file.close()
         self._lines = self._events = self._meter = self._replicas = None
 
-    @property
-    def _rank(self) -> int:
-        assert self._replicas is not None
-        return 0 if self._replicas.job is None else self._replicas.job.rank
-
-    @property
-    def _workers(self) -> int:
-        assert self._replicas is not None
-        return 1 if self._replicas.job is None else self._replicas.job.num_workers
-
     def _place(self) -> dict[str, int]:
         assert self._meter is not None
         return {"epoch": self._epoch + 1, "step": self._meter.steps}
@@ -241,9 +231,9 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, object]) -> None:
-        if self._lines is None:  # after `fit` has failed
+        if self._lines is None or self._replicas is None:  # after `fit` has failed
             return
-        head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._rank}
+        head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._replicas.rank}
         try:
             self._lines.write(json.dumps(head | fields) + "\n")
             self._lines.flush()
@@ -269,8 +259,7 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     if chip is None:
         return Flops()
     rate = chip.flops.get(model.compute_dtype)
-    workers = 1 if replicas.job is None else replicas.job.num_workers
-    peak = None if rate is None else workers * len(replicas.devices) * rate
+    peak = None if rate is None else replicas.num_workers * len(replicas.devices) * rate
     variables = model.trainable_variables, model.non_trainable_variables
     shapes = [[keras.KerasTensor(one.shape, one.dtype) for one in each] for each in variables]
     try:
@@ -362,8 +351,7 @@ class Progress(keras.callbacks.Callback):
         self._meter = meter
         self._channel = channel
         self._window = meter.window(_SECONDS, lambda _: self._report("training"))
-        job = replicas.job
-        self._report_of_fit: dict[str, object] = {"workers": 1 if job is None else job.num_workers}
+        self._report_of_fit: dict[str, object] = {"workers": replicas.num_workers}
         self._replicas = replicas
         self._steps_before = 0
 
@@ -452,7 +440,7 @@ class Bench(keras.callbacks.Callback):
             tell(
                 {
                     "backend": keras_compat.backend_name(),
-                    "workers": 1 if replicas.job is None else replicas.job.num_workers,
+                    "workers": replicas.num_workers,
                     "replicas": replicas.num_replicas,
                     "device": str(replicas.devices[0]),
                     "batch": self._meter.source.batch_size,  # None: the data do not tell

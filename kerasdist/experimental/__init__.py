@@ -45,4 +45,4 @@ def preempt(
 
     for number in signals:
         signal.signal(number, asked)
-    backup.listen()
+    backup.listens = True
