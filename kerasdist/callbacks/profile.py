@@ -166,9 +166,9 @@ def offset_of_clock(job: Job | None) -> Offset:
         return Offset(0.0, 0.0)
     stamps: list[int] = []
     for number in range(_ROUNDS):
-        job.all_gather_object(f"clock {number}", None, channel="clock")
+        job.all_gather_object(f"clock {number}", None)
         stamps.append(time.time_ns())
-    chiefs = job.broadcast_object("clocks", stamps, channel="clock")
+    chiefs = job.broadcast_object("clocks", stamps)
     return offset_of_stamps(stamps, chiefs)
 
 

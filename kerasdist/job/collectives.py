@@ -85,11 +85,6 @@ class CollectiveLog:
         self._compared = 0
         self._entries: list[str] = []
 
-    @property
-    def count(self) -> int:
-        """How many collectives this worker has recorded."""
-        return self._compared + len(self._entries)
-
     def record(self, kind: str, what: str) -> None:
         """Records a collective that is about to start.
 

@@ -27,7 +27,7 @@ from kerasdist.errors import (
 )
 from kerasdist.job import collectives, comparison, launcher, protocol
 from kerasdist.job.client import Client
-from kerasdist.job.coordinator import LEAVING, Coordinator
+from kerasdist.job.coordinator import LEAVING, MAIN, Coordinator
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
@@ -147,21 +147,21 @@ class Job:
         """Whether this worker writes the files."""
         return self.membership.is_chief
 
-    def all_gather_object(self, label: str, value: object, channel: str = "main") -> list[Any]:
+    def all_gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers, by rank.
 
-        All workers must call it with the same label, and on one channel in the same order. Equal
+        All workers must call it with the same label, and in the same order. Equal
         values travel once; where values differ, what all workers get grows with their number:
         `compare_objects`, `gather_object` and `broadcast_object` send less.
         """
-        return self._meet(channel, label, value)
+        return self._meet(label, value)
 
     def compare_objects(self, label: str, value: object) -> list[int]:
         """Returns a number for each worker, by rank: the same for those whose values are equal.
 
         The chief's is 0. All workers must call it.
         """
-        return self._meet("main", label, value, protocol.NUMBERS)
+        return self._meet(label, value, protocol.NUMBERS)
 
     def all_have_one(self, label: str, value: object) -> bool:
         """Returns whether the values of all workers are equal. All workers must call it."""
@@ -185,7 +185,7 @@ class Job:
 
         All workers must call it.
         """
-        return self._meet("main", label, value, protocol.FOR_CHIEF)
+        return self._meet(label, value, protocol.FOR_CHIEF)
 
     def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
         """Returns what the chief chooses of all workers' values. All workers must call it.
@@ -196,10 +196,10 @@ class Job:
         own = choose(everyone) if self.is_chief else None
         return self.broadcast_object(f"what the chief chooses of {label}", own)
 
-    def broadcast_object(self, label: str, value: object, channel: str = "main") -> Any:
+    def broadcast_object(self, label: str, value: object) -> Any:
         """Returns the chief's value. All workers must call it."""
         own = value if self.is_chief else None
-        return self._meet(channel, label, own)[0]
+        return self._meet(label, own)[0]
 
     def meets_here(self, wants: bool) -> bool:
         """Returns whether all workers meet here, as one of them `wants` it here or before.
@@ -211,7 +211,7 @@ class Job:
         return self._client.meets_here(wants)
 
     def _meet(
-        self, channel: str, label: str, value: object, wanted: str = protocol.ALL
+        self, label: str, value: object, wanted: str = protocol.ALL, channel: str = MAIN
     ) -> list[Any]:
         self.check()
         with self._lock:
@@ -359,7 +359,7 @@ class Job:
             self._monitor.fail(*self._failing_exit)
             return
         try:
-            self.all_gather_object("end of the script", self._client.step, channel=LEAVING)
+            self._meet("end of the script", self._client.step, channel=LEAVING)
             self.compare_collectives("the end of the script")
         except JobError as error:
             if self._client.left_early:

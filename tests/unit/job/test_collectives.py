@@ -100,7 +100,8 @@ def test_numbers_go_on_after_a_comparison():
         log.add("c")
         log.add(f"of {rank}")
     assert workers.compare()[0].startswith("collective 4='of 1' on worker 1")
-    assert [log.count for log in workers.logs] == [4, 4]
+    workers.logs[0].add("d")
+    assert workers.logs[0].last() == ["number 5: d"]
 
 
 def test_the_line_of_the_user_is_recorded():

@@ -19,8 +19,8 @@ from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
-from kerasdist.launch.placement import free_port
 from tests.environment import everything
+from tests.ports import free_port
 from tests.unit.job.simulated_workers import (
     MINE,
     PATIENT,
@@ -256,8 +256,8 @@ def test_who_goes_on_while_another_has_ended_its_script_is_found(ahead_first, mo
     assert said == []  # step 5 is before the end at 7
     job.meet(0, 1, LEAVING, 4)
     job.patrol()
-    [(kind, rank, why)] = said
-    assert (kind, rank) == ("left early", 0)
+    [(kind, why)] = said
+    assert kind == "left early"
     assert "but worker 2 is at 'step 5 of fit'" in why
 
 
@@ -265,8 +265,8 @@ def test_messages_name_eight_workers_and_the_number_of_the_others(monkeypatch, s
     job = InMemory(4096, monkeypatch, Timeouts(heartbeat=1e6, meeting=3.0))
     job.meet(4000, 1)
     job.patrol(4)
-    [(kind, rank, why)] = said
-    assert (kind, rank) == ("lost", 0)
+    [(kind, why)] = said
+    assert kind == "lost"
     assert "workers 0, 1, 2, 3, 4, 5, 6, 7 and 4087 others did not come to 'a call'" in why
     assert len(why) < 500
 
@@ -275,9 +275,11 @@ def test_messages_name_eight_workers_and_the_number_of_the_others(monkeypatch, s
 def said(monkeypatch):
     """Why the job has failed."""
     failures = []
-    monkeypatch.setattr(
-        Coordinator, "_fail", lambda self, kind, rank, why: failures.append((kind, rank, why))
-    )
+
+    def fail(self, kind, why):
+        failures.append((kind, why))
+
+    monkeypatch.setattr(Coordinator, "_fail", fail)
     return failures
 
 
