@@ -21,7 +21,7 @@ from kerasdist.agreement.results import checksum_of
 from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
-from kerasdist.job.comparison import BatchHistory, described_difference, digest, first_difference
+from kerasdist.job.comparison import BatchHistory, came_apart, described_difference, digest
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -132,10 +132,10 @@ class FirstBatches:
         job = self._job
         if job is None:
             return
-        runs = self.history.end()
+        report = self.history.end()
         read = self.take_checksums()
         facts = [
-            digest(runs),
+            digest([report["steps"], report["changes"]]),
             digest(sorted((count, sums.tobytes().hex()) for count, sums in read.items())),
         ]
         everyone = job.all_gather_object(f"batches before {when}", facts)
@@ -145,10 +145,8 @@ class FirstBatches:
         if len({sizes for sizes, _ in everyone}) == 1:
             self.require_equal_checksums(read, when)
             return
-        step, forms = first_difference(
-            job.all_gather_object(f"sizes of batches before {when}", runs)
-        )
-        said = described_difference([{f"batch {step}": form} for form in forms])
+        reports = job.all_gather_object(f"sizes of batches before {when}", report)
+        said = came_apart(reports, idle=True)
         raise DisagreementError(
             f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
             f"batches before {when}. Received: {said}. All workers read the same data, and each "
