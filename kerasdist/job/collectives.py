@@ -11,12 +11,12 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, final
+from typing import final
 
 from kerasdist.errors import JobError
 
@@ -28,7 +28,7 @@ STEPS = 50
 # How many collectives a worker reports as its last ones.
 _REPORTED = 3
 
-_ADVICE = (
+ADVICE = (
     "All workers must issue the same collectives in the same order, so the first that differs is "
     "under a condition that is not the same on all of them. Of each the message shows what is sent "
     "and how, the function of kerasdist, and the line of your code."
@@ -42,22 +42,6 @@ _GENERATED = ("__autograph_generated", "torchinductor")
 
 # The code of a thread that waits while this one issues its collectives.
 _place: ContextVar[str] = ContextVar("_place", default="")
-
-
-class Meetings(Protocol):
-    """What a `Job` offers to compare facts."""
-
-    def first_difference(self, label: str, own: Sequence[str]) -> int | None:
-        """Returns the first place at which sequences differ by worker, None if none does."""
-        ...
-
-    def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
-        """Returns what the chief chooses of all workers' values."""
-        ...
-
-    def assert_equal(self, label: str, facts: Mapping[str, object], advice: str) -> None:
-        """Raises DisagreementError if facts differ by worker."""
-        ...
 
 
 def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | None:
@@ -77,12 +61,16 @@ def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | No
 
 @final
 class CollectiveLog:
-    """The collectives of this worker since workers last compared theirs."""
+    """The collectives of this worker since workers last compared theirs.
+
+    Attributes:
+        taken: How many were compared before.
+    """
 
     def __init__(self) -> None:
         """Starts empty."""
         self._lock = threading.Lock()
-        self._compared = 0
+        self.taken = 0
         self._entries: list[str] = []
 
     def record(self, kind: str, what: str) -> None:
@@ -102,26 +90,16 @@ class CollectiveLog:
     def last(self) -> list[str]:
         """Returns the last collectives with their numbers."""
         with self._lock:
-            entries, compared = self._entries[-_REPORTED:], self._compared
-            first = compared + len(self._entries) - len(entries) + 1
+            entries = self._entries[-_REPORTED:]
+            first = self.taken + len(self._entries) - len(entries) + 1
         return [f"number {first + index}: {entry}" for index, entry in enumerate(entries)]
 
-    def compare(self, job: Meetings, when: str) -> None:
-        """Raises DisagreementError if workers have not issued the same. All workers must call it.
-
-        Of what they have recorded, only the first that differs is sent.
-        """
+    def take(self) -> tuple[int, list[str]]:
+        """Returns how many collectives were taken before, and those since then."""
         with self._lock:
-            entries, before = self._entries, self._compared
-            self._entries = []
-            self._compared += len(entries)
-        label = f"collectives before {when}"
-        at = job.first_difference(label, entries)
-        if at is None:
-            return
-        self._compared = job.choose(f"number of {label}", self._compared, max)
-        own = entries[at] if at < len(entries) else f"none, only {len(entries)} so far"
-        job.assert_equal(label, {f"collective {before + at + 1}": own}, _ADVICE)
+            before, entries = self.taken, self._entries
+            self.taken, self._entries = before + len(entries), []
+        return before, entries
 
 
 def described(kind: str, what: str) -> str:

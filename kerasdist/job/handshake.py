@@ -34,10 +34,6 @@ _NONCE_BYTES = 32
 _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
 
-class OtherJobError(ConnectionError):
-    """The chief of another job answers at the chief's address."""
-
-
 class RefusedError(Exception):
     """The chief refuses a peer; the message is the reason."""
 
@@ -66,7 +62,7 @@ def answer(asked: object, mine: Credentials) -> Message:
             f"{protocol.VERSION} here, {asked.get('protocol')!r} on the chief. Install one version."
         )
     if asked["job"] != mine.job_id:
-        raise OtherJobError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
+        raise ConnectionError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
     if asked["secret"] != (mine.secret is not None):
         with_, without = ("chief", "worker") if asked["secret"] else ("worker", "chief")
         raise JobError(

@@ -293,8 +293,16 @@ class Job:
 
     def compare_collectives(self, when: str) -> None:
         """Raises DisagreementError if recorded collectives differ. All workers must call it."""
-        if self.collectives is not None:
-            self.collectives.compare(self, when)
+        if self.collectives is None:
+            return
+        before, entries = self.collectives.take()
+        label = f"collectives before {when}"
+        at = self.first_difference(label, entries)
+        if at is None:
+            return
+        self.collectives.taken = self.choose(f"number of {label}", self.collectives.taken, max)
+        own = entries[at] if at < len(entries) else f"none, only {len(entries)} so far"
+        self.assert_equal(label, {f"collective {before + at + 1}": own}, collectives.ADVICE)
 
     def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
         """Sends the batches of this worker to the chief, with each sign of life."""

@@ -35,7 +35,7 @@ class Workers:
 
         def one(rank: int) -> str:
             try:
-                self.logs[rank].compare(_Worker(self, rank), "now")
+                _Worker(self, rank).compare_collectives("now")
             except DisagreementError as error:
                 return str(error)
             return ""
@@ -47,8 +47,9 @@ class Workers:
 class _Worker:
     def __init__(self, workers: Workers, rank: int):
         self._exchange = lambda value: workers.exchange(rank, value)
+        self.collectives = workers.logs[rank]
 
-    first_difference = Job.first_difference
+    compare_collectives, first_difference = Job.compare_collectives, Job.first_difference
 
     def all_have_one(self, label, value):
         return len(set(self._exchange(value))) == 1
