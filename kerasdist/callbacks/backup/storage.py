@@ -121,19 +121,6 @@ class StoredFile:
         return np.array(data[:, columns], subok=False).view(dtype)
 
 
-def write(
-    folder: Path,
-    number: int,
-    facts: Mapping[str, object],
-    arrays: Sequence[Any],
-    mode: int = PRIVATE,
-) -> Path:
-    """Writes a backup; see `write_file`."""
-    path = path_of(folder, number)
-    write_file(path, facts, arrays, mode)
-    return path
-
-
 def path_of(folder: Path, number: int) -> Path:
     """Returns the path of a backup."""
     return folder / f"backup-{number:012d}.kdb"
