@@ -12,7 +12,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import BatchHistory, came_apart, described_difference, digest
-
-if TYPE_CHECKING:
-    from kerasdist.job.job import Job
+from kerasdist.job.job import Job
 
 # How many rows of an array are compared, and how many elements of each.
 ROWS, ELEMENTS = 16, 1024

@@ -123,13 +123,16 @@ class MetricsReduction(keras.callbacks.Callback):
             return
         own = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         label = f"logs of epoch {epoch + 1}: {sorted(own)}"
-        everyone: Sequence[dict[str, float]] = job.gather_object(label, own)
+        logs.update(job.choose(label, own, self._reduce))
+
+    def _reduce(self, everyone: Sequence[dict[str, float]]) -> dict[str, float]:
+        """Returns the logs whose values differ by worker, reduced."""
         reduced: dict[str, float] = {}
-        for name in own if job.is_chief else ():
+        for name in everyone[0]:
             values = [theirs[name] for theirs in everyone]
             if any(value != values[0] for value in values):
                 reduced[name] = _REDUCTIONS[self._reductions.get(name, "mean")](values)
-        logs.update(job.broadcast_object(label, reduced))
+        return reduced
 
 
 @final

@@ -192,9 +192,7 @@ class Telemetry(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Writes the epoch's line. All workers must call it."""
         del logs
-        assert self._meter is not None
         assert self._replicas is not None
-        self._meter.pause()
         self._write_window(self._window)
         figures = self._of_epoch.take()
         told: dict[str, object] = _described(figures, self._flops)

@@ -55,7 +55,8 @@ class Vote(keras.callbacks.Callback):
         self._variables: list[keras.Variable] = []
         self._compared: list[bool] = []  # what was trainable when they compared it last
         own = [
-            bool(self._backups) or any(map(_acts_on_batches, others)),
+            bool(self._backups)
+            or any(_acts_on(one, keras_compat.TRAIN_BATCH_EVENTS) for one in others),
             any(_acts_on(one, ("on_train_begin", "on_epoch_begin")) for one in others),
             any(_acts_on(one, ("on_batch_begin", "on_train_batch_begin")) for one in others),
         ]
@@ -149,13 +150,11 @@ class Vote(keras.callbacks.Callback):
 
 
 def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:
-    own = keras_compat.is_builtin(type(callback)) and type(callback).__name__ != "LambdaCallback"
+    """Returns whether code of the user acts on one of these events."""
+    kind = type(callback)
+    own = keras_compat.is_builtin(kind) and kind is not keras.callbacks.LambdaCallback
+    own = own or isinstance(callback, ModelCheckpoint)
     return not own and keras_compat.overrides(callback, events)
-
-
-def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
-    own = keras_compat.is_builtin(type(callback)) or isinstance(callback, ModelCheckpoint)
-    return not own and keras_compat.overrides(callback, keras_compat.TRAIN_BATCH_EVENTS)
 
 
 @final
