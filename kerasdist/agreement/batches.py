@@ -70,7 +70,7 @@ class FirstBatches:
         self.history = BatchHistory(count_begun)
         self.drawn_by_threads = False
         self._job = job
-        self._wanted = wanted
+        self._wanted = wanted and job is not None  # alike on all workers
         self._waiting: list[Beginning] | None = None
         # Of the batches with so many arrays, one batch after another, a checksum of each array.
         self._checksums: dict[int, array[int]] = {}
@@ -83,16 +83,7 @@ class FirstBatches:
 
     def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Returns the batches of an iteration, each of which is recorded when it is read."""
-        if self._job is None:
-            return batches
-        if not self._wanted:
-            return itertools.chain(self._first_of(batches), batches)
-        return self._noted(batches)
-
-    def _first_of(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in itertools.islice(batches, 1):
-            self._waiting = []
-            yield batch
+        return self._noted(batches) if self._wanted else batches
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -212,16 +203,11 @@ class FirstBatches:
 
     def require_equal(self, beginning: Sequence[Beginning]) -> None:
         """Makes sure that all workers have read the same batch. All workers must call it."""
-        job = self._job
-        if job is None:
+        job, own = self._job, list(beginning)
+        if job is None or not self._wanted or job.all_have_one("first batch of a dataset", own):
             return
-        own = list(beginning) if self._wanted else None
-        if job.all_have_one("first batch of a dataset", own):
-            return
-        found = job.choose("first batch of a dataset, which differs", own, _found_in)
-        if found is None:
-            return
-        difference, drawn = found
+        label = "first batch of a dataset, which differs"
+        difference, drawn = job.choose(label, own, _found_in)
         said = (
             f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches, "
             f"of which each takes its rows. Received as the first batch: {difference}. "
@@ -232,10 +218,8 @@ class FirstBatches:
         warn_user(f"{said}{_OTHER_VALUES}")
 
 
-def _found_in(everyone: Sequence[Any]) -> list[Any] | None:
+def _found_in(everyone: Sequence[Any]) -> list[Any]:
     """Returns how first batches differ, and which arrays do if the rows come in one order."""
-    if None in everyone:
-        return None
     columns = [
         [Beginning(*one) for one in column]
         for column in itertools.zip_longest(*everyone, fillvalue=["no array", "", False, ""])
