@@ -189,7 +189,6 @@ class BackupAndRestore(Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Restores the newest backup that fits. All workers must call it."""
-        del logs
         self._in_training = True
         model: Any = self.model
         self._position.backs_up(self._interval, model.steps_per_execution)
@@ -297,7 +296,6 @@ class BackupAndRestore(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Restores the rest of a backup that was made within the epoch."""
-        del logs
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -325,7 +323,6 @@ class BackupAndRestore(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up if it is time, and at the end of the last epoch."""
-        del logs
         if self.asked_to_leave and current_job() is None:
             self.leave(epoch + 1, 0)
         if epoch + 1 == (self.params or {}).get("epochs"):
@@ -335,7 +332,6 @@ class BackupAndRestore(Callback):
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Removes the backups, if they are not needed any more."""
-        del logs
         self._in_training = False
         self._unmute.close()
         keras_compat.set_initial_epoch(self.model, None)
@@ -491,4 +487,4 @@ def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
 
 
 def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:
-    del batch, logs
+    """Does nothing at an event of a batch."""

@@ -50,7 +50,6 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         Raises:
             UnsupportedError: If the workers divide the model's state (``sharding=``).
         """
-        del logs
         binding = binding_of(self.model)
         if binding is not None and binding.replicas.divides_state:
             raise UnsupportedError(
@@ -183,7 +182,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Reads the learning rate that training begins with."""
-        del logs
         steps = self._steps_per_epoch or (self.params or {}).get("steps")
         if steps is None:
             raise ValueError(
@@ -201,12 +199,10 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Remembers the number of the epoch, on which the learning rate depends."""
-        del logs
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Sets the learning rate of a batch."""
-        del logs
         assert self._steps_per_epoch is not None  # `on_train_begin` has set it
         step = self._epoch * self._steps_per_epoch + batch
         if step > self._warm_up_steps:

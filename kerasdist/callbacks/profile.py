@@ -53,12 +53,10 @@ class Profile(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Compares the clocks. All workers must call it."""
-        del logs
         self._offset = offset_of_clock(self._replicas.job)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Ends a profile whose last step did not come."""
-        del logs
         if self._folder is not None:
             self._stop()
         elif not self._is_done:

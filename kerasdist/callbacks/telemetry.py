@@ -63,17 +63,14 @@ class Clock(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Starts the clock."""
-        del epoch, logs
         self._meter.begin_epoch()
 
     def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
         """Stops the clock: what follows is validation."""
-        del logs
         self._meter.pause()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Stops the clock."""
-        del epoch, logs
         self._meter.pause()
 
 
@@ -156,7 +153,6 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Opens the files."""
-        del logs
         if self._meter is None or self._replicas is None:
             raise UnsupportedError(
                 "Expected a model that was made in a strategy's scope, whose steps are measured. "
@@ -186,12 +182,10 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Keeps the number of the epoch."""
-        del logs
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Writes the epoch's line. All workers must call it."""
-        del logs
         assert self._replicas is not None
         self._write_window(self._window)
         figures = self._of_epoch.take()
@@ -206,7 +200,6 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Closes the files."""
-        del logs
         for file in (self._lines, self._events):
             if file is not None:
                 with contextlib.suppress(OSError):  # a full disk, of which `_write` has warned
@@ -355,7 +348,6 @@ class Progress(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reports the epoch; at the first one, counts what a step of the model needs."""
-        del logs
         self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps
@@ -368,12 +360,10 @@ class Progress(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
         """Reports that validation begins."""
-        del logs
         self._report("validation")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reports the epoch's logs."""
-        del epoch
         self._report("training", logs)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
@@ -419,12 +409,10 @@ class Bench(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Keeps the epoch's figures; the logs, which Keras has read, have waited for its steps."""
-        del epoch, logs
         self._epochs.append(self._window.take())
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Prints what was measured, on the chief. All workers must call it."""
-        del logs
         model = keras_compat.model_of(self)
         binding = binding_of(model)
         assert binding is not None  # others are not measured

@@ -39,7 +39,6 @@ def preempt(
     """
 
     def asked(number: int, frame: object) -> None:
-        del frame
         if not backup.ask_to_leave():
             raise SystemExit(128 + number)
 

@@ -88,7 +88,6 @@ def kerasdist(
     ] = False,
 ) -> None:
     """Distributed training for Keras 3: start, plan, check and measure jobs."""
-    del version
 
 
 @contextlib.contextmanager

@@ -100,7 +100,6 @@ class LogFile:
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line."""
-        del prefix, stream, rank
         with contextlib.suppress(OSError, ValueError):  # a full disk, or it came too late
             self._file.write(f"{line}\n".encode())
 
@@ -396,7 +395,6 @@ class ThisProcess:
 
     def ending(self, deadline: float) -> WorkerExit:
         """Returns how it ends."""
-        del deadline
         return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())
 
 
