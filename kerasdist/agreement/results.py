@@ -296,7 +296,7 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
     lengths = {len(theirs) for theirs in everyone}
     if len(lengths) > 1:
         said = described_difference([{"number of variables": len(theirs)} for theirs in everyone])
-        raise _disagreement(replicas, when, said)
+        raise _disagreement(job, when, said)
     apart = [index for index, one in enumerate(zip(*everyone, strict=True)) if len(set(one)) > 1]
     own = [measures_of(ops.convert_to_numpy(variables[index])) for index in apart]
     measures = job.all_gather_object(f"sizes of what differs at {when}", own)
@@ -315,7 +315,7 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
                 f"{described_difference(values)}: apart by {between:.2g} of its size, more than "
                 f"rounding ({rounding:.2g})"
             )
-            raise _disagreement(replicas, when, said, len(apart) - 1)
+            raise _disagreement(job, when, said, len(apart) - 1)
     replicas.equalize([variables[index] for index in apart])
     warn_user(
         f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
@@ -340,9 +340,7 @@ def _variables(model: keras.Model) -> list[Any]:
     ]
 
 
-def _disagreement(replicas: Workers, when: str, said: str, more: int = 0) -> DisagreementError:
-    job = replicas.job
-    assert job is not None
+def _disagreement(job: Job, when: str, said: str, more: int = 0) -> DisagreementError:
     further = f" ({more} more variables differ)" if more else ""
     return DisagreementError(
         f"[worker {job.rank}/{job.num_workers}] Expected all workers to have the same weights at "

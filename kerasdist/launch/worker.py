@@ -303,7 +303,7 @@ class Worker:
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes a forked process's copy of the pipe: its end has the supervisor end the worker."""
+        """Closes this process's end of the pipe; without any the supervisor ends the worker."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -319,9 +319,7 @@ class Worker:
         lines = self._pump.last_lines(deadline)
         if self._log is not None:
             self._log.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self.let_go()
         return WorkerExit(
             rank=self.rank,
             exit_code=exit_code,

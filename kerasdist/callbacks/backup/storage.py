@@ -29,7 +29,7 @@ _MAGIC = b"kerasdist backup 5\n"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _CHUNK = 1 << 18
-_NAME = re.compile(r"backup-(\d{12})\.kdb")
+_NAME = re.compile(r"backup-\d{12}\.kdb")
 PRIVATE = 0o600
 
 
@@ -223,9 +223,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def number_of(path: Path) -> int:
     """Returns a backup's number."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match.group(1))
+    return int(path.stem.removeprefix("backup-"))
 
 
 def dtype_of(name: str) -> np.dtype:
