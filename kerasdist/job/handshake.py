@@ -79,8 +79,6 @@ def answer(asked: object, mine: Credentials) -> Message:
 
 def reply(asked: Message, answered: object, mine: Credentials) -> Message:
     """Returns the chief's reply to a worker's answer."""
-    if isinstance(answered, dict) and answered.get("type") == "hello":
-        raise RefusedError(f"it runs another kerasdist, not protocol {protocol.VERSION}")
     try:
         answered = _checked(answered, "answer", {"nonce": str, "digest": str})
     except ConnectionError as error:

@@ -37,9 +37,8 @@ class Credentials:
     job_id: str = ""
 
 
-def credentials(environ: Mapping[str, str] | None = None) -> Credentials:
+def credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
     """Reads the job's secret and name."""
-    environ = os.environ if environ is None else environ
     secret = environ.get(SECRET, "").strip().encode()
     path = environ.get(SECRET_FILE)
     if not secret and path:
