@@ -31,8 +31,8 @@ from kerasdist.job.comparison import (
 )
 from kerasdist.job.handshake import Gate, read
 from kerasdist.job.interruption import CTRL_C
+from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import Credentials
-from kerasdist.job.timeouts import Timeouts
 
 CHIEF = 0
 MAIN = "main"

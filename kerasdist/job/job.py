@@ -31,8 +31,8 @@ from kerasdist.job.coordinator import LEAVING, MAIN, Coordinator
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
+from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import SECRET, credentials
-from kerasdist.job.timeouts import Timeouts
 
 _ADVICE = "All of them must run the same script in the same environment."
 

@@ -18,7 +18,7 @@ from kerasdist.errors import JobError
 from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
 from kerasdist.job.job import Job
-from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.protocol import Timeouts
 from tests.environment import everything
 from tests.ports import free_port
 from tests.unit.job.simulated_workers import (
