@@ -17,8 +17,9 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import Any, Protocol, final
 
+import keras
 import numpy as np
 
 from kerasdist import keras_compat
@@ -28,9 +29,6 @@ from kerasdist.job import comparison
 from kerasdist.job.comparison import described_difference
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
-
-if TYPE_CHECKING:
-    import keras
 
 # The signs of a line are the same in each line, but for one sign of the whole line.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16

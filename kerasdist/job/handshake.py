@@ -35,11 +35,7 @@ _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
 
 class RefusedError(Exception):
-    """The chief refuses a peer; the message is the reason."""
-
-    def __init__(self, why: str, *, peer_speaks: bool = True) -> None:
-        super().__init__(why)
-        self.peer_speaks = peer_speaks
+    """The chief refuses a peer that speaks its protocol; the message is the reason."""
 
 
 def challenge(mine: Credentials) -> Message:
@@ -79,10 +75,7 @@ def answer(asked: object, mine: Credentials) -> Message:
 
 def reply(asked: Message, answered: object, mine: Credentials) -> Message:
     """Returns the chief's reply to a worker's answer."""
-    try:
-        answered = _checked(answered, "answer", {"nonce": str, "digest": str})
-    except ConnectionError as error:
-        raise RefusedError(str(error), peer_speaks=False) from error
+    answered = _checked(answered, "answer", {"nonce": str, "digest": str})
     expected = _digest(mine, _WORKER, asked["nonce"], answered["nonce"])
     if not _equal(answered["digest"], expected):
         raise RefusedError(f"its {SECRET} is not the one of this job")
@@ -173,8 +166,7 @@ class Gate:
             async with asyncio.timeout(SECONDS):
                 await self._check(reader, writer)
         except RefusedError as error:
-            if error.peer_speaks:
-                writer.write(protocol.packed({"type": "refused", "why": str(error)}))
+            writer.write(protocol.packed({"type": "refused", "why": str(error)}))
             self._report(writer, str(error))
         except TimeoutError:
             self._report(writer, f"it proved nothing within {SECONDS:g} s")

@@ -150,9 +150,9 @@ class Job:
     def all_gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers, by rank.
 
-        All workers must call it with the same label, and in the same order. Equal
-        values travel once; where values differ, what all workers get grows with their number:
-        `compare_objects`, `gather_object` and `broadcast_object` send less.
+        All workers must call it with the same label, and in the same order. Equal values travel
+        once; where values differ, what all workers get grows with their number: `compare_objects`,
+        `gather_object` and `broadcast_object` send less.
         """
         return self._meet(label, value)
 
