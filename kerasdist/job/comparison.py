@@ -142,12 +142,11 @@ class BatchHistory:
     def report(self) -> dict[str, Any]:
         """Returns the forms as JSON, with the number of calls of `clear` before."""
         stretch = self._stretch
+        ended = stretch.ended  # first, so that no step is missing at the end
         steps, changes = stretch.steps, stretch.changes[:]
-        ended = stretch.ended
-        found = {"stretch": stretch.number, "steps": steps, "changes": changes, "ended": ended}
-        if self._count_begun is not None:
-            found["begun"] = self._count_begun() - stretch.begun_before
-        return found
+        begun = steps if self._count_begun is None else self._count_begun() - stretch.begun_before
+        found = {"stretch": stretch.number, "steps": steps, "begun": begun, "changes": changes}
+        return {**found, "ended": ended}
 
     def clear(self) -> None:
         """Forgets all forms seen so far."""
@@ -191,7 +190,7 @@ ADVICE = (
 def check_report(report: Report) -> None:
     """Raises TypeError or ValueError if a report is not of the form that `came_apart` reads."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
-    numbers = [report["stretch"], report["steps"], _begun(report), *steps]
+    numbers = [report["stretch"], report["steps"], report["begun"], *steps]
     if any(type(number) is not int for number in numbers):
         raise TypeError(f"batches={report!r}")
     if len(steps) < len(report["changes"]) or (report["steps"] and steps[:1] != [0]):
@@ -215,8 +214,8 @@ def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str |
         first = min(apart)
         forms = [next(form for at, form in reversed(one) if at <= first) for one in changes]
         return described_difference([{f"batch {first + 1}": form} for form in forms])
-    ended = min((_begun(one) for one in known if one.get("ended")), default=None)
-    if ended is None or ended == max(_begun(one) for one in known):
+    ended = min((one["begun"] for one in known if one.get("ended")), default=None)
+    if ended is None or ended == max(one["begun"] for one in known):
         return None
     # The one waits for the next step, in a collective, the other for the end of the epoch.
     places = [_place(one, ended) for one in known]
@@ -224,14 +223,9 @@ def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str |
 
 
 def _place(report: Report, ended: int) -> str:
-    if _begun(report) > ended:
-        return f"trains on batch {_begun(report)}"
+    if report["begun"] > ended:
+        return f"trains on batch {report['begun']}"
     return "none, at the end of its data" if report.get("ended") else "not read yet"
-
-
-def _begun(report: Report) -> int:
-    """Returns how many batches steps have read, where these are not counted before a step."""
-    return report.get("begun", report["steps"])
 
 
 # The figures that show it, the better one first: a step's time without waits for other workers, and

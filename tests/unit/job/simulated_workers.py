@@ -97,7 +97,7 @@ class InMemory:
 
     def beat(self, rank: int, step: int = 0, place: str = "fit"):
         changes = [[0, "32"], [8, "17"]]
-        batches = {"stretch": 1, "steps": step, "changes": changes}
+        batches = {"stretch": 1, "steps": step, "begun": step, "changes": changes}
         self.hear(rank, "beat", doing=[step, place, 1], batches=batches)
 
     def meet(self, rank: int, number: int, channel: str = "main", value: object = 3):

@@ -259,7 +259,7 @@ async def _join_and_hear(worker: SimulatedWorker, port: int):
         return heard
 
 
-WELL = {"stretch": 1, "steps": 3, "changes": [[0, "4"]]}
+WELL = {"stretch": 1, "steps": 3, "begun": 3, "changes": [[0, "4"]]}
 MALFORMED = [
     {"type": "beat"},
     {"type": "beat", "doing": 3, "batches": None},
@@ -274,6 +274,7 @@ MALFORMED = [
             5,
             {},
             {**WELL, "steps": "3"},
+            {**WELL, "begun": "3"},
             {**WELL, "stretch": [1]},
             {**WELL, "changes": [[0, "4", 5]]},
             {**WELL, "changes": [["0", "4"]]},

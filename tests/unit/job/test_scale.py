@@ -62,6 +62,9 @@ def test_defects_22_23_many_workers_join_meet_save_and_leave():
     asyncio.run(asyncio.wait_for(a_whole_job(), LIMIT_SECONDS))
 
 
+BATCHES = {"stretch": 1, "steps": 9, "begun": 9, "changes": [[0, "32"], [8, "17"]]}
+
+
 async def a_whole_job():
     async with job_of(MANY) as everyone:
         rosters, size = await hear_all(everyone)
@@ -70,7 +73,7 @@ async def a_whole_job():
 
         facts = "x" * 2048
         for worker in everyone:
-            worker.beat(1, "fit", {"stretch": 1, "steps": 9, "changes": [[0, "32"], [8, "17"]]})
+            worker.beat(1, "fit", BATCHES)
             worker.meet(1, "a call of fit", facts)
         met, size = await hear_all(everyone)
         assert values_in(met[0]) == [facts] * MANY
