@@ -196,6 +196,11 @@ class JobResult:
         """The exit code of the last attempt."""
         return self.attempts[-1].exit_code
 
+    @property
+    def restarts(self) -> int:
+        """How often the job was started again."""
+        return len(self.attempts) - 1
+
 
 def python_command(
     script: str, arguments: Sequence[str] = (), *, module: bool = False, python: str | None = None
