@@ -60,8 +60,8 @@ ADDED = {
 }
 
 FIGURES = (
-    Figure("lines of code", 29_311 + sum(ADDED.values()), 23_500),
-    Figure("files", 249, 250),
+    Figure("lines of code", 29_047 + sum(ADDED.values()), 23_500),
+    Figure("files", 248, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
