@@ -65,10 +65,10 @@ FIGURES = (
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
-    Figure("files in the largest folder", 14, 14),
+    Figure("files in the largest folder", 13, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_459, 2_600),
+    Figure("mentions of Any", 2_441, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,
