@@ -11,8 +11,8 @@ import hashlib
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -21,10 +21,8 @@ from kerasdist.agreement.results import checksum_of
 from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
-from kerasdist.job.comparison import BatchHistory, described_difference, digest, first_difference
-
-if TYPE_CHECKING:
-    from kerasdist.job.job import Job
+from kerasdist.job.comparison import BatchHistory, came_apart, described_difference, digest
+from kerasdist.job.job import Job
 
 # How many rows of an array are compared, and how many elements of each.
 ROWS, ELEMENTS = 16, 1024
@@ -72,29 +70,19 @@ class FirstBatches:
         self.history = BatchHistory(count_begun)
         self.drawn_by_threads = False
         self._job = job
-        self._wanted = wanted
+        self._wanted = wanted and job is not None  # alike on all workers
         self._waiting: list[Beginning] | None = None
-        # Of the batches with so many arrays, one batch after another, a checksum of each array.
-        self._checksums: dict[int, array[int]] = {}
-        self._names: dict[int, list[str]] = {}
-        # After how many of these batches an iteration began.
-        self._begins: dict[int, list[int]] = {}
-        self._begun = self._begins  # of the checksums that were taken last
+        self._names: dict[int, list[str]] = {}  # of batches with so many arrays
+        # By the name of an array, a checksum of it in each batch; and after how many of these
+        # batches an iteration began.
+        self._checksums: dict[str, array[int]] = {}
+        self._begins: dict[str, list[int]] = {}
         # The arrays that were found to differ by worker, as augmentation does.
         self._drawn: set[str] = set()
 
     def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Returns the batches of an iteration, each of which is recorded when it is read."""
-        if self._job is None:
-            return batches
-        if not self._wanted:
-            return itertools.chain(self._first_of(batches), batches)
-        return self._noted(batches)
-
-    def _first_of(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in itertools.islice(batches, 1):
-            self._waiting = []
-            yield batch
+        return self._noted(batches) if self._wanted else batches
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -107,22 +95,17 @@ class FirstBatches:
     def name(self, batch: Any) -> int:
         """Notes that an iteration begins; returns the number of arrays that have a name."""
         names = names_of(batch)
-        count = len(names)
-        self._names[count] = names
-        before = len(self._checksums.get(count, ())) // max(count, 1)
-        self._begins.setdefault(count, []).append(before)
-        return count
+        self._names[len(names)] = names
+        for name in names:
+            self._begins.setdefault(name, []).append(len(self._checksums.get(name, ())))
+        return len(names)
 
     def note(self, sums: Sequence[int]) -> None:
         """Keeps the checksums of a batch's arrays."""
-        if self._wanted and sums:
-            self._checksums.setdefault(len(sums), array("Q")).extend(sums)
-
-    def take_checksums(self) -> dict[int, array[int]]:
-        """Returns the checksums since the last call, by the number of arrays of a batch."""
-        taken, self._checksums = self._checksums, {}
-        self._begins, self._begun = {}, self._begins
-        return taken
+        if self._wanted:
+            numbers = [f"array {number}" for number in range(len(sums))]
+            for name, one in zip(self._names.get(len(sums), numbers), sums, strict=True):
+                self._checksums.setdefault(name, array("Q")).append(one)
 
     def require_equal_since(self, when: str) -> None:
         """Raises DisagreementError if workers trained on different batches since the last call.
@@ -132,23 +115,21 @@ class FirstBatches:
         job = self._job
         if job is None:
             return
-        runs = self.history.end()
-        read = self.take_checksums()
+        report = self.history.end()
+        (read, self._checksums), (begins, self._begins) = (self._checksums, {}), (self._begins, {})
         facts = [
-            digest(runs),
-            digest(sorted((count, sums.tobytes().hex()) for count, sums in read.items())),
+            digest([report["steps"], report["changes"]]),
+            digest({name: sums.tobytes().hex() for name, sums in read.items()}),
         ]
         everyone = job.all_gather_object(f"batches before {when}", facts)
         self.history.clear()
         if all(one == facts for one in everyone):
             return
         if len({sizes for sizes, _ in everyone}) == 1:
-            self.require_equal_checksums(read, when)
+            self._require_equal_checksums(read, begins, when)
             return
-        step, forms = first_difference(
-            job.all_gather_object(f"sizes of batches before {when}", runs)
-        )
-        said = described_difference([{f"batch {step}": form} for form in forms])
+        reports = job.all_gather_object(f"sizes of batches before {when}", report)
+        said = came_apart(reports, idle=True)
         raise DisagreementError(
             f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
             f"batches before {when}. Received: {said}. All workers read the same data, and each "
@@ -156,23 +137,26 @@ class FirstBatches:
             "dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
         )
 
-    def require_equal_checksums(self, taken: dict[int, array[int]], when: str) -> None:
+    def _require_equal_checksums(
+        self, read: Mapping[str, array[int]], begins: Mapping[str, Sequence[int]], when: str
+    ) -> None:
         """Says which batch differs between workers. All workers must call it, if one does.
 
         The chief sends its checksums, the others where they have others.
         """
         job = self._job
         assert job is not None
-        told = {str(count): list(sums) for count, sums in taken.items()}
+        told = {name: list(sums) for name, sums in read.items()}
         chiefs = job.broadcast_object(f"the chief's batches before {when}", told)
         own: dict[str, list[int]] = {}
-        for count, sums in taken.items():
-            theirs = np.array(chiefs.get(str(count), ()), "uint64").reshape(-1, count)
-            own.update(
-                _first_differences(
-                    self._names[count], np.array(sums), theirs, self._begun.get(count, ())
-                )
-            )
+        for name, sums in read.items():
+            # Workers that have read less than the chief have been told so by the sizes of batches.
+            pairs = enumerate(zip(sums, chiefs.get(name, ()), strict=False))
+            for at, (mine, theirs) in pairs:
+                if mine != theirs:
+                    begin = max((one for one in begins.get(name, ()) if one <= at), default=0)
+                    own[name] = [at - begin + 1, mine, theirs]
+                    break
         everyone = job.all_gather_object(f"batches that differ before {when}", own)
         apart: dict[str, list[int]] = {}
         for name, (at, _, chiefs_sum) in ((n, v) for one in everyone for n, v in one.items()):
@@ -216,16 +200,11 @@ class FirstBatches:
 
     def require_equal(self, beginning: Sequence[Beginning]) -> None:
         """Makes sure that all workers have read the same batch. All workers must call it."""
-        job = self._job
-        if job is None:
+        job, own = self._job, list(beginning)
+        if job is None or not self._wanted or job.all_have_one("first batch of a dataset", own):
             return
-        own = list(beginning) if self._wanted else None
-        if job.all_have_one("first batch of a dataset", own):
-            return
-        found = job.choose("first batch of a dataset, which differs", own, _found_in)
-        if found is None:
-            return
-        difference, drawn = found
+        label = "first batch of a dataset, which differs"
+        difference, drawn = job.choose(label, own, _found_in)
         said = (
             f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches, "
             f"of which each takes its rows. Received as the first batch: {difference}. "
@@ -236,10 +215,8 @@ class FirstBatches:
         warn_user(f"{said}{_OTHER_VALUES}")
 
 
-def _found_in(everyone: Sequence[Any]) -> list[Any] | None:
+def _found_in(everyone: Sequence[Any]) -> list[Any]:
     """Returns how first batches differ, and which arrays do if the rows come in one order."""
-    if None in everyone:
-        return None
     columns = [
         [Beginning(*one) for one in column]
         for column in itertools.zip_longest(*everyone, fillvalue=["no array", "", False, ""])
@@ -271,28 +248,6 @@ _OTHER_VALUES = (
 def _shows_one_order(column: Sequence[Beginning]) -> bool:
     """Whether an array shows that workers read in one order: it is equal, and its rows differ."""
     return column[0].has_order and all(one == column[0] for one in column)
-
-
-def _first_differences(
-    names: Sequence[str],
-    own: np.ndarray[Any, Any],
-    chiefs: np.ndarray[Any, Any],
-    begins: Sequence[int],
-) -> dict[str, list[int]]:
-    """Returns by array the number of the first batch that differs, its checksum, and the chief's.
-
-    Workers that have read less than the chief have been told so by the sizes of batches.
-    """
-    own = own.reshape(-1, len(names))
-    length = min(len(own), len(chiefs))
-    found = {}
-    for column, name in enumerate(names):
-        [differs] = np.nonzero(own[:length, column] != chiefs[:length, column])
-        if differs.size:
-            at = int(differs[0])
-            begin = max((one for one in begins if one <= at), default=0)
-            found[name] = [at - begin + 1, int(own[at, column]), int(chiefs[at, column])]
-    return found
 
 
 def _checksum(leaf: Any, number: int) -> int:

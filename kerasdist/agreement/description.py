@@ -53,13 +53,12 @@ def _described(value: object, known: Collection[str]) -> Any:
         case str():
             text = _ADDRESS.sub("", value)
             return text if len(text) <= _LONG else _digest(text.encode())
-        case float() | np.floating():
-            number = float(value)
-            return number if math.isfinite(number) else repr(number)
+        case float():
+            return value if math.isfinite(value) else repr(value)
         case enum.Enum():
             return value.name
-        case np.integer():
-            return int(value)
+        case np.generic():
+            return described(value.item())
         case bytes():
             return _digest(value)
         case Mapping():
@@ -219,8 +218,6 @@ def _of_object(value: object, known: Collection[str]) -> Any:
     if dataclasses.is_dataclass(value):
         named = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
         return {"class": kind.__name__, **described(named, known)}
-    if isinstance(value, np.generic):
-        return described(value.item())
     own = of_class(kind) if is_of_user(kind) and getattr(value, "__dict__", None) else {}
     return {"class": kind.__name__, **own} if own else kind.__name__
 

@@ -17,8 +17,9 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import Any, Protocol, final
 
+import keras
 import numpy as np
 
 from kerasdist import keras_compat
@@ -28,9 +29,6 @@ from kerasdist.job import comparison
 from kerasdist.job.comparison import described_difference
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
-
-if TYPE_CHECKING:
-    import keras
 
 # The signs of a line are the same in each line, but for one sign of the whole line.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
@@ -194,16 +192,10 @@ def require_equal_programs(job: Job, program: str) -> str:
     Raises:
         DisagreementError: If they run different programs.
     """
-    lines, digest = _lines(program), digest_of(program)
-    if job.all_have_one("program of a step", digest):
-        return digest
-    everyone = job.all_gather_object(
-        "lines of the program", [zlib.crc32(one.encode()) for one in lines]
-    )
-    shortest = min(map(len, everyone))
-    first = next(
-        (at for at in range(shortest) if len({theirs[at] for theirs in everyone}) > 1), shortest
-    )
+    lines = _lines(program)
+    first = job.first_difference("program of a step", lines)
+    if first is None:
+        return digest_of(program)
     own = lines[first].strip()[:_CHARACTERS] if first < len(lines) else "no further line"
     texts = job.all_gather_object("a line of the program", own)
     said = described_difference([{f"line {first + 1} of the program": text} for text in texts])
@@ -302,7 +294,7 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
     lengths = {len(theirs) for theirs in everyone}
     if len(lengths) > 1:
         said = described_difference([{"number of variables": len(theirs)} for theirs in everyone])
-        raise _disagreement(replicas, when, said)
+        raise _disagreement(job, when, said)
     apart = [index for index, one in enumerate(zip(*everyone, strict=True)) if len(set(one)) > 1]
     own = [measures_of(ops.convert_to_numpy(variables[index])) for index in apart]
     measures = job.all_gather_object(f"sizes of what differs at {when}", own)
@@ -321,7 +313,7 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
                 f"{described_difference(values)}: apart by {between:.2g} of its size, more than "
                 f"rounding ({rounding:.2g})"
             )
-            raise _disagreement(replicas, when, said, len(apart) - 1)
+            raise _disagreement(job, when, said, len(apart) - 1)
     replicas.equalize([variables[index] for index in apart])
     warn_user(
         f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
@@ -346,9 +338,7 @@ def _variables(model: keras.Model) -> list[Any]:
     ]
 
 
-def _disagreement(replicas: Workers, when: str, said: str, more: int = 0) -> DisagreementError:
-    job = replicas.job
-    assert job is not None
+def _disagreement(job: Job, when: str, said: str, more: int = 0) -> DisagreementError:
     further = f" ({more} more variables differ)" if more else ""
     return DisagreementError(
         f"[worker {job.rank}/{job.num_workers}] Expected all workers to have the same weights at "

@@ -15,7 +15,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup import fit_call, memory, storage
-from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
+from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode, numbered
 from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_folder
@@ -158,28 +158,16 @@ class BackupAndRestore(Callback):
         self._resumed: Restored | None = None
         self._skipped = 0
         self._stops = self._has_said = False
-        self._listens = self._asked = self._in_training = False
-
-    @property
-    def listens(self) -> bool:
-        """Whether this process may be asked to leave; see `kerasdist.experimental.preempt`."""
-        return self._listens
-
-    @property
-    def asked_to_leave(self) -> bool:
-        """Whether this process was asked to leave."""
-        return self._asked
-
-    def listen(self) -> None:
-        """Lets this process be asked to leave."""
-        self._listens = True
+        # Whether this process may be asked to leave (`kerasdist.experimental.preempt`), and was.
+        self.listens = self.asked_to_leave = self._in_training = False
 
     def ask_to_leave(self) -> bool:
         """Asks for a backup after the next batch, and then for the end of the script.
 
         Returns False outside of training, and if it was asked before.
         """
-        heard, self._asked = self._in_training and not self._asked, True
+        heard = self._in_training and not self.asked_to_leave
+        self.asked_to_leave = True
         return heard
 
     def leave(self, epoch: int, batches: int) -> NoReturn:
@@ -201,7 +189,6 @@ class BackupAndRestore(Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Restores the newest backup that fits. All workers must call it."""
-        del logs
         self._in_training = True
         model: Any = self.model
         self._position.backs_up(self._interval, model.steps_per_execution)
@@ -292,7 +279,7 @@ class BackupAndRestore(Callback):
     def _begin(self, kept: Restored) -> None:
         """Restores what must be in place before the epoch begins."""
         facts, model = kept.facts, self.model
-        self._remembering.put_back(facts["callbacks"], kept.arrays)
+        self._remembering.put_back(facts["callbacks"])
         if facts["stopping"] and not facts["batches"]:
             # The uninterrupted run would not have had another epoch.
             epochs = max((self.params or {}).get("epochs") or 0, facts["epoch"])
@@ -305,11 +292,10 @@ class BackupAndRestore(Callback):
             # The callbacks begin the epoch with their restored state.
             random_states.put_back(facts["random"])
             self._put_back_random_states_of_gpus(facts)
-            self._position.go_to(facts["position"], kept.arrays, within=False)
+            self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Restores the rest of a backup that was made within the epoch."""
-        del logs
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -330,15 +316,14 @@ class BackupAndRestore(Callback):
             return
         self._position.batches_passed(done)
         self._interval.batches_passed(done, self._wait_for_devices)
-        if self._asked and current_job() is None:  # with other workers, they vote on it
+        if self.asked_to_leave and current_job() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up if it is time, and at the end of the last epoch."""
-        del logs
-        if self._asked and current_job() is None:
+        if self.asked_to_leave and current_job() is None:
             self.leave(epoch + 1, 0)
         if epoch + 1 == (self.params or {}).get("epochs"):
             self.save(epoch + 1, 0)
@@ -347,7 +332,6 @@ class BackupAndRestore(Callback):
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Removes the backups, if they are not needed any more."""
-        del logs
         self._in_training = False
         self._unmute.close()
         keras_compat.set_initial_epoch(self.model, None)
@@ -397,14 +381,16 @@ class BackupAndRestore(Callback):
         if job is not None:
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
         self._say_what_is_lost(job)
-        position = self._position.kept(batches, arrays)
+        position = self._position.kept(batches)
         parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
             return
         facts: dict[str, Any] = {}
         if job is None or job.is_chief:
-            facts = self._facts_for_file(variables, arrays, epoch, batches)
+            facts = self._facts_for_file(variables, epoch, batches)
             facts |= {"random of gpus": of_gpus, "position": position, "parts": parts}
+            facts = numbered(facts, arrays)
+            facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
                 if isinstance(one, ModelCheckpoint):  # a run that goes on will not write its files
                     one.wait()
@@ -420,14 +406,9 @@ class BackupAndRestore(Callback):
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(
-        self, variables: Sequence[object], arrays: list[Any], epoch: int, batches: int
+        self, variables: Sequence[object], epoch: int, batches: int
     ) -> dict[str, object]:
-        """Returns what a file says of the run, and adds the arrays of the callbacks."""
-        own, more = self._remembering.state(len(arrays))
-        arrays += more
-        encoder = Encoder(len(arrays))
-        last_logs = encoder.encode(self._logs if batches else None, "logs")
-        arrays += encoder.arrays
+        """Returns what a file says of the run."""
         return {
             "number": self._files.number,
             "fit": self._files.fit,
@@ -438,9 +419,8 @@ class BackupAndRestore(Callback):
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
             "random": random_states.kept(),
-            "callbacks": own,
-            "logs": last_logs,
-            "arrays": [[one.dtype.name, list(one.shape)] for one in arrays[len(variables) :]],
+            "callbacks": self._remembering.state(),
+            "logs": Encoder().encode(self._logs if batches else None, "logs"),
         }
 
     def _say_what_is_lost(self, job: Job | None) -> None:
@@ -465,13 +445,13 @@ class BackupAndRestore(Callback):
     def _go_on(self, kept: Restored) -> None:
         facts, model = kept.facts, keras_compat.model_of(self)
         kept.restore()
-        self._remembering.put_back(facts["callbacks"], kept.arrays)
-        self._position.go_to(facts["position"], kept.arrays, within=True)
+        self._remembering.put_back(facts["callbacks"])
+        self._position.go_to(facts["position"], within=True)
         self._skipped = facts["batches"]
         self._stops = facts["stopping"]
         for callback in self._listed:
             self._unmute.enter_context(_hearing_nothing_of_batches(callback))
-        logs = decode(facts["logs"], kept.arrays)
+        logs = decode(facts["logs"])
 
         def then() -> None:
             with self._restoring():
@@ -507,4 +487,4 @@ def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
 
 
 def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:
-    del batch, logs
+    """Does nothing at an event of a batch."""

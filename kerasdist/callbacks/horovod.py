@@ -50,7 +50,6 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         Raises:
             UnsupportedError: If the workers divide the model's state (``sharding=``).
         """
-        del logs
         binding = binding_of(self.model)
         if binding is not None and binding.replicas.divides_state:
             raise UnsupportedError(
@@ -123,13 +122,16 @@ class MetricsReduction(keras.callbacks.Callback):
             return
         own = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         label = f"logs of epoch {epoch + 1}: {sorted(own)}"
-        everyone: Sequence[dict[str, float]] = job.gather_object(label, own)
+        logs.update(job.choose(label, own, self._reduce))
+
+    def _reduce(self, everyone: Sequence[dict[str, float]]) -> dict[str, float]:
+        """Returns the logs whose values differ by worker, reduced."""
         reduced: dict[str, float] = {}
-        for name in own if job.is_chief else ():
+        for name in everyone[0]:
             values = [theirs[name] for theirs in everyone]
             if any(value != values[0] for value in values):
                 reduced[name] = _REDUCTIONS[self._reductions.get(name, "mean")](values)
-        logs.update(job.broadcast_object(label, reduced))
+        return reduced
 
 
 @final
@@ -180,7 +182,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Reads the learning rate that training begins with."""
-        del logs
         steps = self._steps_per_epoch or (self.params or {}).get("steps")
         if steps is None:
             raise ValueError(
@@ -198,12 +199,10 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Remembers the number of the epoch, on which the learning rate depends."""
-        del logs
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Sets the learning rate of a batch."""
-        del logs
         assert self._steps_per_epoch is not None  # `on_train_begin` has set it
         step = self._epoch * self._steps_per_epoch + batch
         if step > self._warm_up_steps:

@@ -124,7 +124,6 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def _begin(
         self, model: Any, save: Callable[..., None], filepath: str, **options: object
     ) -> None:
-        del options
         name = save.__name__
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ValueError(

@@ -191,7 +191,7 @@ def _aside(save: Callable[..., None], filepath: Any, *args: object, **kwargs: ob
 
 
 def _not(save: Callable[..., None], filepath: object, *args: object, **kwargs: object) -> None:
-    del save, filepath, args, kwargs
+    """Saves nothing."""
 
 
 @final

@@ -53,12 +53,10 @@ class Profile(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Compares the clocks. All workers must call it."""
-        del logs
         self._offset = offset_of_clock(self._replicas.job)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Ends a profile whose last step did not come."""
-        del logs
         if self._folder is not None:
             self._stop()
         elif not self._is_done:
@@ -93,8 +91,7 @@ class Profile(keras.callbacks.Callback):
             events = aligned(self._profiler.stop(Path(name)), self._offset.microseconds)
         self._folder = None
         events += _steps(self._ends, self._offset.microseconds)
-        job = self._replicas.job
-        rank = 0 if job is None else job.rank
+        rank = self._replicas.rank
         trace = {
             "traceEvents": events,
             "kerasdist": {
@@ -167,9 +164,9 @@ def offset_of_clock(job: Job | None) -> Offset:
         return Offset(0.0, 0.0)
     stamps: list[int] = []
     for number in range(_ROUNDS):
-        job.all_gather_object(f"clock {number}", None, channel="clock")
+        job.all_gather_object(f"clock {number}", None)
         stamps.append(time.time_ns())
-    chiefs = job.broadcast_object("clocks", stamps, channel="clock")
+    chiefs = job.broadcast_object("clocks", stamps)
     return offset_of_stamps(stamps, chiefs)
 
 

@@ -63,17 +63,14 @@ class Clock(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Starts the clock."""
-        del epoch, logs
         self._meter.begin_epoch()
 
     def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
         """Stops the clock: what follows is validation."""
-        del logs
         self._meter.pause()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Stops the clock."""
-        del epoch, logs
         self._meter.pause()
 
 
@@ -156,7 +153,6 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Opens the files."""
-        del logs
         if self._meter is None or self._replicas is None:
             raise UnsupportedError(
                 "Expected a model that was made in a strategy's scope, whose steps are measured. "
@@ -164,16 +160,16 @@ class Telemetry(keras.callbacks.Callback):
                 "device make it in kd.OneDeviceStrategy(...).scope()."
             )
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        path = self.log_dir / f"telemetry-worker-{self._rank}.jsonl"
+        path = self.log_dir / f"telemetry-worker-{self._replicas.rank}.jsonl"
         self._lines = path.open("a", encoding="utf-8")
-        if self._tensorboard and self._rank == 0:
+        if self._tensorboard and self._replicas.rank == 0:
             self._events = _EventFile(self.log_dir)
         meter = self._meter
         self._flops = flops_of_fit(meter, keras_compat.model_of(self), self._replicas)
         start = {
             "host": platform.node(),
             "backend": keras_compat.backend_name(),
-            "workers": self._workers,
+            "workers": self._replicas.num_workers,
             "replicas": self._replicas.num_replicas,
             "devices": [str(device) for device in self._replicas.devices],
             "measured": {"data": meter.knows_data, "collectives": meter.knows_collectives},
@@ -186,15 +182,11 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Keeps the number of the epoch."""
-        del logs
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Writes the epoch's line. All workers must call it."""
-        del logs
-        assert self._meter is not None
         assert self._replicas is not None
-        self._meter.pause()
         self._write_window(self._window)
         figures = self._of_epoch.take()
         told: dict[str, object] = _described(figures, self._flops)
@@ -208,22 +200,11 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Closes the files."""
-        del logs
         for file in (self._lines, self._events):
             if file is not None:
                 with contextlib.suppress(OSError):  # a full disk, of which `_write` has warned
                     file.close()
         self._lines = self._events = self._meter = self._replicas = None
-
-    @property
-    def _rank(self) -> int:
-        assert self._replicas is not None
-        return 0 if self._replicas.job is None else self._replicas.job.rank
-
-    @property
-    def _workers(self) -> int:
-        assert self._replicas is not None
-        return 1 if self._replicas.job is None else self._replicas.job.num_workers
 
     def _place(self) -> dict[str, int]:
         assert self._meter is not None
@@ -241,9 +222,9 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, object]) -> None:
-        if self._lines is None:  # after `fit` has failed
+        if self._lines is None or self._replicas is None:  # after `fit` has failed
             return
-        head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._rank}
+        head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._replicas.rank}
         try:
             self._lines.write(json.dumps(head | fields) + "\n")
             self._lines.flush()
@@ -269,8 +250,7 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     if chip is None:
         return Flops()
     rate = chip.flops.get(model.compute_dtype)
-    workers = 1 if replicas.job is None else replicas.job.num_workers
-    peak = None if rate is None else workers * len(replicas.devices) * rate
+    peak = None if rate is None else replicas.num_workers * len(replicas.devices) * rate
     variables = model.trainable_variables, model.non_trainable_variables
     shapes = [[keras.KerasTensor(one.shape, one.dtype) for one in each] for each in variables]
     try:
@@ -362,14 +342,12 @@ class Progress(keras.callbacks.Callback):
         self._meter = meter
         self._channel = channel
         self._window = meter.window(_SECONDS, lambda _: self._report("training"))
-        job = replicas.job
-        self._report_of_fit: dict[str, object] = {"workers": 1 if job is None else job.num_workers}
+        self._report_of_fit: dict[str, object] = {"workers": replicas.num_workers}
         self._replicas = replicas
         self._steps_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reports the epoch; at the first one, counts what a step of the model needs."""
-        del logs
         self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps
@@ -382,12 +360,10 @@ class Progress(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
         """Reports that validation begins."""
-        del logs
         self._report("validation")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reports the epoch's logs."""
-        del epoch
         self._report("training", logs)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
@@ -433,12 +409,10 @@ class Bench(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Keeps the epoch's figures; the logs, which Keras has read, have waited for its steps."""
-        del epoch, logs
         self._epochs.append(self._window.take())
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Prints what was measured, on the chief. All workers must call it."""
-        del logs
         model = keras_compat.model_of(self)
         binding = binding_of(model)
         assert binding is not None  # others are not measured
@@ -452,7 +426,7 @@ class Bench(keras.callbacks.Callback):
             tell(
                 {
                     "backend": keras_compat.backend_name(),
-                    "workers": 1 if replicas.job is None else replicas.job.num_workers,
+                    "workers": replicas.num_workers,
                     "replicas": replicas.num_replicas,
                     "device": str(replicas.devices[0]),
                     "batch": self._meter.source.batch_size,  # None: the data do not tell

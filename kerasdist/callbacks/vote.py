@@ -55,7 +55,8 @@ class Vote(keras.callbacks.Callback):
         self._variables: list[keras.Variable] = []
         self._compared: list[bool] = []  # what was trainable when they compared it last
         own = [
-            bool(self._backups) or any(map(_acts_on_batches, others)),
+            bool(self._backups)
+            or any(_acts_on(one, keras_compat.TRAIN_BATCH_EVENTS) for one in others),
             any(_acts_on(one, ("on_train_begin", "on_epoch_begin")) for one in others),
             any(_acts_on(one, ("on_batch_begin", "on_train_batch_begin")) for one in others),
         ]
@@ -69,7 +70,6 @@ class Vote(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Remembers the number of the epoch, and what is trainable."""
-        del logs
         self._epoch = epoch
         self._variables = keras_compat.model_of(self).variables
         if self._compares_first:
@@ -77,20 +77,17 @@ class Vote(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call it."""
-        del logs
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
         self._job.meets_here(wants=False)  # they do in any case
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)
 
     def _before_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
-        del logs
         label = f"beginning of batch {batch + 1} of epoch {self._epoch + 1}"
         if self._meets(label):
             self._gather(label, [])
 
     def _after_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
-        del logs
         model = keras_compat.model_of(self)
         wants, wanted = bool(model.stop_training), self._wanted_to_stop
         model.stop_training, self._wanted_to_stop = False, wants or wanted
@@ -149,13 +146,11 @@ class Vote(keras.callbacks.Callback):
 
 
 def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:
-    own = keras_compat.is_builtin(type(callback)) and type(callback).__name__ != "LambdaCallback"
+    """Returns whether code of the user acts on one of these events."""
+    kind = type(callback)
+    own = keras_compat.is_builtin(kind) and kind is not keras.callbacks.LambdaCallback
+    own = own or isinstance(callback, ModelCheckpoint)
     return not own and keras_compat.overrides(callback, events)
-
-
-def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
-    own = keras_compat.is_builtin(type(callback)) or isinstance(callback, ModelCheckpoint)
-    return not own and keras_compat.overrides(callback, keras_compat.TRAIN_BATCH_EVENTS)
 
 
 @final
@@ -168,7 +163,6 @@ class InSync(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the batches before this call."""
-        del logs
         binding = binding_of(keras_compat.model_of(self))
         if binding is not None and binding.replicas.job is not None:
             history = binding.replicas.batch_history
@@ -177,7 +171,6 @@ class InSync(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Compares batches and weights. All workers must call it."""
-        del logs
         binding, when = binding_of(keras_compat.model_of(self)), f"the end of epoch {epoch + 1}"
         if binding is not None:
             binding.replicas.first_batches.require_equal_since(when)

@@ -79,8 +79,7 @@ def collectives(strategy: Strategy) -> list[Finding]:
     gathered = _run(strategy, lambda here, x: here.all_gather(x, axis=0), (2, 1), 0)
     # A variable, which differs by worker, gets the value that it has on the chief.
     with strategy.scope():
-        rank = 0 if replicas.job is None else replicas.job.rank
-        variable = keras.Variable(np.full((3,), rank, "float32"))
+        variable = keras.Variable(np.full((3,), replicas.rank, "float32"))
     replicas.equalize([variable])
     return [
         _judged(strategy, "sum", total, np.full((3,), count * (count + 1) / 2)),

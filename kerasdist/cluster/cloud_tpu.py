@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from kerasdist.cluster import addresses
-from kerasdist.cluster.source import Absent, Kind, Membership, Source, Variables
+from kerasdist.cluster.source import Absent, Membership, Source, Variables
 from kerasdist.errors import ClusterError
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -139,7 +139,6 @@ def _text(file: Path) -> str:
 
 SOURCE = Source(
     name="Cloud TPU",
-    kind=Kind.PLACE,
     needed=(),
     others=(
         "TPU_WORKER_ID",
@@ -149,4 +148,5 @@ SOURCE = Source(
         "MEGASCALE_COORDINATOR_ADDRESS",
     ),
     read=read,
+    is_of_place=True,
 )

@@ -14,7 +14,7 @@ from typing import final
 
 from kerasdist.cluster import cloud_tpu, kerasdist_variables, resolver, sources
 from kerasdist.cluster.resolver import ClusterResolver
-from kerasdist.cluster.source import Absent, Kind, Membership, Source
+from kerasdist.cluster.source import Absent, Membership, Source
 from kerasdist.errors import ClusterError, KerasdistError
 
 SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
@@ -61,12 +61,12 @@ def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
 def choose(found: tuple[Finding, ...]) -> Source | None:
     """Returns the source that counts, None if no source describes a cluster."""
     told = [(each.source, each.answer) for each in found if not isinstance(each.answer, Absent)]
-    of_process = [answer for source, answer in told if source.kind is Kind.PROCESS]
+    of_process = [answer for source, answer in told if not source.is_of_place]
     # A launcher in this task or pod takes precedence: it describes workers, not the task.
     trusted = [
         (source, answer)
         for source, answer in told
-        if source.kind is Kind.PROCESS or not any(_differ(answer, other) for other in of_process)
+        if not source.is_of_place or not any(_differ(answer, other) for other in of_process)
     ]
     for answer in (*of_process, *(answer for _, answer in trusted)):
         if isinstance(answer, KerasdistError):

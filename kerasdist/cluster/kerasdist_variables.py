@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from kerasdist.cluster import addresses
-from kerasdist.cluster.source import Kind, Membership, Source, Variables
+from kerasdist.cluster.source import Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
@@ -67,8 +67,8 @@ def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
         )
     if not any(re.search(r":\d+$", entry) for entry in entries):  # hosts alone
         return len(entries), (), addresses.join(entries[0].strip("[]"), addresses.DEFAULT_PORT)
-    place = place_of(ClusterSpec({"worker": entries}), "worker", 0, WORKERS)
-    return len(entries), place.addresses, addresses.coordinator_of(place.addresses, WORKERS)
+    _, listed = place_of(ClusterSpec({"worker": entries}), "worker", 0, WORKERS)
+    return len(entries), listed, addresses.coordinator_of(listed, WORKERS)
 
 
 def is_independent(environ: Mapping[str, str] | None) -> bool:
@@ -109,7 +109,6 @@ def refuse_another_number(environ: Mapping[str, str] | None, count: int, source:
 
 SOURCE = Source(
     name="KERASDIST",
-    kind=Kind.PROCESS,
     needed=(RANK,),
     others=(WORKERS, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
     read=read,

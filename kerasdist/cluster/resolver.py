@@ -114,7 +114,6 @@ class ClusterResolver(ABC):
         """
         from kerasdist.backends import registry  # imported here, since it imports Keras
 
-        del config_proto
         place = self.membership()
         if (task_type or place.task_type, place.task_id if task_id is None else task_id) != (
             place.task_type,

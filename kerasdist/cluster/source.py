@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,16 +75,6 @@ class Membership:
     def is_chief(self) -> bool:
         """Whether this process writes the files: it has rank 0."""
         return self.rank == 0
-
-
-class Kind(enum.Enum):
-    """What a source describes."""
-
-    PROCESS = "process"
-    """Of this very process: the program that set the variables started it, or gave it its rank."""
-
-    PLACE = "place"
-    """Of a task or pod, in which a launcher may have started several processes."""
 
 
 @final
@@ -181,14 +170,11 @@ class Variables:
         self, cluster: ClusterSpec, task_type: str, task_id: int, coordinator: str | None = None
     ) -> Membership:
         """Returns the place of a task in a cluster, at whose addresses other programs listen."""
-        place = place_of(cluster, task_type, task_id, self._source)
+        rank, listed = place_of(cluster, task_type, task_id, self._source)
         if coordinator is None:
-            beside = addresses.coordinator_of(place.addresses, self._source)
-            coordinator = self.coordinator(beside)
-        count = len(place.addresses)
-        return Membership(
-            task_type, task_id, place.rank, count, place.addresses, coordinator, self._source
-        )
+            coordinator = self.coordinator(addresses.coordinator_of(listed, self._source))
+        count = len(listed)
+        return Membership(task_type, task_id, rank, count, listed, coordinator, self._source)
 
 
 @final
@@ -198,19 +184,21 @@ class Source:
 
     Attributes:
         name: Its name, for messages.
-        kind: What it describes.
         needed: The environment variables without which it is absent.
         others: The others that it is read from.
         read: Reads them.
         hint: How to set the coordinator, where the source may not know it.
+        is_of_place: Whether it describes a task or pod, in which a launcher may have started
+            several processes; else the program that set the variables has started this very
+            process, or given it its rank.
     """
 
     name: str
-    kind: Kind
     needed: tuple[str, ...]
     others: tuple[str, ...]
     read: Callable[[Variables], Membership | Absent]
     hint: str = f"Set {addresses.COORDINATOR_VARIABLE}=host:port on every worker."
+    is_of_place: bool = False
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from kerasdist.cluster import addresses, kerasdist_variables
-from kerasdist.cluster.source import Absent, Kind, Membership, Source, Variables
+from kerasdist.cluster.source import Absent, Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
@@ -105,7 +105,7 @@ def _read_keras(variables: Variables) -> Membership | Absent:
             f"Expected the address of each of {count} processes, or of the first alone. Received: "
             f"{_KERAS_ADDRESSES}={','.join(entries)!r}, {_KERAS_COUNT}={count}."
         )
-    listed = place_of(ClusterSpec({"worker": entries}), "worker", 0, _KERAS_ADDRESSES).addresses
+    _, listed = place_of(ClusterSpec({"worker": entries}), "worker", 0, _KERAS_ADDRESSES)
     coordinator = addresses.coordinator_of(listed, _KERAS_ADDRESSES)
     known = listed if len(entries) == count else ()
     return variables.worker(rank, count, coordinator, addresses=known)
@@ -263,25 +263,22 @@ def _address_of_first_pod(variables: Variables, rank: int) -> str:
 
 
 # First the variables without which a source is absent.
-TF_CONFIG = Source(_TF_CONFIG, Kind.PROCESS, (_TF_CONFIG,), (), _read_tf_config)
+TF_CONFIG = Source(_TF_CONFIG, (_TF_CONFIG,), (), _read_tf_config)
 TORCHRUN = Source(
     "torchrun",
-    Kind.PROCESS,
     ("RANK", "WORLD_SIZE"),
     ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _read_torchrun,
 )
 KERAS = Source(
     "KERAS_DISTRIBUTION",
-    Kind.PROCESS,
     (_KERAS_RANK,),
     (_KERAS_ADDRESSES, _KERAS_COUNT),
     _read_keras,
 )
-JAX = Source("JAX", Kind.PROCESS, (_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK), (), _read_jax)
+JAX = Source("JAX", (_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK), (), _read_jax)
 SLURM = Source(
     "Slurm",
-    Kind.PLACE,
     ("SLURM_JOB_ID",),
     (
         *("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
@@ -289,10 +286,10 @@ SLURM = Source(
         *("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
     ),
     _read_slurm,
+    is_of_place=True,
 )
 OPEN_MPI = Source(
     "Open MPI",
-    Kind.PROCESS,
     ("OMPI_COMM_WORLD_RANK",),
     (
         *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -303,19 +300,22 @@ OPEN_MPI = Source(
 )
 PMI = Source(
     "PMI",
-    Kind.PROCESS,
     ("PMI_RANK", "PMI_SIZE"),
     (*_PMI_LOCAL_RANK, *_PMI_LOCAL_WORKERS, *_PMI_JOB),
     _read_pmi,
     f"Start with mpirun -genv {addresses.COORDINATOR_VARIABLE} host:{addresses.DEFAULT_PORT}",
 )
 SKYPILOT = Source(
-    "SkyPilot", Kind.PLACE, (_SKY_RANK, _SKY_ADDRESSES), (_SKY_COUNT, _SKY_TASK), _read_skypilot
+    "SkyPilot",
+    (_SKY_RANK, _SKY_ADDRESSES),
+    (_SKY_COUNT, _SKY_TASK),
+    _read_skypilot,
+    is_of_place=True,
 )
 KUBERNETES = Source(
     "Kubernetes",
-    Kind.PLACE,
     (_INDEX,),
     (kerasdist_variables.WORKERS, _SERVICE, "HOSTNAME"),
     _read_kubernetes,
+    is_of_place=True,
 )

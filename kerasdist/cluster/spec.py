@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast, final
 
 from kerasdist.cluster import addresses
@@ -150,17 +149,10 @@ def _addresses(job: str, tasks: object) -> tuple[str | None, ...]:
     return tuple(None if address is None else str(address) for address in addresses)
 
 
-@final
-@dataclass(frozen=True)
-class Place:
-    """A task's rank, and the addresses of all ranks."""
-
-    rank: int
-    addresses: tuple[str, ...]
-
-
-def place_of(cluster: ClusterSpec, task_type: str, task_id: int, source: str) -> Place:
-    """Returns the rank of a task: the chief first, then the workers."""
+def place_of(
+    cluster: ClusterSpec, task_type: str, task_id: int, source: str
+) -> tuple[int, tuple[str, ...]]:
+    """Returns the rank of a task, and the addresses by rank: the chief first, then the workers."""
     refused = task_type if task_type in _INSTEAD else "ps" if "ps" in cluster.jobs else None
     if refused is not None:
         raise UnsupportedError(
@@ -195,4 +187,4 @@ def place_of(cluster: ClusterSpec, task_type: str, task_id: int, source: str) ->
             f"Expected every task at an address of its own, from {source}. "
             f"Received: {repeated[0]!r} more than once, in cluster={cluster.as_dict()}."
         )
-    return Place(task_id + (sizes.get("chief", 0) if task_type == "worker" else 0), listed)
+    return task_id + (sizes.get("chief", 0) if task_type == "worker" else 0), listed

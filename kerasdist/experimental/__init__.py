@@ -39,10 +39,9 @@ def preempt(
     """
 
     def asked(number: int, frame: object) -> None:
-        del frame
         if not backup.ask_to_leave():
             raise SystemExit(128 + number)
 
     for number in signals:
         signal.signal(number, asked)
-    backup.listen()
+    backup.listens = True

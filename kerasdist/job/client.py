@@ -15,8 +15,8 @@ from kerasdist.errors import DisagreementError, JobError, WorkerLostError
 from kerasdist.job import handshake, protocol
 from kerasdist.job.comparison import MAX_CHANGES, Report
 from kerasdist.job.listening import address_in
+from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import Credentials
-from kerasdist.job.timeouts import Timeouts
 
 _INTERRUPTED = "interrupted"
 _LEFT_EARLY = "left early"

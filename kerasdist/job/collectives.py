@@ -7,17 +7,16 @@ whichever thread that is; workers then compare digests of what they have recorde
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, final
+from typing import final
 
 from kerasdist.errors import JobError
 
@@ -29,7 +28,7 @@ STEPS = 50
 # How many collectives a worker reports as its last ones.
 _REPORTED = 3
 
-_ADVICE = (
+ADVICE = (
     "All workers must issue the same collectives in the same order, so the first that differs is "
     "under a condition that is not the same on all of them. Of each the message shows what is sent "
     "and how, the function of kerasdist, and the line of your code."
@@ -43,22 +42,6 @@ _GENERATED = ("__autograph_generated", "torchinductor")
 
 # The code of a thread that waits while this one issues its collectives.
 _place: ContextVar[str] = ContextVar("_place", default="")
-
-
-class Meetings(Protocol):
-    """What a `Job` offers to compare facts."""
-
-    def all_have_one(self, label: str, value: object) -> bool:
-        """Returns whether the values of all workers are equal."""
-        ...
-
-    def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
-        """Returns what the chief chooses of all workers' values."""
-        ...
-
-    def assert_equal(self, label: str, facts: Mapping[str, object], advice: str) -> None:
-        """Raises DisagreementError if facts differ by worker."""
-        ...
 
 
 def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | None:
@@ -78,19 +61,17 @@ def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | No
 
 @final
 class CollectiveLog:
-    """The collectives of this worker since workers last compared theirs."""
+    """The collectives of this worker since workers last compared theirs.
+
+    Attributes:
+        taken: How many were compared before.
+    """
 
     def __init__(self) -> None:
         """Starts empty."""
         self._lock = threading.Lock()
-        self._compared = 0
+        self.taken = 0
         self._entries: list[str] = []
-        self._digests = [""]  # of so many first entries
-
-    @property
-    def count(self) -> int:
-        """How many collectives this worker has recorded."""
-        return self._compared + len(self._entries)
 
     def record(self, kind: str, what: str) -> None:
         """Records a collective that is about to start.
@@ -105,42 +86,20 @@ class CollectiveLog:
         """Records a collective that was described before."""
         with self._lock:
             self._entries.append(entry)
-            own = hashlib.blake2b(f"{self._digests[-1]}{entry}".encode(), digest_size=16)
-            self._digests.append(own.hexdigest())
 
     def last(self) -> list[str]:
         """Returns the last collectives with their numbers."""
         with self._lock:
-            entries, compared = self._entries[-_REPORTED:], self._compared
-            first = compared + len(self._entries) - len(entries) + 1
+            entries = self._entries[-_REPORTED:]
+            first = self.taken + len(self._entries) - len(entries) + 1
         return [f"number {first + index}: {entry}" for index, entry in enumerate(entries)]
 
-    def compare(self, job: Meetings, when: str) -> None:
-        """Raises DisagreementError if workers have not issued the same. All workers must call it.
-
-        They exchange digests alone, of the whole log and then of halves, until the first collective
-        that differs is known.
-        """
+    def take(self) -> tuple[int, list[str]]:
+        """Returns how many collectives were taken before, and those since then."""
         with self._lock:
-            entries, digests, before = self._entries, self._digests, self._compared
-            self._entries, self._digests = [], [""]
-            self._compared += len(entries)
-        label = f"recorded collectives before {when}"
-        if job.all_have_one(label, digests[-1]):
-            return
-        longest: int = job.choose(label, len(entries), max)
-        self._compared = before + longest
-        same, other = 0, longest
-        while other - same > 1:
-            middle = (same + other) // 2
-            own = digests[middle] if middle <= len(entries) else f"the end at {len(entries)}"
-            if job.all_have_one(label, own):
-                same = middle
-            else:
-                other = middle
-        own = entries[other - 1] if other <= len(entries) else f"none, only {len(entries)} so far"
-        facts = {f"collective {before + other}": own}
-        job.assert_equal(f"collectives before {when}", facts, _ADVICE)
+            before, entries = self.taken, self._entries
+            self.taken, self._entries = before + len(entries), []
+        return before, entries
 
 
 def described(kind: str, what: str) -> str:

@@ -6,7 +6,6 @@ No step waits for the sizes: each sign of life tells the chief the batches of a 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -135,30 +134,19 @@ class BatchHistory:
             stretch.changes.append((stretch.steps, str(form)))
         stretch.steps += 1  # last, so that a report never lacks the form of a step it counts
 
-    def runs(self) -> list[list[Any]]:
-        """Returns the forms, each with the number of consecutive steps that had it."""
-        stretch = self._stretch
-        begins = [at for at, _ in stretch.changes]
-        ends = [*begins[1:], stretch.steps]
-        return [
-            [end - begin, form]
-            for begin, end, (_, form) in zip(begins, ends, stretch.changes, strict=False)
-        ]
-
-    def end(self) -> list[list[Any]]:
-        """Returns the forms, as `runs`, and reports that no further step comes before `clear`."""
+    def end(self) -> dict[str, Any]:
+        """Reports that no further step comes before `clear`; returns the report."""
         self._stretch.ended = True
-        return self.runs()
+        return self.report()
 
     def report(self) -> dict[str, Any]:
         """Returns the forms as JSON, with the number of calls of `clear` before."""
         stretch = self._stretch
+        ended = stretch.ended  # first, so that no step is missing at the end
         steps, changes = stretch.steps, stretch.changes[:]
-        ended = stretch.ended
-        found = {"stretch": stretch.number, "steps": steps, "changes": changes, "ended": ended}
-        if self._count_begun is not None:
-            found["begun"] = self._count_begun() - stretch.begun_before
-        return found
+        begun = steps if self._count_begun is None else self._count_begun() - stretch.begun_before
+        found = {"stretch": stretch.number, "steps": steps, "begun": begun, "changes": changes}
+        return {**found, "ended": ended}
 
     def clear(self) -> None:
         """Forgets all forms seen so far."""
@@ -202,23 +190,11 @@ ADVICE = (
 def check_report(report: Report) -> None:
     """Raises TypeError or ValueError if a report is not of the form that `came_apart` reads."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
-    numbers = [report["stretch"], report["steps"], _begun(report), *steps]
+    numbers = [report["stretch"], report["steps"], report["begun"], *steps]
     if any(type(number) is not int for number in numbers):
         raise TypeError(f"batches={report!r}")
     if len(steps) < len(report["changes"]) or (report["steps"] and steps[:1] != [0]):
         raise ValueError(f"batches={report!r}")
-
-
-def first_difference(everyone: Sequence[Sequence[Sequence[Any]]]) -> tuple[int, list[Any]]:
-    """Returns the first step, from 1, at which batches differed, and the form on each worker."""
-    forms = [
-        itertools.chain.from_iterable(itertools.repeat(form, count) for count, form in runs)
-        for runs in everyone
-    ]
-    for step, now in enumerate(itertools.zip_longest(*forms), 1):
-        if len(set(now)) > 1:
-            return step, list(now)
-    raise AssertionError("the runs are equal")
 
 
 def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str | None:
@@ -229,32 +205,27 @@ def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str |
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
         return None
-    ended = min((_begun(one) for one in known if one.get("ended")), default=None)
-    if ended is not None and ended < max(_begun(one) for one in known):
-        # The one waits for the next step, in a collective, the other for the end of the epoch.
-        places = [_place(one, ended) for one in known]
-        return described_difference([{f"batch {ended + 1}": place} for place in places])
     steps = min(one["steps"] for one in known) - (0 if idle else STEPS_BEYOND)
     changes = [tuple((at, form) for at, form in one["changes"] if at < steps) for one in known]
     kinds = set(changes)
     had_by = Counter(change for kind in kinds for change in kind)
     apart = [at for (at, _), count in had_by.items() if count < len(kinds)]
-    if not apart:
+    if apart:
+        first = min(apart)
+        forms = [next(form for at, form in reversed(one) if at <= first) for one in changes]
+        return described_difference([{f"batch {first + 1}": form} for form in forms])
+    ended = min((one["begun"] for one in known if one.get("ended")), default=None)
+    if ended is None or ended == max(one["begun"] for one in known):
         return None
-    first = min(apart)
-    forms = [next(form for at, form in reversed(one) if at <= first) for one in changes]
-    return described_difference([{f"batch {first + 1}": form} for form in forms])
+    # The one waits for the next step, in a collective, the other for the end of the epoch.
+    places = [_place(one, ended) for one in known]
+    return described_difference([{f"batch {ended + 1}": place} for place in places])
 
 
 def _place(report: Report, ended: int) -> str:
-    if _begun(report) > ended:
-        return f"trains on batch {_begun(report)}"
+    if report["begun"] > ended:
+        return f"trains on batch {report['begun']}"
     return "none, at the end of its data" if report.get("ended") else "not read yet"
-
-
-def _begun(report: Report) -> int:
-    """Returns how many batches steps have read, where these are not counted before a step."""
-    return report.get("begun", report["steps"])
 
 
 # The figures that show it, the better one first: a step's time without waits for other workers, and

@@ -31,8 +31,8 @@ from kerasdist.job.comparison import (
 )
 from kerasdist.job.handshake import Gate, read
 from kerasdist.job.interruption import CTRL_C
+from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import Credentials
-from kerasdist.job.timeouts import Timeouts
 
 CHIEF = 0
 MAIN = "main"
@@ -398,7 +398,7 @@ class Coordinator:
             return
         meeting.add(member.rank, value)
         if meeting.size > protocol.MAX_BYTES:
-            self._fail_too_large(member, meeting)
+            self._fail_too_large(meeting)
         elif len(meeting.sent) == self._workers:
             del self._meetings[key]
             self._conclude(channel, number, meeting)
@@ -455,7 +455,6 @@ class Coordinator:
                 absent = [rank for rank in range(self._workers) if rank not in self._members]
                 self._fail(
                     "lost",
-                    absent[0],
                     f"{named_workers(absent)} of {self._workers} did not come within "
                     f"{limits.join:g} s. Look for an error in their logs, start them, or give them "
                     "more time (KERASDIST_JOIN_TIMEOUT)",
@@ -482,7 +481,6 @@ class Coordinator:
         if save is not None:
             self._fail(
                 "lost",
-                CHIEF,
                 f"worker {CHIEF} did not save {save.path!r} within {self._timeouts.meeting:g} s, "
                 f"for which worker {save.rank} waited ({named_places(self._doing([CHIEF]))}). "
                 "Raise KERASDIST_MEETING_TIMEOUT if it needs so long",
@@ -496,7 +494,6 @@ class Coordinator:
         last = min(self._members.values(), key=lambda one: one.step)
         self._fail(
             "lost",
-            last.rank,
             f"no worker has begun a step for {self._timeouts.meeting:g} s "
             f"({named_places(self._doing(one.rank for one in busy))}); the last is {last.name}. "
             "If a step takes that long, raise KERASDIST_MEETING_TIMEOUT",
@@ -511,7 +508,6 @@ class Coordinator:
         if said is not None:
             self._fail(
                 "disagree",
-                CHIEF,
                 f"the workers do not train on the same batches: {said}. {ADVICE}",
             )
 
@@ -519,7 +515,6 @@ class Coordinator:
         absent = [rank for rank in range(self._workers) if rank not in meeting.sent]
         self._fail(
             "lost",
-            absent[0],
             f"{named_workers(absent)} did not come to {meeting.label!r} within "
             f"{self._timeouts.meeting:g} s, where {named_workers(sorted(meeting.sent))} waited "
             f"({named_places(self._doing(absent))}). All workers must run the same script; raise "
@@ -537,18 +532,15 @@ class Coordinator:
 
     def _fail_apart(self, member: Member, label: str, meeting: Meeting) -> None:
         places = {**meeting.places, member.rank: f"at {label!r}"}
-        first = min(places)
         self._fail(
             "disagree",
-            min(rank for rank in places if places[rank] != places[first]),
             f"the workers have come apart: {named_places(places)}. All of them must run the same "
             "script with the same number of batches",
         )
 
-    def _fail_too_large(self, member: Member, meeting: Meeting) -> None:
+    def _fail_too_large(self, meeting: Meeting) -> None:
         self._fail(
             "too large",
-            member.rank,
             f"the values of {len(meeting.sent)} workers at {meeting.label!r} come to "
             f"{meeting.size} bytes, and {protocol.MAX_BYTES} are the limit. Exchange digests or "
             "small facts; tensors go by the collectives of the framework",
@@ -561,12 +553,12 @@ class Coordinator:
             self._fail_lost(member.rank, why)
 
     def _fail_lost(self, rank: int, why: str, kind: str = "lost") -> None:
-        self._fail(kind, rank, f"{self._members[rank].name} is lost: {why}")
+        self._fail(kind, f"{self._members[rank].name} is lost: {why}")
 
-    def _fail(self, kind: str, rank: int, why: str) -> None:
+    def _fail(self, kind: str, why: str) -> None:
         if not self._failed:
             self._failed = True
-            self._tell_all({"type": "failure", "kind": kind, "rank": rank, "why": why})
+            self._tell_all({"type": "failure", "kind": kind, "why": why})
             self._told.set()
 
     def _tell_all(self, message: object) -> None:

@@ -34,16 +34,8 @@ _NONCE_BYTES = 32
 _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
 
-class OtherJobError(ConnectionError):
-    """The chief of another job answers at the chief's address."""
-
-
 class RefusedError(Exception):
-    """The chief refuses a peer; the message is the reason."""
-
-    def __init__(self, why: str, *, peer_speaks: bool = True) -> None:
-        super().__init__(why)
-        self.peer_speaks = peer_speaks
+    """The chief refuses a peer that speaks its protocol; the message is the reason."""
 
 
 def challenge(mine: Credentials) -> Message:
@@ -66,7 +58,7 @@ def answer(asked: object, mine: Credentials) -> Message:
             f"{protocol.VERSION} here, {asked.get('protocol')!r} on the chief. Install one version."
         )
     if asked["job"] != mine.job_id:
-        raise OtherJobError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
+        raise ConnectionError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
     if asked["secret"] != (mine.secret is not None):
         with_, without = ("chief", "worker") if asked["secret"] else ("worker", "chief")
         raise JobError(
@@ -83,12 +75,7 @@ def answer(asked: object, mine: Credentials) -> Message:
 
 def reply(asked: Message, answered: object, mine: Credentials) -> Message:
     """Returns the chief's reply to a worker's answer."""
-    if isinstance(answered, dict) and answered.get("type") == "hello":
-        raise RefusedError(f"it runs another kerasdist, not protocol {protocol.VERSION}")
-    try:
-        answered = _checked(answered, "answer", {"nonce": str, "digest": str})
-    except ConnectionError as error:
-        raise RefusedError(str(error), peer_speaks=False) from error
+    answered = _checked(answered, "answer", {"nonce": str, "digest": str})
     expected = _digest(mine, _WORKER, asked["nonce"], answered["nonce"])
     if not _equal(answered["digest"], expected):
         raise RefusedError(f"its {SECRET} is not the one of this job")
@@ -179,8 +166,7 @@ class Gate:
             async with asyncio.timeout(SECONDS):
                 await self._check(reader, writer)
         except RefusedError as error:
-            if error.peer_speaks:
-                writer.write(protocol.packed({"type": "refused", "why": str(error)}))
+            writer.write(protocol.packed({"type": "refused", "why": str(error)}))
             self._report(writer, str(error))
         except TimeoutError:
             self._report(writer, f"it proved nothing within {SECONDS:g} s")

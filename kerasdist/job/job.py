@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import platform
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -25,12 +27,12 @@ from kerasdist.errors import (
 )
 from kerasdist.job import collectives, comparison, launcher, protocol
 from kerasdist.job.client import Client
-from kerasdist.job.coordinator import LEAVING, Coordinator
+from kerasdist.job.coordinator import LEAVING, MAIN, Coordinator
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
+from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import SECRET, credentials
-from kerasdist.job.timeouts import Timeouts
 
 _ADVICE = "All of them must run the same script in the same environment."
 
@@ -145,32 +147,45 @@ class Job:
         """Whether this worker writes the files."""
         return self.membership.is_chief
 
-    def all_gather_object(self, label: str, value: object, channel: str = "main") -> list[Any]:
+    def all_gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers, by rank.
 
-        All workers must call it with the same label, and on one channel in the same order. Equal
-        values travel once; where values differ, what all workers get grows with their number:
-        `compare_objects`, `gather_object` and `broadcast_object` send less.
+        All workers must call it with the same label, and in the same order. Equal values travel
+        once; where values differ, what all workers get grows with their number: `compare_objects`,
+        `gather_object` and `broadcast_object` send less.
         """
-        return self._meet(channel, label, value)
+        return self._meet(label, value)
 
     def compare_objects(self, label: str, value: object) -> list[int]:
         """Returns a number for each worker, by rank: the same for those whose values are equal.
 
         The chief's is 0. All workers must call it.
         """
-        return self._meet("main", label, value, protocol.NUMBERS)
+        return self._meet(label, value, protocol.NUMBERS)
 
     def all_have_one(self, label: str, value: object) -> bool:
         """Returns whether the values of all workers are equal. All workers must call it."""
         return len(set(self.compare_objects(label, value))) == 1
+
+    def first_difference(self, label: str, own: Sequence[str]) -> int | None:
+        """Returns the first place at which sequences differ by worker, None if none does.
+
+        All workers must call it. They send a digest; if the digests differ, the chief sends a
+        checksum of each member, and each worker where it has another one.
+        """
+        sums = [zlib.crc32(one.encode()) for one in own]
+        if self.all_have_one(label, comparison.digest(sums)):
+            return None
+        pairs = itertools.zip_longest(sums, self.broadcast_object(f"the chief's {label}", sums))
+        apart = (at for at, (one, chiefs) in enumerate(pairs) if one != chiefs)
+        return self.choose(f"where {label} differ", next(apart, len(own)), min)
 
     def gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers on the chief, an empty list on the others.
 
         All workers must call it.
         """
-        return self._meet("main", label, value, protocol.FOR_CHIEF)
+        return self._meet(label, value, protocol.FOR_CHIEF)
 
     def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
         """Returns what the chief chooses of all workers' values. All workers must call it.
@@ -181,10 +196,10 @@ class Job:
         own = choose(everyone) if self.is_chief else None
         return self.broadcast_object(f"what the chief chooses of {label}", own)
 
-    def broadcast_object(self, label: str, value: object, channel: str = "main") -> Any:
+    def broadcast_object(self, label: str, value: object) -> Any:
         """Returns the chief's value. All workers must call it."""
         own = value if self.is_chief else None
-        return self._meet(channel, label, own)[0]
+        return self._meet(label, own)[0]
 
     def meets_here(self, wants: bool) -> bool:
         """Returns whether all workers meet here, as one of them `wants` it here or before.
@@ -196,7 +211,7 @@ class Job:
         return self._client.meets_here(wants)
 
     def _meet(
-        self, channel: str, label: str, value: object, wanted: str = protocol.ALL
+        self, label: str, value: object, wanted: str = protocol.ALL, channel: str = MAIN
     ) -> list[Any]:
         self.check()
         with self._lock:
@@ -278,8 +293,16 @@ class Job:
 
     def compare_collectives(self, when: str) -> None:
         """Raises DisagreementError if recorded collectives differ. All workers must call it."""
-        if self.collectives is not None:
-            self.collectives.compare(self, when)
+        if self.collectives is None:
+            return
+        before, entries = self.collectives.take()
+        label = f"collectives before {when}"
+        at = self.first_difference(label, entries)
+        if at is None:
+            return
+        self.collectives.taken = self.choose(f"number of {label}", self.collectives.taken, max)
+        own = entries[at] if at < len(entries) else f"none, only {len(entries)} so far"
+        self.assert_equal(label, {f"collective {before + at + 1}": own}, collectives.ADVICE)
 
     def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
         """Sends the batches of this worker to the chief, with each sign of life."""
@@ -344,7 +367,7 @@ class Job:
             self._monitor.fail(*self._failing_exit)
             return
         try:
-            self.all_gather_object("end of the script", self._client.step, channel=LEAVING)
+            self._meet("end of the script", self._client.step, channel=LEAVING)
             self.compare_collectives("the end of the script")
         except JobError as error:
             if self._client.left_early:

@@ -159,8 +159,7 @@ def parsed(text: str, folder: Path) -> ProfiledSteps:
     return ProfiledSteps(int(match[1]), int(match[2]), folder)
 
 
-def wanted(environ: Mapping[str, str] | None = None) -> ProfiledSteps | None:
+def wanted(environ: Mapping[str, str] = os.environ) -> ProfiledSteps | None:
     """Returns the steps that this worker is to profile, None if none."""
-    environ = os.environ if environ is None else environ
     text = environ.get(PROFILED)
     return parsed(text, Path(environ.get(PROFILE_FOLDER, "."))) if text else None

@@ -37,9 +37,8 @@ class Credentials:
     job_id: str = ""
 
 
-def credentials(environ: Mapping[str, str] | None = None) -> Credentials:
+def credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
     """Reads the job's secret and name."""
-    environ = os.environ if environ is None else environ
     secret = environ.get(SECRET, "").strip().encode()
     path = environ.get(SECRET_FILE)
     if not secret and path:
@@ -48,22 +47,17 @@ def credentials(environ: Mapping[str, str] | None = None) -> Credentials:
 
 
 def _content(path: Path) -> bytes:
+    wrong = (
+        f"Expected {SECRET_FILE} to name a file that holds the job's secret, readable by its owner "
+        f"alone. Received: {SECRET_FILE}={str(path)!r}"
+    )
     try:
         mode = path.stat().st_mode
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise JobError(
-            f"Expected {SECRET_FILE} to name a file that holds the job's secret. Received: "
-            f"{SECRET_FILE}={str(path)!r}: {error.strerror}."
-        ) from error
+        raise JobError(f"{wrong}: {error.strerror}.") from error
     if mode & _READABLE_BY_OTHERS:
-        raise JobError(
-            f"Expected the file that {SECRET_FILE} names to be readable by its owner alone. "
-            f"Received: {str(path)!r} with mode {stat.S_IMODE(mode):o}. Run: chmod 600 {path}"
-        )
+        raise JobError(f"{wrong}, with mode {stat.S_IMODE(mode):o}. Run: chmod 600 {path}")
     if not secret:
-        raise JobError(
-            f"Expected {SECRET_FILE} to name a file that holds the job's secret. Received: "
-            f"{str(path)!r}, which is empty."
-        )
+        raise JobError(f"{wrong}, which is empty.")
     return secret

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
 from kerasdist._version import __version__
 from kerasdist.cluster import addresses
@@ -23,24 +21,6 @@ from kerasdist.launch import report
 from kerasdist.launch.job import run_job
 from kerasdist.launch.placement import counted
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
-
-_TYPE = re.compile(r" <[a-z\[\]]+>")
-_BRACES = re.compile(r"{([A-Z:]+)}")
-
-
-@final
-class _PlainCommand(TyperCommand):
-    """A command whose help says ``SCRIPT``; typer writes ``{SCRIPT}`` and ``SCRIPT <str>``."""
-
-    def get_help(self, ctx: Any) -> str:
-        """Returns the whole help."""
-        text = _BRACES.sub(r"\1", super().get_help(ctx))
-        return _TYPE.sub(lambda found: " " * len(found[0]), text)
-
-    def get_usage(self, ctx: Any) -> str:
-        """Returns the line of usage, which errors show too."""
-        return _BRACES.sub(r"\1", super().get_usage(ctx))
-
 
 # Everything after the script's name is passed on to the script.
 _SCRIPTS_OWN = {"allow_interspersed_args": False, "ignore_unknown_options": False}
@@ -88,7 +68,6 @@ def kerasdist(
     ] = False,
 ) -> None:
     """Distributed training for Keras 3: start, plan, check and measure jobs."""
-    del version
 
 
 @contextlib.contextmanager
@@ -102,7 +81,6 @@ def _errors(exit_code: int) -> Generator[None]:
 
 
 @app.command(
-    cls=_PlainCommand,
     short_help="Start a script as several workers.",
     context_settings=_SCRIPTS_OWN,
 )
@@ -214,7 +192,7 @@ def run(
         raise typer.Exit(run_job(spec).exit_code)
 
 
-@app.command(cls=_PlainCommand, short_help="Add this machine to a job that is running.")
+@app.command(short_help="Add this machine to a job that is running.")
 def join(
     launcher: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run says, with --join-port.")
@@ -259,7 +237,7 @@ def info(*, json: AsJson = False) -> None:
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
-@app.command(cls=_PlainCommand, short_help="Predict memory and time on accelerators.")
+@app.command(short_help="Predict memory and time on accelerators.")
 def plan(
     script: Annotated[
         str,
@@ -378,9 +356,7 @@ def doctor(*, hosts: Hosts = None, json: AsJson = False) -> None:
         raise typer.Exit(0 if doctor(_listed(hosts), as_json=json) else 1)
 
 
-@app.command(
-    cls=_PlainCommand, short_help="Measure how training scales here.", context_settings=_SCRIPTS_OWN
-)
+@app.command(short_help="Measure how training scales here.", context_settings=_SCRIPTS_OWN)
 def bench(
     script: Annotated[
         str | None,

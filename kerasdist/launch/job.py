@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
-from typing import Protocol, final
+from typing import final
 
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
@@ -30,9 +30,9 @@ from kerasdist.launch.elastic.slots import ElasticSlots
 from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, counted, place
-from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
+from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec
 from kerasdist.launch.start import begin, memory_of, run_on
-from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Waiting
+from kerasdist.launch.worker import Event, Exited, Held, Screen, Signalled, Waiting
 
 SETTLE_SECONDS = 0.5
 """How long to wait, after a failure, for others that fail by themselves at the same moment."""
@@ -52,38 +52,6 @@ OUTPUT_SECONDS = 2.0
 
 # For other machines, to remove what the job has left in their memory.
 _CLEANING_SECONDS = 10.0
-
-
-class Held(Protocol):
-    """A worker that has started, as an attempt sees it; `kerasdist.launch.worker.Worker` is one."""
-
-    @property
-    def rank(self) -> int:
-        """The worker's number."""
-        ...
-
-    @property
-    def running(self) -> bool:
-        """Whether the worker has not ended yet."""
-        ...
-
-    @property
-    def exit_code(self) -> int:
-        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
-        ...
-
-    def stop(self, number: int) -> None:
-        """Passes a signal on to the worker."""
-
-    def kill(self) -> None:
-        """Ends the worker at once."""
-
-    def kill_supervisor(self) -> None:
-        """Ends the worker's supervisor, if it did not end the worker."""
-
-    def ending(self, deadline: float) -> WorkerExit:
-        """Returns how the worker has ended; waits for its output until `deadline`."""
-        ...
 
 
 @final

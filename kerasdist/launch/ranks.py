@@ -15,7 +15,6 @@ import signal
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -25,11 +24,11 @@ from kerasdist.job import interruption
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import current_job
 from kerasdist.launch import report
-from kerasdist.launch.job import Attempt, Held
+from kerasdist.launch.job import Attempt
 from kerasdist.launch.placement import place
-from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec, WorkerExit
+from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
 from kerasdist.launch.start import begin_others
-from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Worker
+from kerasdist.launch.worker import Event, Held, Screen, Signalled, ThisProcess, Worker
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib", "scripts"))
 
@@ -74,67 +73,6 @@ def why_not_unasked() -> str | None:
 
 
 @final
-class _ThisProcess:
-    """Rank 0, as an attempt sees a worker.
-
-    Attributes:
-        told_to_stop: Whether the attempt has told it to stop.
-    """
-
-    rank = 0
-
-    def __init__(self, events: queue.SimpleQueue[Event]) -> None:
-        self._events = events
-        self._began = time.monotonic()
-        self._seconds = 0.0
-        self._code: int | None = None
-        self._lock = threading.Lock()
-        self._killed = False
-        self.told_to_stop = False
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended yet."""
-        return self._code is None
-
-    @property
-    def exit_code(self) -> int:
-        """Its exit code, as far as it is known; 0 otherwise."""
-        return self._code or 0
-
-    def end(self, code: int) -> None:
-        """Records that it ends."""
-        with self._lock:
-            if self._code is not None:
-                return
-            self._code, self._seconds = code, time.monotonic() - self._began
-        self._events.put(Exited(self.rank))
-
-    def stop(self, number: int) -> None:
-        """Handles a signal as the script would; SIGINT has reached the script already."""
-        if number == signal.SIGINT:
-            return
-        self.told_to_stop = True
-        if signal.getsignal(number) is signal.SIG_DFL:
-            self.end(128 + number)
-        else:
-            os.kill(os.getpid(), number)
-
-    def kill(self) -> None:
-        """Ends it at once."""
-        self.told_to_stop = self._killed = True
-        self.end(128 + signal.SIGKILL)
-
-    def kill_supervisor(self) -> None:
-        """Does nothing: it has no supervisor."""
-
-    def ending(self, deadline: float) -> WorkerExit:
-        """Returns how it ends."""
-        del deadline
-        return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())
-
-
-@final
 class Ranks:
     """The other workers of this script, on this machine, and this process as rank 0 of them."""
 
@@ -152,7 +90,7 @@ class Ranks:
         self._spec = JobSpec(command, len(devices), environment=variables)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._screen = Screen(is_scripts=True)
-        self._self = _ThisProcess(self._events)
+        self._self = ThisProcess(self._events)
         self._pid = os.getpid()
         self._result: AttemptResult | None = None
         self._others: list[Worker] = []

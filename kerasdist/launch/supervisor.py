@@ -203,7 +203,6 @@ def stand_in(connection: socket.socket) -> int:
 
 def pass_over(number: int, frame: FrameType | None) -> None:
     """Ignores a signal."""
-    del number, frame
 
 
 def cores() -> int:

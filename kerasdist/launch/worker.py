@@ -100,7 +100,6 @@ class LogFile:
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line."""
-        del prefix, stream, rank
         with contextlib.suppress(OSError, ValueError):  # a full disk, or it came too late
             self._file.write(f"{line}\n".encode())
 
@@ -304,7 +303,7 @@ class Worker:
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes a forked process's copy of the pipe: its end has the supervisor end the worker."""
+        """Closes this process's end of the pipe; without any the supervisor ends the worker."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -320,9 +319,7 @@ class Worker:
         lines = self._pump.last_lines(deadline)
         if self._log is not None:
             self._log.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self.let_go()
         return WorkerExit(
             rank=self.rank,
             exit_code=exit_code,
@@ -337,3 +334,67 @@ class Worker:
         self._process.wait()
         self._ended = time.monotonic()
         events.put(Exited(self.rank))
+
+
+@final
+class ThisProcess:
+    """Rank 0, as an attempt sees a worker.
+
+    Attributes:
+        told_to_stop: Whether the attempt has told it to stop.
+    """
+
+    rank = 0
+
+    def __init__(self, events: queue.SimpleQueue[Event]) -> None:
+        self._events = events
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._code: int | None = None
+        self._lock = threading.Lock()
+        self._killed = False
+        self.told_to_stop = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._code is None
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, as far as it is known; 0 otherwise."""
+        return self._code or 0
+
+    def end(self, code: int) -> None:
+        """Records that it ends."""
+        with self._lock:
+            if self._code is not None:
+                return
+            self._code, self._seconds = code, time.monotonic() - self._began
+        self._events.put(Exited(self.rank))
+
+    def stop(self, number: int) -> None:
+        """Handles a signal as the script would; SIGINT has reached the script already."""
+        if number == signal.SIGINT:
+            return
+        self.told_to_stop = True
+        if signal.getsignal(number) is signal.SIG_DFL:
+            self.end(128 + number)
+        else:
+            os.kill(os.getpid(), number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.told_to_stop = self._killed = True
+        self.end(128 + signal.SIGKILL)
+
+    def kill_supervisor(self) -> None:
+        """Does nothing: it has no supervisor."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how it ends."""
+        return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())
+
+
+Held = Worker | ThisProcess
+"""What an attempt has started."""

@@ -10,7 +10,7 @@ from kerasdist.api.options import require_choice
 from kerasdist.backends.base.interface import Backend
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, JOINED, MIRRORED
-from kerasdist.cluster.source import Absent, Kind
+from kerasdist.cluster.source import Absent
 from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE
 from kerasdist.core.devices import Device, parse_devices
 from kerasdist.core.user_warnings import warn_user
@@ -154,6 +154,6 @@ def _other_job() -> str | None:
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"
     for finding in detection.findings():
-        if finding.source.kind is Kind.PROCESS and not isinstance(finding.answer, Absent):
+        if not finding.source.is_of_place and not isinstance(finding.answer, Absent):
             return f"{finding.source.name} has started this process as a worker"
     return None

@@ -153,7 +153,7 @@ def flops(lab):
     for name in ("dense", "conv", "attention", "recurrent"):
         with lab.strategy().scope():
             model, products = network(name)
-        devices = mock.Mock(ReplicaSet, devices=[0] * lab.replicas, job=None)
+        devices = mock.Mock(ReplicaSet, devices=[0] * lab.replicas, num_workers=1)
         devices.device_kind.return_value = "Tesla V100-SXM2-32GB"
         found = telemetry.flops_of(model, devices)
         # A loop of TensorFlow's graph does not say how often it runs.
@@ -170,7 +170,7 @@ def utilization(lab):
     from kerasdist.training.binding import binding_of
 
     none = {"per_sample": None, "peak": None}
-    devices = mock.Mock(ReplicaSet, devices=[0], job=None)
+    devices = mock.Mock(ReplicaSet, devices=[0], num_workers=1)
     devices.device_kind.return_value = "TPU v5 lite"
     with lab.strategy().scope():
         of_any_length = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(1)])

@@ -15,7 +15,7 @@ from kerasdist.cluster.source import Membership
 from kerasdist.errors import DisagreementError, WorkerLostError
 from kerasdist.job.comparison import BatchHistory
 from kerasdist.job.job import Job
-from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.protocol import Timeouts
 
 LONG = 60.0
 HEARTBEAT, MEETING, JOIN = 2.0, 3.0, 4.0

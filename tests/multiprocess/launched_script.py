@@ -11,7 +11,7 @@ import time
 
 from kerasdist.cluster import detect
 from kerasdist.job.job import Job
-from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.protocol import Timeouts
 
 
 def exit_with_3():

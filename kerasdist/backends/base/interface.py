@@ -201,6 +201,8 @@ class ReplicaSet(abc.ABC):
         devices: The devices of this process, in the order of its replicas.
         options: How the replicas compute.
         job: The job whose workers hold the other replicas; None: there are no others.
+        rank: The number of this worker, 0 without a job.
+        num_workers: How many workers there are, 1 without a job.
         num_replicas: How many replicas there are, on all workers.
         local_replicas: The numbers of those in this process.
         is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
@@ -250,9 +252,9 @@ class ReplicaSet(abc.ABC):
         self.options = options
         self.job = job
         here = len(self.devices) // options.devices_per_replica
-        rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
-        self.num_replicas = workers * here
-        self.local_replicas = range(rank * here, (rank + 1) * here)
+        self.rank, self.num_workers = (0, 1) if job is None else (job.rank, job.num_workers)
+        self.num_replicas = self.num_workers * here
+        self.local_replicas = range(self.rank * here, (self.rank + 1) * here)
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
         self.first_batches = FirstBatches(
             job, wanted=options.check != "off", count_begun=count_begun

@@ -1,5 +1,7 @@
 """What callbacks and data sources remember, as JSON and arrays.
 
+A value has a form: JSON, but for NumPy arrays in it. A file has numbers in their places.
+
 Without pickle: reading a backup runs no code. Mutable values (lists, random generators, objects)
 are filled in place, so that other objects that hold them see the restored value.
 """
@@ -23,11 +25,13 @@ import ml_dtypes
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.agreement.results import checksum_of
 from kerasdist.backends import registry
 from kerasdist.callbacks.chief_only import DelegatingCallback
 from kerasdist.keras_compat import ops
 
 _TAG = "kind"
+_NUMBER = "number of an array"
 _DEPTH = 6
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -61,17 +65,14 @@ class HasStateDict(Protocol):
 
 @final
 class Encoder:
-    """Turns values into JSON forms and a list of arrays.
+    """Turns values into forms.
 
     Attributes:
-        arrays: The arrays that the forms name by number.
         lost: Place and type of each value that cannot be kept.
     """
 
-    def __init__(self, first: int = 0, leave_out: Sequence[object] = ()) -> None:
-        self.arrays: list[np.ndarray] = []
+    def __init__(self, leave_out: Sequence[object] = ()) -> None:
         self.lost: dict[str, str] = {}
-        self._first = first
         self._seen = {id(one) for one in leave_out}
         self._keep_alive: list[object] = list(leave_out)
 
@@ -82,7 +83,7 @@ class Encoder:
         if isinstance(value, np.generic | np.ndarray):
             return self._array(value, where)
         if isinstance(value, bytes):
-            return {**self._array(np.frombuffer(value, np.uint8), where), _TAG: "bytes"}
+            return {_TAG: "bytes", "value": np.frombuffer(value, np.uint8)}
         for kind in (list, tuple, set, frozenset, collections.deque):
             if type(value) is kind:
                 items = sorted(value, key=repr) if kind in (set, frozenset) else value
@@ -140,41 +141,42 @@ class Encoder:
             self.lost[where] = f"array of {array.dtype}"
             return SKIPPED
         kind = "scalar" if isinstance(value, np.generic) else "array"
-        return {_TAG: kind, "at": self._add(array)}
-
-    def _add(self, array: np.ndarray) -> int:
-        self.arrays.append(array)
-        return self._first + len(self.arrays) - 1
+        return {_TAG: kind, "value": array}
 
 
-def digests(values: Mapping[str, object], leave_out: Sequence[object]) -> dict[str, list[object]]:
-    """Returns for each value a short form that is equal for equal values."""
-    found: dict[str, list[object]] = {}
+def digests(values: Mapping[str, object], leave_out: Sequence[object]) -> dict[str, int]:
+    """Returns for each value a number that is equal for equal values."""
+    found: dict[str, int] = {}
     for name, value in values.items():
-        encoder = Encoder(leave_out=leave_out)
-        form = json.dumps(encoder.encode(value, name)).encode()
-        found[name] = [zlib.crc32(form), *map(_checksum, encoder.arrays)]
+        form = Encoder(leave_out).encode(value, name)
+        found[name] = zlib.crc32(json.dumps(form, default=_checksum).encode())
     return found
 
 
 def _checksum(array: np.ndarray) -> list[object]:
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return [array.dtype.name, list(array.shape), zlib.crc32(raw.data)]
+    return [array.dtype.name, list(array.shape), checksum_of(array)]
 
 
-def renumbered(form: object, first: int) -> Any:
-    """Returns a form whose arrays are numbered from `first`."""
-    if isinstance(form, list):
-        return [renumbered(one, first) for one in form]
-    if isinstance(form, dict):
-        return {
-            key: one + first if key == "at" and _TAG in form else renumbered(one, first)
-            for key, one in form.items()
-        }
-    return form
+def numbered(form: object, arrays: list[np.ndarray]) -> Any:
+    """Returns a form as JSON; its arrays are added to `arrays`, and numbers stand for them."""
+
+    def number(array: np.ndarray) -> dict[str, int]:
+        arrays.append(array)
+        return {_NUMBER: len(arrays) - 1}
+
+    return json.loads(json.dumps(form, default=number))
 
 
-def decode(form: object, arrays: Sequence[np.ndarray], current: object = None) -> Any:
+def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
+    """Returns the form of which `numbered` has made this one."""
+
+    def fill(one: dict[str, Any]) -> Any:
+        return arrays[one[_NUMBER]] if _NUMBER in one else one
+
+    return json.loads(json.dumps(form), object_hook=fill)
+
+
+def decode(form: object, current: object = None) -> Any:
     """Decodes a form; a mutable value is restored by filling the current one in place."""
     if not isinstance(form, dict):
         return form
@@ -182,38 +184,38 @@ def decode(form: object, arrays: Sequence[np.ndarray], current: object = None) -
     if kind == "skipped":
         return current
     if kind in ("array", "scalar"):
-        return _array(form, arrays)
+        return _array(form)
     if kind == "words":
         return np.array(form["items"], np.dtype(form["dtype"]))
     if kind == "bytes":
-        return arrays[form["at"]].tobytes()
+        return form["value"].tobytes()
     if kind == "dict":
-        return _dict(form, arrays, current)
+        return _dict(form, current)
     if kind in _CONTAINERS:
-        return _container(form, arrays, current)
-    return _restored(form, kind, arrays, current)
+        return _container(form, current)
+    return _restored(form, kind, current)
 
 
-def _array(form: Any, arrays: Sequence[np.ndarray]) -> Any:
-    array = arrays[form["at"]]
+def _array(form: Any) -> Any:
+    array = form["value"]
     return array[()] if form[_TAG] == "scalar" else array.copy()
 
 
-def _dict(form: Any, arrays: Sequence[np.ndarray], current: Any) -> Any:
+def _dict(form: Any, current: Any) -> Any:
     now = current if isinstance(current, dict) else {}
-    keys = [(decode(key, arrays), inner) for key, inner in form["items"]]
-    items = [(key, decode(inner, arrays, now.get(key))) for key, inner in keys]
+    keys = [(decode(key), inner) for key, inner in form["items"]]
+    items = [(key, decode(inner, now.get(key))) for key, inner in keys]
     now.clear()
     now.update(items)
     return now
 
 
-def _container(form: Any, arrays: Sequence[np.ndarray], current: Any) -> Any:
+def _container(form: Any, current: Any) -> Any:
     kind = _CONTAINERS[form[_TAG]]
     ordered = type(current) is kind and kind in (list, tuple, collections.deque)
     now = list(current) if ordered else []
     now += [None] * (len(form["items"]) - len(now))
-    items = [decode(one, arrays, at) for one, at in zip(form["items"], now, strict=False)]
+    items = [decode(one, at) for one, at in zip(form["items"], now, strict=False)]
     if type(current) is list:
         current[:] = items
         return current
@@ -224,38 +226,38 @@ def _container(form: Any, arrays: Sequence[np.ndarray], current: Any) -> Any:
     return kind(items)
 
 
-def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray], current: Any) -> Any:
+def _restored(form: Any, kind: str, current: Any) -> Any:
     if kind in _GENERATORS:
         known, _, put_back = _GENERATORS[kind]
         _require(isinstance(current, known), kind, current)
-        put_back(current, decode(form["state"], arrays))
+        put_back(current, decode(form["state"]))
     elif kind == "variable":
-        current.assign(_array(form["value"], arrays))
+        current.assign(_array(form["value"]))
     elif kind == "variables":
         for variable, value in zip(current.variables, form["values"], strict=True):
-            variable.assign(_array(value, arrays))
+            variable.assign(_array(value))
     elif kind == "torch":
         torch = registry.torch_states()
         if torch is None:
             raise ValueError("PyTorch, of which a generator or a tensor is kept, is not imported")
-        return torch.put_back(decode(form["state"], arrays), current)
+        return torch.put_back(decode(form["state"]), current)
     elif kind == "tensor":
-        return ops.convert_to_tensor(_array(form["value"], arrays))
+        return ops.convert_to_tensor(_array(form["value"]))
     elif kind == "state_dict":
         _require(isinstance(current, HasStateDict), kind, current)
-        current.load_state_dict(decode(form["state"], arrays))
+        current.load_state_dict(decode(form["state"]))
     else:
         _require(_is_of_python(current), kind, current)
-        set_attributes(current, form["attributes"], arrays)
+        set_attributes(current, form["attributes"])
     return current
 
 
-def set_attributes(value: object, forms: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
+def set_attributes(value: object, forms: dict[str, Any]) -> None:
     """Restores the attributes of an object."""
     own = vars(value)
     for name, form in forms.items():
         if form != SKIPPED:
-            own[name] = decode(form, arrays, own.get(name))
+            own[name] = decode(form, own.get(name))
 
 
 def _require(condition: bool, kind: str, current: object) -> None:
@@ -336,10 +338,10 @@ class Remembering:
         self._elsewhere = [*elsewhere, *self._objects]
         self._at_begin = [digests(_values(one), self._elsewhere) for one in self._objects]
 
-    def state(self, first_array: int) -> tuple[list[object], list[np.ndarray]]:
-        """Returns a form for each object, and the arrays that the forms name."""
-        encoder = Encoder(first_array, self._elsewhere)
-        forms = []
+    def state(self) -> list[object]:
+        """Returns a form for each object."""
+        encoder = Encoder(self._elsewhere)
+        forms: list[object] = []
         for one, begin in zip(self._objects, self._at_begin, strict=True):
             name, values = type(one).__name__, _values(one)
             now = digests(values, self._elsewhere)
@@ -347,16 +349,16 @@ class Remembering:
             changed = [key for key in values if key == _CONTENT or begin.get(key) != now[key]]
             own = {key: encoder.encode(values[key], f"{name}.{key}") for key in changed}
             forms.append([name, own])
-        return forms, encoder.arrays
+        return forms
 
-    def put_back(self, forms: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
+    def put_back(self, forms: Sequence[Any]) -> None:
         """Restores the attributes of the objects."""
         left = list(forms)
         for one in self._objects:
             kept = next((form for form in left if form[0] == type(one).__name__), None)
             if kept is not None:
                 left.remove(kept)
-                _put_back(one, kept[1], arrays)
+                _put_back(one, kept[1])
 
     def lost(self) -> list[str]:
         """Returns what a backup cannot bring back, a line each."""
@@ -366,7 +368,7 @@ class Remembering:
             if keras_compat.is_builtin(type(one)):
                 lines += _lines_elsewhere(one)
                 continue
-            name, encoder = type(one).__name__, Encoder(leave_out=self._elsewhere)
+            name, encoder = type(one).__name__, Encoder(self._elsewhere)
             for key, value in _values(one).items():
                 encoder.encode(value, f"{name}.{key}")
             lines += [f"{where} ({kind})" for where, kind in encoder.lost.items()]
@@ -402,15 +404,15 @@ def _values(callback: object) -> Mapping[str, object]:
     return {**{name: one for name, one in own.items() if name not in left_out}, **extra}
 
 
-def _put_back(callback: Any, forms: dict[str, Any], arrays: Sequence[Any]) -> None:
+def _put_back(callback: Any, forms: dict[str, Any]) -> None:
     forms = dict(forms)
     if _STATE_DICT in forms:
-        callback.load_state_dict(decode(forms.pop(_STATE_DICT), arrays))
+        callback.load_state_dict(decode(forms.pop(_STATE_DICT)))
         return
     content = forms.pop(_CONTENT, None)
-    set_attributes(callback, forms, arrays)
+    set_attributes(callback, forms)
     if content is not None and callback.csv_file is not None:
-        _write_again(callback, decode(content, arrays))
+        _write_again(callback, decode(content))
 
 
 def _write_again(logger: Any, content: bytes) -> None:

@@ -136,12 +136,8 @@ class Interval:
         best = max(best_seconds(cost, hours * 3600), least)
         self._every = agree(max(round(best / seconds), 1))
         self.is_open = False
-        _logger.info(
+        said = (
             "A backup takes %.3g s, and a batch %.3g s. With a failure each %.3g hours there is a "
-            "backup each %d batches, or %.3g s.",
-            cost,
-            seconds,
-            hours,
-            self._every,
-            self._every * seconds,
+            "backup each %d batches."
         )
+        _logger.info(said, cost, seconds, hours, self._every)

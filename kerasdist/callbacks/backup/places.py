@@ -8,36 +8,18 @@ reads, places are kept as batches pass, after those at which a backup may be mad
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
-import numpy as np
-
 from kerasdist import keras_compat
-from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode, renumbered
+from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
 
+Place = Mapping[str, Any]
+"""A place in a source, in the form that a backup keeps.
 
-@final
-@dataclass(frozen=True)
-class Place:
-    """A place in a source, in the form that a backup keeps.
-
-    Attributes:
-        count: After how many batches of the iteration it is.
-        forms: Forms of the place, and of what has changed of a loader's parts, such as its dataset.
-        arrays: The arrays that the forms name, from number 0.
-    """
-
-    count: int
-    forms: Sequence[object]
-    arrays: Sequence[np.ndarray]
-
-    def kept(self, arrays: list[np.ndarray]) -> dict[str, object]:
-        """Returns the form for a file, and adds its arrays to those of the file."""
-        forms = renumbered(self.forms, len(arrays))
-        arrays += self.arrays
-        return {"count": self.count, "forms": forms}
+``count``: after how many batches of the iteration; ``forms``: of the place, and of what has changed
+of a loader's parts, such as its dataset.
+"""
 
 
 @final
@@ -74,8 +56,8 @@ class Places:
         self._make: Callable[[], object] | None = None
         self._last: object = None
         self._ahead: object = None
-        self._to: tuple[int, object, Any, Sequence[np.ndarray]] | None = None
-        self._ahead_to: object = None
+        self._to: Place | None = None
+        self._ahead_to: Place | None = None
 
     def begun(self, make: Callable[[], object]) -> object:
         """Returns an iterator from the beginning, or from the place of `go_to`."""
@@ -87,12 +69,12 @@ class Places:
         if to is None:
             self._last = first()
         else:
-            count, place, parts, arrays = to
-            self._last = keras_compat.begun_at(self._source, first, place)
-            self._parts.put_back(parts, arrays)
+            count, (place, parts) = to["count"], to["forms"]
+            self._last = keras_compat.begun_at(self._source, first, decode(place))
+            self._parts.put_back(parts)
         if self._ahead_to is not None:
-            place, self._ahead_to = self._ahead_to, None
-            self._ahead = keras_compat.begun_at(self._source, make, place)
+            [place, _], self._ahead_to = self._ahead_to["forms"], None
+            self._ahead = keras_compat.begun_at(self._source, make, decode(place))
         self._kept = self._now(self._last, count)
         return self._followed(self._last, count) if self._read_by_python else self._last
 
@@ -107,7 +89,7 @@ class Places:
         """Returns the last place that is not behind so many batches; forgets those before it."""
         if not self._read_by_python and self._last is not None and self._is_due(count):
             self._kept = self._now(self._last, count)
-        there = [one for one in list(self._kept) if one.count <= count]
+        there = [one for one in list(self._kept) if one["count"] <= count]
         del self._kept[: max(len(there) - 1, 0)]
         return there[-1] if there else None
 
@@ -119,29 +101,18 @@ class Places:
             self._ahead = self._make()
         return next(iter(self._now(self._ahead, 0)), None)
 
-    def go_to(
-        self,
-        form: Mapping[str, Any],
-        following: Mapping[str, Any] | None,
-        arrays: Sequence[np.ndarray],
-    ) -> int:
-        """Lets the next iteration go on from a place; returns after how many batches it is.
+    def go_to(self, place: Place, following: Place | None) -> None:
+        """Lets the next iteration go on from a place.
 
         `following` is the place of the iteration after it, None where each begins alike.
         """
-        count, (place, parts) = int(form["count"]), form["forms"]
-        if following is not None:
-            self._ahead_to = decode(following["forms"][0], arrays)
-        self._to = count, decode(place, arrays), parts, arrays
-        return count
+        self._to, self._ahead_to = place, following
 
     def _now(self, iterator: object, count: int) -> list[Place]:
         """Returns where an iterator is, nothing if that has values which no backup can keep."""
         encoder = Encoder()
-        place = copy.deepcopy(keras_compat.place_of(self._source, iterator))
+        place = keras_compat.place_of(self._source, iterator)
         form = encoder.encode(place, "the place in the data")
         if encoder.lost:
             return []
-        parts, arrays = self._parts.state(len(encoder.arrays))
-        copies = [array.copy() for array in arrays]
-        return [Place(count, [form, parts], [*encoder.arrays, *copies])]
+        return [copy.deepcopy({"count": count, "forms": [form, self._parts.state()]})]

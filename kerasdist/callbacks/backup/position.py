@@ -8,17 +8,16 @@ that were trained on are skipped. Where a source knows its places, it is read on
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, final
 
-import numpy as np
-
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
-from kerasdist.callbacks.backup.encoding import Remembering, renumbered
+from kerasdist.callbacks.backup.encoding import Remembering
 from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.places import Places
 from kerasdist.input.autoshard import OwnSource
@@ -54,13 +53,11 @@ class _Begin:
     Attributes:
         random: The states of the random generators; None for those that the backup has anyway.
         source: The changed attributes of the source, as forms.
-        arrays: The arrays that the forms name, from number 0.
         epochs: How many epochs Keras's adapter has read, None where no order depends on it.
     """
 
     random: Mapping[str, object] | None
     source: Sequence[object]
-    arrays: Sequence[np.ndarray]
     epochs: int | None
 
 
@@ -231,7 +228,7 @@ class Position:
         """Keeps how many batches of the epoch were trained on."""
         self._passed = count
 
-    def kept(self, batches: int, arrays: list[np.ndarray]) -> dict[str, object]:
+    def kept(self, batches: int) -> dict[str, object]:
         """Returns the position in the form that a backup keeps."""
         begin, places = self._begin, self._places
         assert begin is not None  # since `epoch_begins`
@@ -246,22 +243,20 @@ class Position:
             before = passed if goes_on else 0
             place = places.newest(before + batches) if batches or goes_on else places.next()
             following = places.next() if batches and place is not None and not goes_on else None
-        form: dict[str, object] = {
+        return {
             "random": begin.random,
-            "source": renumbered(begin.source, len(arrays)),
+            "source": begin.source,
             "passed": passed,
             "late": self._is_late and bool(batches),
             "epochs": self._epochs - (1 if batches else 0),
             "epochs read": begin.epochs,
+            "place": place,
+            "next place": following,
         }
-        arrays += begin.arrays
-        form["place"] = None if place is None else place.kept(arrays)
-        form["next place"] = None if following is None else following.kept(arrays)
-        return form
 
-    def go_to(self, form: Mapping[str, Any], arrays: Sequence[np.ndarray], *, within: bool) -> None:
+    def go_to(self, form: Mapping[str, Any], *, within: bool) -> None:
         """Continues from a position that a backup kept."""
-        self._source.put_back(form["source"], arrays)
+        self._source.put_back(form["source"])
         self._passed_before, self._passed = int(form["passed"]), 0
         self._epochs = int(form["epochs"])
         keras_compat.set_epochs_read(self._adapter, form.get("epochs read"))
@@ -269,7 +264,8 @@ class Position:
             self._pass_epochs(self._epochs)
         passed, read = self._passed_before if self._goes_on else 0, 0
         if form["place"] is not None and self._places is not None:
-            read = self._places.go_to(form["place"], form["next place"], arrays)
+            read = int(form["place"]["count"])
+            self._places.go_to(form["place"], form["next place"])
         self.unread = max(read - passed, 0)
         random = form["random"]
         if random is None:
@@ -289,9 +285,8 @@ class Position:
         return self._now(random) if self._is_heard_later else replace(begin, random=random)
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
-        forms, arrays = self._source.state(0)
-        epochs = keras_compat.epochs_read(self._adapter)
-        return _Begin(random, forms, [array.copy() for array in arrays], epochs)
+        source = copy.deepcopy(self._source.state())
+        return _Begin(random, source, keras_compat.epochs_read(self._adapter))
 
 
 @final

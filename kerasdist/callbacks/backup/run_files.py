@@ -236,8 +236,9 @@ class RunFiles:
         elif not self._is_chiefs:
             variables.read_along(arrays)
             return False
+        path = storage.path_of(folder, self.number)
         try:
-            path = storage.write(folder, self.number, facts, arrays, self._mode)
+            storage.write_file(path, facts, arrays, self._mode)
             self._remove_old(folder)
         except BackupError:
             raise

@@ -25,11 +25,11 @@ from kerasdist.core import whole_files
 from kerasdist.core.sharding import Region
 from kerasdist.errors import BackupError
 
-_MAGIC = b"kerasdist backup 4\n"
+_MAGIC = b"kerasdist backup 5\n"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _CHUNK = 1 << 18
-_NAME = re.compile(r"backup-(\d{12})\.kdb")
+_NAME = re.compile(r"backup-\d{12}\.kdb")
 PRIVATE = 0o600
 
 
@@ -119,19 +119,6 @@ class StoredFile:
         )
         columns = slice(region.begin * dtype.itemsize, region.end * dtype.itemsize)
         return np.array(data[:, columns], subok=False).view(dtype)
-
-
-def write(
-    folder: Path,
-    number: int,
-    facts: Mapping[str, object],
-    arrays: Sequence[Any],
-    mode: int = PRIVATE,
-) -> Path:
-    """Writes a backup; see `write_file`."""
-    path = path_of(folder, number)
-    write_file(path, facts, arrays, mode)
-    return path
 
 
 def path_of(folder: Path, number: int) -> Path:
@@ -236,9 +223,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def number_of(path: Path) -> int:
     """Returns a backup's number."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match.group(1))
+    return int(path.stem.removeprefix("backup-"))
 
 
 def dtype_of(name: str) -> np.dtype:

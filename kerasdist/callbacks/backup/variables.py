@@ -22,6 +22,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
+from kerasdist.callbacks.backup.encoding import filled
 from kerasdist.callbacks.backup.storage import (
     StoredFile,
     Unread,
@@ -287,8 +288,7 @@ class Restored:
     """Gives the variables a backup's values on every worker, and keeps the rest of the backup.
 
     Attributes:
-        facts: What JSON can say.
-        arrays: The arrays that the facts name by number; those of variables are not among them.
+        facts: The facts of the backup, with their arrays.
     """
 
     def __init__(
@@ -306,10 +306,9 @@ class Restored:
             model: The model.
             variables: Its variables, in the order of the backup.
             stored: The backup; None on workers that do not see it.
-            facts: The facts of the backup.
+            facts: The facts of the backup, with numbers for their arrays.
             seen_by_all: Whether all workers see it, and read what they hold by themselves.
         """
-        self.facts = facts
         self._model = model
         self._variables = list(enumerate(variables))
         self._stored = stored
@@ -318,7 +317,7 @@ class Restored:
         count = len(variables)
         extra = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
         extra = broadcast_arrays(model, list(extra), facts["arrays"])
-        self.arrays: Sequence[Any] = [None] * count + extra
+        self.facts = filled(facts, [None] * count + extra)
 
     def restore(self) -> None:
         """Restores the variables. All workers must call it."""

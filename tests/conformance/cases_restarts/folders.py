@@ -279,7 +279,7 @@ def defect_29_crafted_backups(lab):
         for change in crafted:
             if is_writer:
                 facts = {**stored.facts, **change}
-                storage.write(folder, newest, facts, arrays)
+                storage.write_file(storage.path_of(folder, newest), facts, arrays)
             lab.everyone("written")
             said = []
             with lab.told("is not used") as told, contextlib.suppress(InterruptionError):

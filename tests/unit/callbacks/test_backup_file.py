@@ -14,6 +14,7 @@ import pytest
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.storage import Unread
 from kerasdist.errors import BackupError
+from tests.unit.callbacks import backups
 
 ARRAYS = [
     np.arange(6, dtype="float32").reshape(2, 3),
@@ -31,7 +32,7 @@ def folder(tmp_path):
 
 
 def written(folder, number=3):
-    return storage.write(folder, number, {"epoch": 2, "best": float("inf")}, ARRAYS)
+    return backups.write(folder, number, {"epoch": 2, "best": float("inf")}, ARRAYS)
 
 
 def test_what_is_written_is_read(folder):
@@ -74,7 +75,7 @@ def test_a_failure_leaves_the_old_file(folder):
     path = written(folder)
     before = path.read_bytes()
     with pytest.raises(TypeError):
-        storage.write(folder, 3, {"epoch": object()}, ARRAYS)
+        backups.write(folder, 3, {"epoch": object()}, ARRAYS)
     assert path.read_bytes() == before
     assert list(folder.iterdir()) == [path]
 
@@ -104,7 +105,7 @@ def test_arrays_are_read_one_by_one_while_they_are_written(folder):
         return array
 
     later = [Unread(np.dtype("float32"), (4,), partial(read, number)) for number in range(3)]
-    stored = storage.read(storage.write(folder, 1, {}, [*later, None, ARRAYS[0]]))
+    stored = storage.read(backups.write(folder, 1, {}, [*later, None, ARRAYS[0]]))
     assert alive == [1, 1, 1]
     assert stored.forms[3] is None
     np.testing.assert_array_equal(stored.array(2), np.full(4, 2.0))
@@ -114,12 +115,12 @@ def test_arrays_are_read_one_by_one_while_they_are_written(folder):
 def test_a_variable_that_changes_its_form_meanwhile_is_an_error(folder):
     later = Unread(np.dtype("float32"), (4,), lambda: np.ones(3, "float32"))
     with pytest.raises(BackupError, match=r"Expected .*\[4\]\]\. Received: .*\[3\]\. Change no"):
-        storage.write(folder, 1, {}, [later])
+        backups.write(folder, 1, {}, [later])
     assert list(folder.iterdir()) == []
 
 
 def test_a_torn_file_is_not_read_whole_into_memory(folder):
-    path = storage.write(folder, 1, {}, [np.zeros(1 << 20)])
+    path = backups.write(folder, 1, {}, [np.zeros(1 << 20)])
     path.write_bytes(path.read_bytes()[:-1])
     tracemalloc.start()
     with pytest.raises(BackupError, match="it is torn"):
@@ -142,7 +143,7 @@ def test_defect_29_a_header_of_another_form_is_refused(folder, header):
     folder.mkdir()
     path = folder / "backup-000000000003.kdb"
     text = json.dumps(header).encode()
-    content = b"kerasdist backup 4\n" + len(text).to_bytes(8, "big") + text
+    content = b"kerasdist backup 5\n" + len(text).to_bytes(8, "big") + text
     path.write_bytes(content + hashlib.sha256(content).digest())
     with pytest.raises(BackupError, match="not of the form that kerasdist writes"):
         storage.read(path)
@@ -161,7 +162,7 @@ def test_defect_29_all_arrays_are_read_though_the_disk_is_full(folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            storage.write(folder, 3, {}, arrays)
+            backups.write(folder, 3, {}, arrays)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert read == list(range(6))

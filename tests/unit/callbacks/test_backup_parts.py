@@ -14,6 +14,7 @@ from kerasdist.callbacks.backup import storage, variables
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
+from tests.unit.callbacks import backups
 
 VALUES = [
     np.arange(48, dtype="float32").reshape(2, 6, 4),
@@ -72,7 +73,7 @@ def written(folder, division=flat, workers=2, number=3, without=()):
     }
     facts = {"forms": forms, "parts": named}
     arrays = [None if one in SHARDED else value for one, value in enumerate(VALUES)]
-    return storage.write(folder, number, facts, [*arrays, np.ones(3)])
+    return backups.write(folder, number, facts, [*arrays, np.ones(3)])
 
 
 @pytest.mark.parametrize("after", DIVISIONS)

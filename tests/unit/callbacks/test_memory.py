@@ -10,6 +10,7 @@ import kerasdist as kd
 from kerasdist.callbacks.backup import memory, storage
 from kerasdist.callbacks.backup.run_files import RunFiles
 from kerasdist.job.launcher import MEMORY
+from tests.unit.callbacks import backups
 
 ARRAY = np.arange(5.0)
 
@@ -95,7 +96,7 @@ def test_the_copy_on_the_disk_is_private_from_its_first_byte(tmp_path, monkeypat
 def test_what_a_later_call_of_fit_has_in_memory_stays(tmp_path):
     """A first call that trains again removes its own; on workers beside the chief as well."""
     files = written(tmp_path, [1])
-    later = storage.write(tmp_path / "memory", 2, {"fit": 1, "number": 2}, [ARRAY])
+    later = backups.write(tmp_path / "memory", 2, {"fit": 1, "number": 2}, [ARRAY])
     files.training_ended(removes=False)
     assert storage.newest_first(tmp_path / "memory") == [later]
 

@@ -20,21 +20,20 @@ def test_another_run_orders_the_rows_by_the_same_number_of_epochs():
     position, adapter = followed(3)
     position.epoch_begins()
     position.batches_passed(2)
-    arrays = []
-    in_the_epoch = position.kept(2, arrays)
+    in_the_epoch = position.kept(2)
     adapter._epoch = 4
-    at_its_end = position.kept(0, arrays)
+    at_its_end = position.kept(0)
     for form, within, expected in ((in_the_epoch, True, 3), (at_its_end, False, 4)):
         other, begun = followed(0)
-        other.go_to(form, arrays, within=within)
+        other.go_to(form, within=within)
         assert begun._epoch == expected
 
 
 def test_a_backup_without_the_number_leaves_the_adapters_own():
     position, _ = followed(5)
     position.epoch_begins()
-    form = position.kept(1, [])
+    form = position.kept(1)
     del form["epochs read"]
     other, begun = followed(2)
-    other.go_to(form, [], within=True)
+    other.go_to(form, within=True)
     assert begun._epoch == 2

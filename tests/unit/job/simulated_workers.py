@@ -11,8 +11,8 @@ from typing import Any
 
 from kerasdist.job import handshake, protocol
 from kerasdist.job.coordinator import Coordinator
+from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import Credentials
-from kerasdist.job.timeouts import Timeouts
 
 MINE = Credentials(b"a secret", "a job")
 PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
@@ -97,7 +97,7 @@ class InMemory:
 
     def beat(self, rank: int, step: int = 0, place: str = "fit"):
         changes = [[0, "32"], [8, "17"]]
-        batches = {"stretch": 1, "steps": step, "changes": changes}
+        batches = {"stretch": 1, "steps": step, "begun": step, "changes": changes}
         self.hear(rank, "beat", doing=[step, place, 1], batches=batches)
 
     def meet(self, rank: int, number: int, channel: str = "main", value: object = 3):

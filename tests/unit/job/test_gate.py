@@ -16,9 +16,9 @@ from kerasdist.job import client as client_module
 from kerasdist.job import handshake, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
+from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import Credentials
-from kerasdist.job.timeouts import Timeouts
-from kerasdist.launch.placement import free_port
+from tests.ports import free_port
 from tests.unit.job.simulated_workers import SimulatedWorker
 
 MINE = Credentials(b"a secret", "job 7")
@@ -259,7 +259,7 @@ async def _join_and_hear(worker: SimulatedWorker, port: int):
         return heard
 
 
-WELL = {"stretch": 1, "steps": 3, "changes": [[0, "4"]]}
+WELL = {"stretch": 1, "steps": 3, "begun": 3, "changes": [[0, "4"]]}
 MALFORMED = [
     {"type": "beat"},
     {"type": "beat", "doing": 3, "batches": None},
@@ -274,6 +274,7 @@ MALFORMED = [
             5,
             {},
             {**WELL, "steps": "3"},
+            {**WELL, "begun": "3"},
             {**WELL, "stretch": [1]},
             {**WELL, "changes": [[0, "4", 5]]},
             {**WELL, "changes": [["0", "4"]]},
@@ -313,7 +314,7 @@ async def _say_and_hear(coordinator, message):
         assert (await worker.hear())["type"] == "roster"
     other.say(message)
     failure = await chief.hear()
-    assert (failure["type"], failure["kind"], failure["rank"]) == ("failure", "lost", 1), failure
+    assert (failure["type"], failure["kind"]) == ("failure", "lost"), failure
     assert "worker 1 (process 1 on node1) is lost: it sent a malformed message" in failure["why"]
     assert "killed" not in failure["why"]
     for worker in everyone:

@@ -18,9 +18,9 @@ from kerasdist.errors import JobError
 from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
 from kerasdist.job.job import Job
-from kerasdist.job.timeouts import Timeouts
-from kerasdist.launch.placement import free_port
+from kerasdist.job.protocol import Timeouts
 from tests.environment import everything
+from tests.ports import free_port
 from tests.unit.job.simulated_workers import (
     MINE,
     PATIENT,
@@ -62,6 +62,9 @@ def test_defects_22_23_many_workers_join_meet_save_and_leave():
     asyncio.run(asyncio.wait_for(a_whole_job(), LIMIT_SECONDS))
 
 
+BATCHES = {"stretch": 1, "steps": 9, "begun": 9, "changes": [[0, "32"], [8, "17"]]}
+
+
 async def a_whole_job():
     async with job_of(MANY) as everyone:
         rosters, size = await hear_all(everyone)
@@ -70,7 +73,7 @@ async def a_whole_job():
 
         facts = "x" * 2048
         for worker in everyone:
-            worker.beat(1, "fit", {"stretch": 1, "steps": 9, "changes": [[0, "32"], [8, "17"]]})
+            worker.beat(1, "fit", BATCHES)
             worker.meet(1, "a call of fit", facts)
         met, size = await hear_all(everyone)
         assert values_in(met[0]) == [facts] * MANY
@@ -256,8 +259,8 @@ def test_who_goes_on_while_another_has_ended_its_script_is_found(ahead_first, mo
     assert said == []  # step 5 is before the end at 7
     job.meet(0, 1, LEAVING, 4)
     job.patrol()
-    [(kind, rank, why)] = said
-    assert (kind, rank) == ("left early", 0)
+    [(kind, why)] = said
+    assert kind == "left early"
     assert "but worker 2 is at 'step 5 of fit'" in why
 
 
@@ -265,8 +268,8 @@ def test_messages_name_eight_workers_and_the_number_of_the_others(monkeypatch, s
     job = InMemory(4096, monkeypatch, Timeouts(heartbeat=1e6, meeting=3.0))
     job.meet(4000, 1)
     job.patrol(4)
-    [(kind, rank, why)] = said
-    assert (kind, rank) == ("lost", 0)
+    [(kind, why)] = said
+    assert kind == "lost"
     assert "workers 0, 1, 2, 3, 4, 5, 6, 7 and 4087 others did not come to 'a call'" in why
     assert len(why) < 500
 
@@ -275,9 +278,11 @@ def test_messages_name_eight_workers_and_the_number_of_the_others(monkeypatch, s
 def said(monkeypatch):
     """Why the job has failed."""
     failures = []
-    monkeypatch.setattr(
-        Coordinator, "_fail", lambda self, kind, rank, why: failures.append((kind, rank, why))
-    )
+
+    def fail(self, kind, why):
+        failures.append((kind, why))
+
+    monkeypatch.setattr(Coordinator, "_fail", fail)
     return failures
 
 

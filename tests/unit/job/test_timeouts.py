@@ -3,7 +3,7 @@
 import pytest
 
 from kerasdist.errors import JobError
-from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.protocol import Timeouts
 
 
 def test_the_defaults_are_those_of_the_guide():

@@ -52,7 +52,7 @@ from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.sharding import split_batch
 from kerasdist.input.worker_batches import ShardedAdapter
 from kerasdist.job.job import Job
-from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.protocol import Timeouts
 from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:

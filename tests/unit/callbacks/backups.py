@@ -1,0 +1,10 @@
+"""Backups that tests write themselves."""
+
+from kerasdist.callbacks.backup import storage
+
+
+def write(folder, number, facts, arrays):
+    """Writes a backup; returns its path."""
+    path = storage.path_of(folder, number)
+    storage.write_file(path, facts, arrays)
+    return path
