@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TextIO, final
+from typing import IO, Protocol, TextIO, final
 
 from rich.console import Console
 from rich.text import Text
@@ -243,6 +243,38 @@ class Start:
     connection: socket.socket | None = None
 
 
+class Held(Protocol):
+    """A worker that has started, as an attempt sees it; in kerasdist-ray there is another one."""
+
+    @property
+    def rank(self) -> int:
+        """The worker's number."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether the worker has not ended yet."""
+        ...
+
+    @property
+    def exit_code(self) -> int:
+        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        ...
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on to the worker."""
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+
+    def kill_supervisor(self) -> None:
+        """Ends the worker's supervisor, if it did not end the worker."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how the worker has ended; waits for its output until `deadline`."""
+        ...
+
+
 @final
 class Worker:
     """A worker that is running, under its supervisor."""
@@ -394,7 +426,3 @@ class ThisProcess:
     def ending(self, deadline: float) -> WorkerExit:
         """Returns how it ends."""
         return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())
-
-
-Held = Worker | ThisProcess
-"""What an attempt has started."""

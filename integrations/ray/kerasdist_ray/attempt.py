@@ -129,7 +129,7 @@ def _meeting_point(nodes: Sequence[Node]) -> str:
 
 @final
 class _Held:
-    """The driver's side of a worker; see `kerasdist.launch.job.Held`."""
+    """The driver's side of a worker; see `kerasdist.launch.worker.Held`."""
 
     def __init__(
         self, rank: int, actor: Any, ending: Any, events: queue.SimpleQueue[Event]
