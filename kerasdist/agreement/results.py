@@ -196,9 +196,12 @@ def require_equal_programs(job: Job, program: str) -> str:
     first = job.first_difference("program of a step", lines)
     if first is None:
         return digest_of(program)
-    own = lines[first].strip()[:_CHARACTERS] if first < len(lines) else "no further line"
-    texts = job.all_gather_object("a line of the program", own)
-    said = described_difference([{f"line {first + 1} of the program": text} for text in texts])
+    own = lines[first].strip() if first < len(lines) else "no further line"
+    facts = {
+        f"line {first + 1} of the program": own[:_CHARACTERS],
+        f"checksum of line {first + 1}": zlib.crc32(own.encode()),  # what differs may come later
+    }
+    said = described_difference(job.all_gather_object("a line of the program", facts))
     raise DisagreementError(
         f"[worker {job.rank}/{job.num_workers}] Expected all workers to run the same program. "
         f"Received: {said}. The model, its step, or the first batch is not the same on all of them."
