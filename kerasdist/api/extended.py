@@ -35,15 +35,13 @@ class StrategyExtended:
     def worker_devices(self) -> tuple[str, ...]:
         """The names of the devices that compute, replica 0's first."""
         replica_set = self._strategy.replica_set
-        return () if replica_set is None else tuple(str(device) for device in replica_set.devices)
+        return () if replica_set is None else tuple(map(str, replica_set.devices))
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The names of the devices that hold the variables."""
         replica_set = self._strategy.replica_set
-        if replica_set is None:
-            return ()
-        return tuple(str(device) for device in replica_set.variable_devices)
+        return () if replica_set is None else tuple(map(str, replica_set.variable_devices))
 
     @property
     def experimental_require_static_shapes(self) -> bool:
