@@ -119,7 +119,11 @@ class Executable:
         finally:
             self._traced = None
             if results:
-                self._store([variables[key] for key in self._written], results[0][0])
+                written, new = [variables[key] for key in self._written], results[0][0]
+                if self.place is not None:
+                    new = self.place.leave(new)
+                keras_compat.store_values(written, new)
+                donation.mark_unread(written, new)
         for key, stack in zip(self._written_apart, results[0][1], strict=True):
             aggregate = keras_compat.stored_value(variables[key])
             components.remember(variables[key], components.Components(stack, aggregate))
@@ -155,13 +159,6 @@ class Executable:
             keras_compat.store_values(variables[count:], on_mesh[count:])
         stacks = [components.stack_on(known[key], place) for key in self.held]
         return on_mesh[:count], on_mesh[count:], stacks, list(map(place.argument, arrays))
-
-    def _store(self, variables: list[keras.Variable], new: list[jax.Array]) -> None:
-        """Gives the variables their new values."""
-        if self.place is not None:
-            new = self.place.leave(new)
-        keras_compat.store_values(variables, new)
-        donation.mark_unread(variables, new)
 
     @cached_property
     def _compiled(self) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, final, overload
+from typing import Any, final
 
 import jax
 import jax.core
@@ -61,13 +61,7 @@ class Source(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._components)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         return self._components[index]
 
     @cached_property
