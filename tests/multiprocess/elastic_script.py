@@ -6,6 +6,9 @@ In each call of `fit` the size changes once, in the middle of an epoch: `CHANGES
 workers. A host is lost as all that runs on it is killed and ssh no longer reaches it; see
 `tests.multiprocess.hosts`. Without a launcher it trains on one device, undisturbed. The chief
 writes what each `fit` ended with to FOLDER, where the lines of its CSVLogger are as well.
+
+SHARDING: none, full, or passes, with which workers compute at most `MOST` rows at once: fewer than
+two of them have, and no fewer than three have.
 """
 
 import json
@@ -26,12 +29,15 @@ KINDS = sys.argv[3:]
 # How many workers the job has after the change in the first call of `fit`, the second, ...
 BEGIN, CHANGES = 3, (2, 4, 1)
 ROWS, BATCH, EPOCHS = 47, 10, 3
+MOST = 4
 WORKERS = int(os.environ.get("KERASDIST_WORKERS", "0"))
 RANK = int(os.environ.get("KERASDIST_RANK", "0"))
 
 if WORKERS:
-    sharded = None if SHARDING == "none" else kd.Sharding(SHARDING, min_size=1)
+    sharded = None if SHARDING in ("none", "passes") else kd.Sharding(SHARDING, min_size=1)
     strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"], sharding=sharded)
+    if SHARDING == "passes":
+        kd.config.set_most_examples_at_once(MOST)
     hosts.say_where(FOLDER)
 else:
     strategy = kd.OneDeviceStrategy("cpu:0")
@@ -83,6 +89,15 @@ def data(kind):
     return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=5).batch(BATCH)}
 
 
+class AtMost(keras.layers.Layer):
+    """Raises an error where a worker's layers get more rows than they shall."""
+
+    def call(self, x):
+        if WORKERS and x.device.type != "meta" and len(x) > MOST:
+            raise ValueError(f"{len(x)} rows, and {MOST} at most")
+        return x
+
+
 class Change(keras.callbacks.Callback):
     """Changes the size of the job, if it does not have the size of this call's end."""
 
@@ -114,7 +129,8 @@ def main():
             torch.manual_seed(3)
         draws = keras.backend.backend() == "jax"
         with strategy.scope():
-            layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization()]
+            other = AtMost if SHARDING == "passes" else keras.layers.BatchNormalization
+            layers = [keras.layers.Dense(8, "tanh"), other()]
             layers += [keras.layers.Dropout(0.2, seed=1)] * draws
             model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
             rmse = keras.metrics.RootMeanSquaredError()

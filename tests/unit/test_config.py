@@ -32,7 +32,7 @@ def test_less_than_one_example_is_refused():
 
 
 def test_other_backends_have_no_passes(monkeypatch):
-    monkeypatch.setattr(registry, "current", lambda: types.SimpleNamespace(name="jax"))
-    with pytest.raises(kd.errors.UnsupportedError, match="Received: backend='jax'"):
+    monkeypatch.setattr(registry, "current", lambda: types.SimpleNamespace(name="tensorflow"))
+    with pytest.raises(kd.errors.UnsupportedError, match="Received: backend='tensorflow'"):
         config.set_most_examples_at_once(3)
     config.set_most_examples_at_once(None)

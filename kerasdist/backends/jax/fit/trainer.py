@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -11,10 +12,11 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
-from kerasdist.backends.jax.fit import donation
+from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.backends.jax.mesh.layout import note_all
+from kerasdist.core.structures import Arguments
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -60,6 +62,17 @@ class JaxTrainer(ReplicatedTrainer):
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
         args, kwargs = jax.tree.map(_rows_here, (args, kwargs))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def stateless_call(
+        self, weights: Any, state: Any, *args: object, return_losses: bool = False, **kwargs: object
+    ) -> Any:
+        """Calls the model, in a step in passes where a device has more rows than it shall."""
+        call = partial(super().stateless_call, weights, state)  # type: ignore[misc]
+        rows = passes.rows_of_passes(self, args, kwargs)
+        if rows is None:
+            return call(*args, return_losses=return_losses, **kwargs)
+        outputs, losses = passes.calls(self, call, state, Arguments(args, kwargs), rows)
+        return (outputs, state, losses) if return_losses else (outputs, state)
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls."""

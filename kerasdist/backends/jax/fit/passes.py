@@ -1,0 +1,116 @@
+"""A model's calls in a step, for some rows of each device at a time, to need less memory.
+
+The passes are a `jax.lax.map` over `jax.checkpoint`, so XLA makes one after another, forward and
+backward, and keeps the inputs of each. What calls the model sees the outputs of all rows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from kerasdist import keras_compat
+from kerasdist.core import context
+from kerasdist.core.structures import Arguments, flatten, pack
+from kerasdist.training import passes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a batch, of which each pass has equally many of each replica.
+
+    Those that are missing, since replicas or passes do not divide the batch, repeat the last one:
+    their outputs are left out, so they have no gradient.
+    """
+
+    count: int
+    replicas: int
+    passes: int
+
+    @property
+    def own(self) -> int:
+        """How many rows a replica has at most."""
+        return -(-self.count // self.replicas)
+
+    @property
+    def size(self) -> int:
+        """How many rows a replica has in a pass."""
+        return -(-self.own // self.passes)
+
+    def split(self, rows: Any) -> Any:
+        """Returns the rows of each pass, along a new first axis."""
+        rest = rows.shape[1:]
+        rows = _padded(rows, self.replicas * self.own, axis=0)
+        rows = _padded(rows.reshape(self.replicas, self.own, *rest), self.passes * self.size, 1)
+        rows = rows.reshape(self.replicas, self.passes, self.size, *rest)
+        return rows.swapaxes(0, 1).reshape(self.passes, self.replicas * self.size, *rest)
+
+    def join(self, rows: Any) -> Any:
+        """Returns the rows of all passes, as they were before `split`."""
+        rest = rows.shape[2:]
+        rows = rows.reshape(self.passes, self.replicas, self.size, *rest).swapaxes(0, 1)
+        rows = rows.reshape(self.replicas, self.passes * self.size, *rest)[:, : self.own]
+        return rows.reshape(self.replicas * self.own, *rest)[: self.count]
+
+
+def rows_of_passes(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rows | None:
+    """Returns what a call in a step is to be divided into; None if it is one pass."""
+    replica = context.replica()
+    if replica is None or replica.num_replicas_in_sync > 1 or kwargs.get("training") is False:
+        return None
+    count, replicas = passes.rows_of(args), model.replica_set.num_replicas
+    replicas = replicas if count >= replicas else 1  # fewer rows are not divided
+    number = passes.passes_of(-(-count // replicas))
+    return Rows(count, replicas, number) if number > 1 else None
+
+
+def calls(
+    model: Any, call: Callable[..., Any], state: Sequence[Any], given: Arguments, rows: Rows
+) -> tuple[Any, list[Any]]:
+    """Returns the outputs of all rows, and the losses that regularizers of weights add.
+
+    `call`: calls the model, and returns outputs, state and losses.
+    """
+    passes.require_rows_alone(model)
+    arrays = model.replica_set.arrays
+    leaves: list[Any] = flatten(given)
+    divided = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, rows.count)]
+    forms: list[Any] = []  # the structure of the outputs, which tracing finds
+
+    def one(own: Any) -> Any:
+        every = list(leaves)
+        for index, (leaf, mask) in zip(divided, arrays.shard_batch(own), strict=True):
+            every[index] = leaf
+            if mask is not None:
+                keras_compat.set_keras_mask(leaf, mask)
+        outputs, after, losses = pack(given, every).call(partial(call, return_losses=True))
+        passes.require_nothing_kept(model, map(operator.is_not, state, after), losses)
+        forms[:] = [outputs]
+        found = flatten(outputs)
+        for leaf in found:
+            if leaf is not None and not _has_rows(leaf, rows.replicas * rows.size):
+                raise passes.refused(f"an output of shape {leaf.shape}")
+        return [(leaf, keras_compat.get_keras_mask(leaf)) for leaf in found], losses
+
+    pairs = [(leaves[index], keras_compat.get_keras_mask(leaves[index])) for index in divided]
+    done, losses = jax.lax.map(jax.checkpoint(one), jax.tree.map(rows.split, pairs))
+    done = arrays.shard_batch(jax.tree.map(rows.join, done))
+    for leaf, mask in done:
+        if mask is not None:
+            keras_compat.set_keras_mask(leaf, mask)
+    return pack(forms[0], [leaf for leaf, _ in done]), [loss[0] for loss in losses]
+
+
+def _has_rows(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.ndim > 0 and leaf.shape[0] == count
+
+
+def _padded(rows: Any, size: int, axis: int) -> Any:
+    missing = [(0, size - rows.shape[axis] if axis == one else 0) for one in range(rows.ndim)]
+    return jnp.pad(rows, missing, mode="edge") if size > rows.shape[axis] else rows

@@ -1,0 +1,61 @@
+"""A model's calls in training, for some examples at a time: how many passes, and what is refused.
+
+A backend's trainer makes the passes. What a layer does with other rows of the batch, or keeps of
+its call, would differ from the call for all of them: it is an error where it is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasdist import config, keras_compat
+from kerasdist.core.structures import flatten
+from kerasdist.errors import UnsupportedError
+
+
+def passes_of(rows: int) -> int:
+    """Returns in how many passes a replica computes its rows."""
+    most = config.most_examples_at_once()
+    if most is None or rows <= most or keras_compat.trial() is not None:
+        return 1
+    return -(-rows // most)
+
+
+def rows_of(args: Sequence[Any]) -> int:
+    """Returns how many examples a call has; 0 if that is not seen."""
+    leaves = [one for one in flatten(list(args[:1])) if one is not None]
+    sizes = {one.shape[0] if np.ndim(one) else 0 for one in leaves if hasattr(one, "shape")}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def require_rows_alone(model: Any) -> None:
+    """Refuses what is known to depend on more than a pass has, before anything is computed."""
+    for layer in keras_compat.flat_layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            raise refused(f"layer={layer.name!r}, which normalizes by the whole global batch")
+        if layer.activity_regularizer is not None:
+            raise refused(f"layer={layer.name!r}, whose activity_regularizer adds a loss")
+        if config.draws() == "global" and hasattr(layer, "seed_generator"):
+            raise refused(f"layer={layer.name!r}, and set_draws('global')")
+
+
+def require_nothing_kept(model: Any, changed: Iterable[bool], losses: Sequence[Any]) -> None:
+    """Refuses a call that changes a seed, statistics or another state, or that adds a loss."""
+    for variable, is_changed in zip(model.non_trainable_variables, changed, strict=True):
+        if is_changed:
+            raise refused(f"a call that changes variable={variable.path!r}")
+    if len(losses) > sum(one.regularizer is not None for one in model.trainable_weights):
+        raise refused("a layer that adds a loss of the rows that it gets")
+
+
+def refused(what: str) -> UnsupportedError:
+    """Returns the error for what a pass cannot know."""
+    return UnsupportedError(
+        "Expected a model that computes each example by itself, for "
+        f"kerasdist.config.set_most_examples_at_once. Received: {what}. Take a smaller batch, or "
+        "keras.RematScope."
+    )
