@@ -20,6 +20,7 @@ from kerasdist.core import gpus
 from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
+from kerasdist.job.timeouts import Timeouts
 from kerasdist.launch import supervisor
 from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.placement import Slot, open_coordinator
@@ -122,6 +123,7 @@ def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
         "command": list(spec.command),
         "variables": variables,
         "seconds_to_stop": spec.stop_seconds,
+        "heartbeat": Timeouts.of_environment(spec.variables).heartbeat,
         "local_workers": slot.own_share[1],
         "gpus_of": None,
         "inherited": [],

@@ -13,6 +13,9 @@ has backed up.
 For a worker on a machine that has joined, this file run with the number of a connection takes the
 place of ssh: the supervisor is at the other end.
 
+It ends a worker that is stopped for longer than others wait for a sign of its life: one that is
+alone, or has not joined them yet, nobody else would miss.
+
 In an elastic job the worker may be a fork of a process that has imported the frameworks
 (`kerasdist.launch.elastic.warm`); the worker's parent then does for it what only a parent can.
 
@@ -33,6 +36,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn, TypedDict
@@ -69,6 +73,7 @@ class Orders(TypedDict):
         command: The worker's command.
         variables: What its environment has beyond the supervisor's.
         seconds_to_stop: How long it has from SIGTERM to SIGKILL.
+        heartbeat: How long it may be stopped (`kerasdist.job.timeouts.Timeouts`).
         local_workers: How many workers this machine has.
         gpus_of: Which of them it is, where the GPUs are divided here; None: they are not.
         inherited: The files that it inherits.
@@ -80,6 +85,7 @@ class Orders(TypedDict):
     command: list[str]
     variables: dict[str, str]
     seconds_to_stop: float
+    heartbeat: float
     local_workers: int
     gpus_of: int | None
     inherited: list[int]
@@ -120,7 +126,8 @@ class Forked:
         socket.send_fds(self._connection, [b"\0"], [1, 2, *numbers])
         self._connection.sendall(json.dumps(order).encode() + b"\n")
         self._answers = self._connection.makefile("rb")
-        self._process = os.pidfd_open(int(self._answers.readline()))
+        self.pid = int(self._answers.readline())
+        self._process = os.pidfd_open(self.pid)
 
     def terminate(self) -> None:
         """Sends the worker SIGTERM."""
@@ -170,6 +177,28 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
         if word == "signal":
             worker.send_signal(int(number))
     end(worker, grace)
+
+
+def end_if_stopped(worker: Worker, heartbeat: float) -> None:
+    """Ends a worker that is stopped while this process runs; only Linux tells.
+
+    The other workers, if it has any, have two beats more to name it.
+    """
+    beat = min(1.0, heartbeat / 4)
+    left = limit = heartbeat + 2 * beat
+    while left > 0:
+        time.sleep(beat)
+        try:
+            state = Path(f"/proc/{worker.pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+        except OSError:
+            return
+        left = left - beat if state == b"T" else limit
+    sys.stderr.write(
+        f"kerasdist: this worker, process {worker.pid}, was stopped for {heartbeat:g} s "
+        "(KERASDIST_HEARTBEAT_TIMEOUT): it is ended\n"
+    )
+    sys.stderr.flush()
+    worker.send_signal(signal.SIGKILL)
 
 
 def relay(reports: int) -> None:
@@ -249,8 +278,10 @@ def main() -> int:
         return 127
     for number in inherited:  # the worker's alone: the port must not stay open without it
         os.close(number)
-    seconds = orders["seconds_to_stop"]
-    threading.Thread(target=listen, args=(sys.stdin.buffer, worker, seconds), daemon=True).start()
+    listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]
+    threading.Thread(target=listen, args=listening, daemon=True).start()
+    watching = worker, orders["heartbeat"]
+    threading.Thread(target=end_if_stopped, args=watching, daemon=True).start()
     relaying = threading.Thread(target=relay, args=(reports,), daemon=True)
     if reports is not None:
         relaying.start()

@@ -170,6 +170,22 @@ sys.exit(3)
 """
         assert run(tmp_path, body, stop_seconds=0.5).attempts[0].endings[0].exit_code == 137
 
+    @pytest.mark.parametrize("workers", ["1:1", 2])
+    def test_a_worker_is_stopped_that_is_alone_or_has_not_joined(self, tmp_path, workers):
+        """Nobody else misses its signs of life."""
+        body = """
+if restart == 0:
+    if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+"""
+        call = ("run", "--workers", workers, "--max-restarts", 1, write(tmp_path, body))
+        done = finish(*call, KERASDIST_HEARTBEAT_TIMEOUT="1")
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"worker 0/\d failed after .* s: ended by SIGKILL", done.stderr)
+        assert re.search(
+            r"\| kerasdist: this worker, process \d+, was stopped for 1 s", done.stderr
+        ), done.stderr
+
     @pytest.mark.parametrize("number", ["SIGKILL", "SIGSEGV", "SIGTERM"])
     def test_a_signal_is_named(self, tmp_path, capfd, number):
         result = run(tmp_path, f"os.kill(os.getpid(), signal.{number})", workers=1)
