@@ -1,7 +1,7 @@
 """Is anything lost of a training run whose workers are killed again and again?
 
     python benchmarks/soak.py --backend torch [--kills 20] [--workers 2] [--seed 0] [--json FILE]
-    python benchmarks/soak.py --backend torch --elastic [--events 200] [--mtbf 20] [--workers 3]
+    python benchmarks/soak.py --backend torch --elastic [--events 200] [--mtbf 20]
 
 A run (soaking/training.py) goes to its end without a disturbance. What it trains on and beside
 which callbacks, the seed chooses (soaking/jobs.py). The same run is then started by
@@ -11,10 +11,11 @@ backup is written. What the second run ends with must be what the first did: wei
 the optimizer, seeds, metrics, the history; to the last bit, since both add the same numbers in the
 same order. The exit status is 0 if nothing was lost.
 
-With ``--elastic`` each worker is on a host of its own, and the job goes on with the hosts that are
-left (soaking/events.py). It ends with the epoch in which enough has happened, and is then compared
-with a run of so many epochs that has all workers from its start to its end: in float64, to 1e-9, as
-another number of workers adds in another order.
+With ``--elastic`` there are up to three workers, on two hosts and on a machine that joins by itself
+over a cable that can be cut, and the job goes on with those that are left (soaking/events.py). It
+ends with the epoch in which enough has happened, and is then compared with a run of so many epochs
+on one device: in float64, to 1e-9, as another number of workers adds in another order. It takes
+root, for the network.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -36,9 +38,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from soaking.events import KINDS, Events
-from soaking.killer import Killer, Striker
+from soaking.killer import HANG_SECONDS, Killer, Striker
 from soaking.marks import PHASES, read
-from soaking.verdict import differences, furthest, result
+from soaking.network import HOSTS, PORT, SECRET, Machine, move_into_one
+from soaking.verdict import differences, furthest, result, steps
 
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
@@ -81,22 +84,15 @@ def run(
     options: argparse.Namespace,
     epochs: int,
     strike: Callable[[Launcher], Striker | None],
+    kind: Sequence[str] = (),
     **more: Any,
 ) -> Run:
     (folder / "marks").mkdir(parents=True)
-    elastic = ["elastic"] if options.elastic else []
-    arguments = (str(folder), str(epochs), str(options.seed), *elastic)
-    environment = {**ENVIRONMENT, "KERAS_BACKEND": options.backend}
-    if options.elastic:
-        environment |= {"PYTHONPATH": hosts.make(folder)["PYTHONPATH"]}
-    spec = JobSpec(
-        python_command(str(TRAINING), arguments),
-        workers=options.workers,
-        logs=folder / "logs",
-        stop_seconds=STOP_SECONDS,
-        environment=environment,
-        **more,
-    )
+    arguments = (str(folder), str(epochs), str(options.seed), *kind)
+    own = {**ENVIRONMENT, "KERAS_BACKEND": options.backend, **more.pop("environment", {})}
+    more = {"workers": options.workers, "environment": own, **more}
+    command = python_command(str(TRAINING), arguments)
+    spec = JobSpec(command, logs=folder / "logs", stop_seconds=STOP_SECONDS, **more)
     launcher = Launcher(spec)
     began = time.monotonic()
     with (folder / "launcher.log").open("w", encoding="utf-8") as log:
@@ -118,8 +114,10 @@ def running(interrupted: Run) -> list[int]:
 def losses(expected: Run, interrupted: Run, tolerance: float) -> list[str]:
     """Returns all that is not as in the run without a disturbance."""
     lost = []
+    alone = len(expected.job.attempts[-1].endings) == 1
     for each in interrupted.job.attempts[-1].endings:
-        pair = result(expected.folder, each.rank), result(interrupted.folder, each.rank)
+        of_rank = 0 if alone else each.rank
+        pair = result(expected.folder, of_rank), result(interrupted.folder, each.rank)
         lost += [f"worker {each.rank}: {line}" for line in differences(*pair, tolerance)]
     left = sorted(path.name for path in (interrupted.folder / "backups").iterdir())
     lost += [f"left in the folder of the backups: {name}" for name in left]
@@ -165,6 +163,7 @@ def of_plain(
         for name in signals
     }
     return lost, {
+        "workers": options.workers,
         "kills": len(struck),
         "kills by phase": {phase: phases[phase] for phase in PHASES},
         "kills by signal": dict(signals),
@@ -179,16 +178,26 @@ def of_elastic(
     undisturbed: Path, interrupted: Path, options: argparse.Namespace
 ) -> tuple[list[str], dict[str, object]]:
     """Runs the training while hosts go and come, and as many epochs of it without."""
-    names = hosts.NAMES[: options.workers]
+    move_into_one()
+    interrupted.mkdir(parents=True)
+    with_ssh = hosts.make(interrupted)
+    os.environ["PATH"] = with_ssh.pop("PATH")  # where the launcher finds its ssh
+    machine = Machine(interrupted, with_ssh)
 
     def strike(launcher: Launcher) -> Events:
-        os.environ["PATH"] = hosts.make(interrupted)["PATH"]  # where the launcher finds its ssh
-        plan = options.events, options.mtbf, options.seed
-        return Events(interrupted, names, *plan, launcher.stop)
+        plan = options.events, 60 * options.minutes, options.mtbf, options.seed
+        return Events(interrupted, machine, *plan, launcher.stop)
 
-    restarts = options.events + SPARE_RESTARTS
-    more = {"max_restarts": restarts, "hosts": names, "min_workers": 1}
-    found = run(interrupted, options, ENDLESS, strike, **more)
+    more = {
+        "workers": len(HOSTS) + 1,
+        "min_workers": 1,
+        "max_restarts": options.events + SPARE_RESTARTS,
+        "hosts": HOSTS,
+        "join_port": PORT,
+        "environment": {**with_ssh, "KERASDIST_SECRET": SECRET},
+    }
+    found = run(interrupted, options, ENDLESS, strike, ("elastic",), **more)
+    lost = machine.end(HANG_SECONDS)
     events = found.cause.events
     facts: dict[str, object] = {
         "events": len(events),
@@ -203,25 +212,30 @@ def of_elastic(
             if times := [each for each in times if each is not None]:
                 figures = {"median": median(times), "longest": max(times)}
                 facts[f"seconds from {kind} to the next {what}"] = figures
-    lost = failures(found, len(events), options.events)
+    enough = options.events if options.minutes == math.inf else 1
+    lost += failures(found, len(events), enough)
     if not found.job.exit_code:
         epochs = len(result(interrupted, 0).epochs)
-        expected = run(undisturbed, options, epochs, lambda _: None)
+        calm = {"workers": 1, "environment": with_ssh}
+        expected = run(undisturbed, options, epochs, lambda _: None, ("elastic", "calm"), **calm)
         lost += losses(expected, found, TOLERANCE)
-        facts["epochs"] = epochs
-        facts["largest difference"] = furthest(result(undisturbed, 0), result(interrupted, 0))
+        pair = result(undisturbed, 0), result(interrupted, 0)
+        more_steps = steps(pair[1]) - steps(pair[0])
+        facts |= {"epochs": epochs, "steps": steps(pair[0])}
+        facts |= {"lost steps": max(0, -more_steps), "doubled steps": max(0, more_steps)}
+        facts["largest difference"] = furthest(*pair)
     return lost, facts
 
 
 def show(facts: dict[str, object]) -> None:
-    table = Table(title=f"{facts['backend']}: a run of {facts['workers']} workers under fire")
+    table = Table(title=f"{facts['backend']}: a run under fire")
     table.add_column("what")
     table.add_column("figure", justify="right")
     for name, value in facts.items():
         if isinstance(value, dict):
             for key, figure in value.items():
                 table.add_row(f"{name}: {key}", f"{figure:.3g}")
-        elif name not in ("backend", "workers", "lost"):
+        elif name not in ("backend", "lost"):
             table.add_row(name, f"{value:.4g}")
     table.add_row("lost", str(len(facts["lost"])))
     console = Console(width=110)
@@ -239,7 +253,10 @@ def main() -> int:
     parser.add_argument(
         "--mtbf", type=float, default=20.0, help="mean seconds from a start to the next event"
     )
-    parser.add_argument("--workers", type=int, help="default: 2; with --elastic 3, and at most 4")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="with --elastic: then fewer events do"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="without --elastic")
     parser.add_argument("--seed", type=int, default=0, help="of the plan and of the training")
     parser.add_argument(
         "--epochs", type=int, help="of the training; default: twice the kills, and five"
@@ -249,11 +266,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.backend is None:
         parser.error("name a --backend, or set KERAS_BACKEND")
-    options.workers = options.workers or (3 if options.elastic else 2)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="kerasdist-soak-"))
     compare = of_elastic if options.elastic else of_plain
     lost, facts = compare(folder / "undisturbed", folder / "interrupted", options)
-    names = ("backend", "workers", "seed")
+    names = ("backend", "seed")
     facts = {**{name: getattr(options, name) for name in names}, **facts, "lost": lost}
     show(facts)
     if options.json is not None:

@@ -1,26 +1,30 @@
 """What happens to a job of a changing size, at random moments: workers and hosts go and come.
 
-The hosts are those of `tests.multiprocess.hosts`: addresses of this machine, to which an ``ssh`` of
-the soak's leads, or no longer.
+The hosts are addresses of this machine, to which an ``ssh`` of the soak's leads, or no longer
+(`tests.multiprocess.hosts`). One more machine joins by itself, and has a network of its own
+(`soaking.network`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from soaking.killer import Striker
 from soaking.marks import BREAK, ENOUGH, Mark
+from soaking.network import HOSTS, MACHINE, Machine
 from tests.multiprocess import hosts
 
-KINDS = ("kill", "stop", "fail", "lose", "return")
+KINDS = ("kill", "stop", "fail", "lose", "return", "cut", "join")
 """SIGKILL and SIGSTOP of a worker; its connections to the others break, so that a collective fails
-in it; a host that goes, with all that runs there; hosts that are up again."""
+in it; a host or the machine goes, with all that runs there; hosts that are up again; the machine's
+cable is cut, or mended, and the machine joins."""
 
 
 BORNE_SECONDS = 40.0
@@ -49,8 +53,9 @@ class Events(Striker):
 
     Args:
         folder: The job's.
-        names: Its hosts.
+        machine: The one that joins.
         count: How many events are enough.
+        seconds: After which time fewer are.
         mean: The mean time between a start of the job and the next event, in seconds.
         seed: Of all that is random here.
         give_up: Ends the job when it hangs.
@@ -59,22 +64,27 @@ class Events(Striker):
     def __init__(
         self,
         folder: Path,
-        names: Sequence[str],
+        machine: Machine,
         count: int,
+        seconds: float,
         mean: float,
         seed: int,
         give_up: Callable[[], None],
     ) -> None:
         super().__init__(folder / "marks", seed, give_up)
-        self._folder, self._names, self._count, self._mean = folder, names, count, mean
+        self._folder, self._machine, self._count, self._mean = folder, machine, count, mean
+        self._until = time.monotonic() + seconds
         self.events: list[Event] = []
 
     def _act(self) -> None:
         marks = self._started(0)
         self._pass(self._random.expovariate(1 / self._mean), 0, 0.0)
-        while len(self.events) < self._count and not self._over.is_set():
+        while self._is_short() and not self._over.is_set():
             before, attempt, began = len(marks), marks[0].attempt, time.monotonic()
-            kind, victim = self._strike(self._newest(attempt))
+            try:
+                kind, victim = self._strike(self._newest(attempt))
+            except (FileNotFoundError, ProcessLookupError):  # the job has failed by itself
+                continue
             start = None
             if kind != "fail" or not self._is_borne(attempt):
                 marks = self._started(attempt + 1)
@@ -83,6 +93,9 @@ class Events(Striker):
             self.events.append(Event(kind, victim, before, len(marks), start, step))
             print(f"{len(self.events)}: {self.events[-1]}", flush=True)
         (self._folder / ENOUGH).touch()
+
+    def _is_short(self) -> bool:
+        return len(self.events) < self._count and time.monotonic() < self._until
 
     def _is_borne(self, attempt: int) -> bool:
         """Waits; returns whether this start of the job goes on."""
@@ -109,30 +122,36 @@ class Events(Striker):
 
     def _strike(self, marks: Sequence[Mark]) -> tuple[str, str]:
         """Makes something happen; returns what, and to whom."""
-        down = [name for name in self._names if (self._folder / f"down-{name}").exists()]
-        possible = set(KINDS)
-        if not down:
-            possible.remove("return")
-        if len(down) == len(self._names) - 1:
-            possible.remove("lose")
+        down = [name for name in HOSTS if (self._folder / f"down-{name}").exists()]
+        places = {mark: _variable(mark.pid, "ON") for mark in marks}
         trains = all(mark.phase not in ("start", "compile") for mark in marks)
-        if len(marks) == 1:  # no other worker would notice
-            possible -= {"stop", "fail"}
-        elif not trains:  # no connection is there to break
-            possible.remove("fail")
-        kind = self._random.choice(sorted(possible))
+        is_possible = {
+            "kill": True,
+            "stop": True,
+            "fail": trains and len(marks) > 1,  # else no connection is there to break
+            "lose": len(marks) > 1,
+            "return": bool(down),
+            "cut": len(marks) > 1 and MACHINE in places.values(),
+            "join": not self._machine.has_joined,
+        }
+        possible = [kind for kind in KINDS if is_possible[kind]]
+        kind = self._random.choice(possible)
         victim = self._random.choice(marks)
-        host = _variable(victim.pid, "ON")
+        host = places[victim]
         if kind == "return":
             hosts.bring_back(self._folder)
             return kind, " ".join(down)
+        if kind in ("join", "cut"):
+            self._machine.join() if kind == "join" else self._machine.cut()
+            return kind, MACHINE
         if kind == "fail":
             (self._folder / BREAK).write_text(str(victim.pid), encoding="utf-8")
         elif kind == "lose":
-            hosts.take_down(self._folder, host)
-            victims = [mark.pid for mark in marks if _variable(mark.pid, "ON") == host]
-            for pid in map(_parent, victims):  # the supervisors, with which the workers end
-                os.kill(pid, signal.SIGKILL)
+            if host != MACHINE:
+                hosts.take_down(self._folder, host)
+            for pid in _processes_on(host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         else:
             os.kill(victim.pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
         return kind, f"worker {victim.rank} on {host}, in {victim.phase}"
@@ -143,6 +162,8 @@ def _variable(pid: int, name: str) -> str:
     return dict(pair.partition("=")[::2] for pair in pairs)[name]
 
 
-def _parent(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
+def _processes_on(host: str) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, KeyError):  # it has ended, or is no host's
+            if _variable(int(folder.name), "ON") == host:
+                yield int(folder.name)

@@ -69,7 +69,7 @@ class Striker(ABC):
     def _run(self) -> None:
         try:
             self._act()
-        except TimeoutError as error:
+        except OSError as error:  # a time-out above all
             self.hung.append(str(error))
             self._give_up()
 

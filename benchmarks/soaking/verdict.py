@@ -61,6 +61,11 @@ def _numbers(lines: list[str], tolerance: float) -> Any:
     return [list(map(float, line.split(","))) for line in lines[1:]] if tolerance else lines
 
 
+def steps(found: Result) -> int:
+    """Returns how many steps the optimizer has made."""
+    return next(int(one) for name, one in found.arrays.items() if name.endswith("/iteration"))
+
+
 def furthest(expected: Result, found: Result) -> float:
     """Returns how far apart two numbers of both runs are at most."""
     shared = expected.arrays.keys() & found.arrays.keys()

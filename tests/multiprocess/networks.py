@@ -22,35 +22,40 @@ PATIENCE = 60.0
 CHIEF = "10.77.0.1"
 
 
+def unshare():
+    """Moves this process into a network of its own, in which it may have another name."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET | CLONE_NEWUTS):
+        raise OSError(ctypes.get_errno(), "cannot make a network namespace; it takes root")
+
+
 def move_into_one(rank: int, named: bool):
     """Moves worker 0 or 1 of a job of two into its network; FOLDER is a folder of the job's.
 
     The machine's name there leads to its address, or, if it is not named, to the loopback.
     """
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET | CLONE_NEWUTS):
-        raise OSError(ctypes.get_errno(), "cannot make a network namespace; it takes root")
+    unshare()
     note = Path(os.environ["FOLDER"]) / "moved"
     if rank == 0:
         _wait("worker 1", note.exists)
         other = note.read_text("utf-8")
-        _ip("link", "add", "cable0", "type", "veth", "peer", "name", "cable1", "netns", other)
+        ip("link", "add", "cable0", "type", "veth", "peer", "name", "cable1", "netns", other)
     else:
         unfinished = note.with_suffix(".unfinished")
         unfinished.write_text(str(os.getpid()), "utf-8")
         unfinished.rename(note)
         _wait("the cable", lambda: "cable1" in Path("/proc/self/net/dev").read_text("utf-8"))
-    _ip("address", "add", f"10.77.0.{rank + 1}/24", "dev", f"cable{rank}")
-    _ip("link", "set", "lo", "up")
-    _ip("link", "set", f"cable{rank}", "up")
+    ip("address", "add", f"10.77.0.{rank + 1}/24", "dev", f"cable{rank}")
+    ip("link", "set", "lo", "up")
+    ip("link", "set", f"cable{rank}", "up")
     socket.sethostname(f"10.77.0.{rank + 1}" if named else "localhost")
 
 
 def cut():
     """Cuts the cable, at worker 1's end."""
-    _ip("link", "set", "cable1", "down")
+    ip("link", "set", "cable1", "down")
 
 
-def _ip(*words: str):
+def ip(*words: str):
     try:
         subprocess.run(["ip", *words], check=True)
     except FileNotFoundError as error:
