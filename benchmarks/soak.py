@@ -43,6 +43,7 @@ from soaking.marks import PHASES, read
 from soaking.network import HOSTS, PORT, SECRET, Machine, move_into_one
 from soaking.verdict import differences, furthest, result, steps
 
+from kerasdist.launch.elastic import slots
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
 from tests.multiprocess import hosts
@@ -57,6 +58,10 @@ STOP_SECONDS = 3.0
 
 TOLERANCE = 1e-9
 """Of a job of a changing size; rounding makes 1e-13 of some hundred steps."""
+
+AWAY_SECONDS = 20.0
+"""How long a slot is left out that has failed twice without a backup, as many do here: less than it
+takes until the job is said to hang."""
 
 ENDLESS = 1_000_000
 
@@ -178,6 +183,7 @@ def of_elastic(
     undisturbed: Path, interrupted: Path, options: argparse.Namespace
 ) -> tuple[list[str], dict[str, object]]:
     """Runs the training while hosts go and come, and as many epochs of it without."""
+    slots.AWAY_SECONDS = AWAY_SECONDS
     move_into_one()
     interrupted.mkdir(parents=True)
     with_ssh = hosts.make(interrupted)
