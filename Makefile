@@ -127,8 +127,9 @@ wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md, the home page's live view and, with Chromium, screens of the site (two minutes)
+pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md and when-a-worker-dies.md, the home page's live view and, with Chromium, screens of the site (four minutes)
 	$(BIN)/python -m benchmarks.watch_pictures
+	$(BIN)/python -m benchmarks.elastic_picture
 	$(BIN)/python -m benchmarks.site_picture
 
 benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (45 minutes)

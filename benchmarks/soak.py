@@ -130,13 +130,14 @@ def losses(expected: Run, interrupted: Run, tolerance: float) -> list[str]:
     return lost
 
 
-def failures(interrupted: Run, done: int, wanted: int) -> list[str]:
+def failures(interrupted: Run, done: int, wanted: int, harmless: int = 0) -> list[str]:
     """Returns why the run that was interrupted is not what it should be, or cannot be compared."""
     lost = list(interrupted.cause.hung)
     if done < wanted:
         lost.append(f"only {done} of {wanted} happened; raise --epochs")
-    if (restarts := interrupted.job.restarts) > done:
-        lost.append(f"the job failed {restarts - done} times by itself")
+    failed = sum(attempt.failed for attempt in interrupted.job.attempts)
+    if (by_itself := failed - done + harmless) > 0:
+        lost.append(f"the job failed {by_itself} times by itself")
     if interrupted.job.exit_code:
         lost.append(f"the job ended with exit code {interrupted.job.exit_code}")
     return lost
@@ -219,7 +220,8 @@ def of_elastic(
                 figures = {"median": median(times), "longest": max(times)}
                 facts[f"seconds from {kind} to the next {what}"] = figures
     enough = options.events if options.minutes == math.inf else 1
-    lost += failures(found, len(events), enough)
+    harmless = sum(one.kind in ("return", "join") for one in events)
+    lost += failures(found, len(events), enough, harmless)
     if not found.job.exit_code:
         epochs = len(result(interrupted, 0).epochs)
         calm = {"workers": 1, "environment": with_ssh}

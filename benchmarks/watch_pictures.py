@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ SLOW, STEPS = 0.3, "6:9"
 # In the recording: the state is written once a second, so there is a frame of each step.
 SLOW_IN_RECORDING, SECONDS_A_FRAME = 1.0, 0.8
 STEPS_ROW = "steps of fit"
+PRINTED = ("[worker 0/2] a line that worker 0 has printed",)
+COMMAND = "kerasdist run --workers 2 train.py"
+State = dict[str, Any]
 _THREAD = re.compile(r"python: thread \d+ ")
 
 
@@ -48,7 +52,8 @@ def main() -> None:
         draw_trace(trace, GUIDES / "watch-trace.png")
     with tempfile.TemporaryDirectory() as name:
         states, _ = run(Path(name), SLOW_IN_RECORDING)
-        draw_recording(states, RECORDING)
+        views = [live_view(state, f"live-{number}") for number, state in enumerate(states)]
+        draw_recording(views, RECORDING)
 
 
 def run(folder: Path, slow: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -79,19 +84,21 @@ def _least_steps(state: dict[str, Any]) -> int:
     return min(one["step"] for one in state["workers"])
 
 
-def live_view(state: dict[str, Any], name: str) -> str:
+def live_view(
+    state: State, name: str, above: Sequence[str] = PRINTED, command: str = COMMAND
+) -> str:
     """The live view as a drawing, whose parts have names that begin with `name`."""
     console = Console(record=True, width=100, force_terminal=True, file=io.StringIO())
-    console.print("\\[worker 0/2] a line that worker 0 has printed", highlight=False)
+    for line in above:
+        console.print(line, highlight=False, markup=False)
     console.print(live.view(state, rows=10))
-    drawn = console.export_svg(title="kerasdist run --workers 2 train.py", unique_id=name)
+    drawn = console.export_svg(title=command, unique_id=name)
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # from another server
     return "\n".join(line.rstrip() for line in drawn.splitlines())
 
 
-def draw_recording(states: list[dict[str, Any]], path: Path) -> None:
+def draw_recording(frames: Sequence[str], path: Path) -> None:
     """Draws the live view as it changes: one view after the other is seen."""
-    frames = [live_view(state, f"live-{number}") for number, state in enumerate(states)]
     [box] = {re.findall(r'viewBox="([^"]+)"', frame)[0] for frame in frames}
     total = len(frames) * SECONDS_A_FRAME
     style = (

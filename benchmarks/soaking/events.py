@@ -80,9 +80,10 @@ class Events(Striker):
         marks = self._started(0)
         self._pass(self._random.expovariate(1 / self._mean), 0, 0.0)
         while self._is_short() and not self._over.is_set():
+            marks = self._newest(marks[0].attempt)  # a slot that was left out may have come back
             before, attempt, began = len(marks), marks[0].attempt, time.monotonic()
             try:
-                kind, victim = self._strike(self._newest(attempt))
+                kind, victim = self._strike(marks)
             except (FileNotFoundError, ProcessLookupError):  # the job has failed by itself
                 continue
             start = None

@@ -11,6 +11,7 @@ Needs root, and Debian's iproute2.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def move_into_one() -> None:
     for address in (LAUNCHER, *HOSTS):
         ip("address", "add", f"{address}/24", "dev", _BRIDGE)
     ip("link", "set", _BRIDGE, "up")
+    socket.sethostname(LAUNCHER)  # JAX sums at the address of a machine's name
 
 
 class Machine:

@@ -1,6 +1,8 @@
 """A worker that trains a little under a launcher that watches it; worker 1 is the slow one.
 
-kerasdist run --workers 2 -m tests.multiprocess.watched_script [SECONDS]
+kerasdist run --workers 2 -m tests.multiprocess.watched_script [SECONDS [TELEMETRY [BACKUPS]]]
+
+With a folder for backups it trains for longer.
 """
 
 import math
@@ -10,7 +12,7 @@ import time
 
 import numpy as np
 
-ROWS, BATCH, EPOCHS = 43, 8, 2  # six steps an epoch
+ROWS, BATCH, EPOCHS, LONG = 43, 8, 2, 50  # six steps an epoch
 
 
 def main():
@@ -35,8 +37,11 @@ def main():
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    callbacks = [kd.callbacks.Telemetry(sys.argv[2], every=0.1)] if sys.argv[2:] else []
-    model.fit(Batches(), epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    telemetry, backups = [*sys.argv[2:], "", ""][:2]
+    callbacks = [kd.callbacks.Telemetry(telemetry, every=0.1)] if telemetry else []
+    callbacks += [kd.callbacks.BackupAndRestore(backups, save_freq=3)] if backups else []
+    epochs = LONG if backups else EPOCHS
+    model.fit(Batches(), epochs=epochs, verbose=0, callbacks=callbacks)
     sys.stdout.write(f"trained on {strategy.num_replicas_in_sync} replicas\n")
 
 
