@@ -73,7 +73,7 @@ class Orders(TypedDict):
         command: The worker's command.
         variables: What its environment has beyond the supervisor's.
         seconds_to_stop: How long it has from SIGTERM to SIGKILL.
-        heartbeat: How long it may be stopped (`kerasdist.job.timeouts.Timeouts`).
+        heartbeat: How long it may be stopped (`kerasdist.job.protocol.Timeouts`).
         local_workers: How many workers this machine has.
         gpus_of: Which of them it is, where the GPUs are divided here; None: they are not.
         inherited: The files that it inherits.
