@@ -57,7 +57,6 @@ ADDED = {
     "a warm process for restarts": 218,
     "votes that are asked for": 74,
     "passes of a call": 226,
-    "passes of a call": 128,
     "stopped workers": 23,
 }
 
