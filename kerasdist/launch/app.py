@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, final
 
 import typer
+from typer.core import TyperCommand
 
 from kerasdist._version import __version__
 from kerasdist.cluster import addresses
@@ -21,6 +23,24 @@ from kerasdist.launch import report
 from kerasdist.launch.job import run_job
 from kerasdist.launch.placement import counted
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
+
+_TYPE = re.compile(r" <[a-z\[\]]+>")
+_BRACES = re.compile(r"{([A-Z:]+)}")
+
+
+@final
+class _PlainCommand(TyperCommand):
+    """A command whose help says ``SCRIPT``; typer writes ``{SCRIPT}`` and ``SCRIPT <str>``."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Returns the whole help."""
+        text = _BRACES.sub(r"\1", super().get_help(ctx))
+        return _TYPE.sub(lambda found: " " * len(found[0]), text)
+
+    def get_usage(self, ctx: Any) -> str:
+        """Returns the line of usage, which errors show too."""
+        return _BRACES.sub(r"\1", super().get_usage(ctx))
+
 
 # Everything after the script's name is passed on to the script.
 _SCRIPTS_OWN = {"allow_interspersed_args": False, "ignore_unknown_options": False}
@@ -81,6 +101,7 @@ def _errors(exit_code: int) -> Generator[None]:
 
 
 @app.command(
+    cls=_PlainCommand,
     short_help="Start a script as several workers.",
     context_settings=_SCRIPTS_OWN,
 )
@@ -192,7 +213,7 @@ def run(
         raise typer.Exit(run_job(spec).exit_code)
 
 
-@app.command(short_help="Add this machine to a job that is running.")
+@app.command(cls=_PlainCommand, short_help="Add this machine to a job that is running.")
 def join(
     launcher: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run says, with --join-port.")
@@ -237,7 +258,7 @@ def info(*, json: AsJson = False) -> None:
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
-@app.command(short_help="Predict memory and time on accelerators.")
+@app.command(cls=_PlainCommand, short_help="Predict memory and time on accelerators.")
 def plan(
     script: Annotated[
         str,
@@ -356,7 +377,9 @@ def doctor(*, hosts: Hosts = None, json: AsJson = False) -> None:
         raise typer.Exit(0 if doctor(_listed(hosts), as_json=json) else 1)
 
 
-@app.command(short_help="Measure how training scales here.", context_settings=_SCRIPTS_OWN)
+@app.command(
+    cls=_PlainCommand, short_help="Measure how training scales here.", context_settings=_SCRIPTS_OWN
+)
 def bench(
     script: Annotated[
         str | None,
