@@ -78,6 +78,8 @@ def calls(
     `call`: calls the model, and returns outputs, state and losses.
     """
     passes.require_rows_alone(model)
+    if model.run_eagerly:
+        raise passes.refused("run_eagerly=True, where all rows of a batch come before the next")
     arrays = model.replica_set.arrays
     leaves: list[Any] = flatten(given)
     divided = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, rows.count)]
