@@ -37,7 +37,7 @@ class Row:
 
 EXACT = {
     "losses": "losses. metrics. step_logs.",
-    "optimizers": "optimizers. normalization. ragged. random.",
+    "optimizers": "optimizers. normalization. ragged. random. passes.",
     "data": "data. own_data. few_rows. lookups.",
     "models": "models. layers. steps. strategies. outside_replicas. reading. cost. sharding.",
     "training": "training. callbacks. saving. telemetry. async_checkpoint.",

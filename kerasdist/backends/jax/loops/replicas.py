@@ -140,6 +140,8 @@ def _in_order_of(
     place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
 ) -> list[Device]:
     """Returns this process's devices in the order of its replicas, which a mesh decides."""
+    if len(jax_devices) == 1:  # a plan has one device stand for all
+        return list(devices)
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))
     return [names[one] for one in place.devices if one in names]
