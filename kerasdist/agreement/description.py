@@ -53,8 +53,9 @@ def _described(value: object, known: Collection[str]) -> Any:
         case str():
             text = _ADDRESS.sub("", value)
             return text if len(text) <= _LONG else _digest(text.encode())
-        case float():
-            return value if math.isfinite(value) else repr(value)
+        case float() | np.floating():
+            number = float(value)
+            return number if math.isfinite(number) else repr(number)
         case enum.Enum():
             return value.name
         case np.generic():

@@ -129,6 +129,12 @@ def host_of_chief(slots: Sequence[Slot]) -> str:
     return next((one for one in reached if not is_loopback(one)), socket.gethostname())
 
 
+def free_port() -> int:
+    """Returns a port of this machine that was free a moment ago, from 20000 to 32767."""
+    with listening("") as opened:
+        return opened.getsockname()[1]
+
+
 def listening(host: str) -> socket.socket:
     """Returns a socket that listens on a port outside of Linux's range for outgoing connections."""
     for _ in range(_TRIES):

@@ -13,8 +13,8 @@ has backed up.
 For a worker on a machine that has joined, this file run with the number of a connection takes the
 place of ssh: the supervisor is at the other end.
 
-It ends a worker that is stopped for longer than others wait for a sign of its life: one that is
-alone, or has not joined them yet, nobody else would miss.
+It ends a worker that is stopped for longer than the others wait for a sign of life. Nobody else
+would notice it of a worker that is alone, or that has not joined the others yet.
 
 In an elastic job the worker may be a fork of a process that has imported the frameworks
 (`kerasdist.launch.elastic.warm`); the worker's parent then does for it what only a parent can.

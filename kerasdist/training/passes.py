@@ -17,12 +17,9 @@ from kerasdist.core.structures import flatten
 from kerasdist.errors import UnsupportedError
 
 
-def passes_of(rows: int) -> int:
-    """Returns in how many passes a replica computes its rows."""
-    most = config.most_examples_at_once()
-    if most is None or rows <= most or keras_compat.trial() is not None:
-        return 1
-    return -(-rows // most)
+def most_rows() -> int | None:
+    """Returns how many rows a replica has in a pass at most; None: a call is one pass."""
+    return None if keras_compat.trial() is not None else config.most_examples_at_once()
 
 
 def rows_of(args: Sequence[Any]) -> int:

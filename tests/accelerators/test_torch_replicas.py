@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from kerasdist.launch.placement import free_port
 from tests.fresh import run_python
 from tests.multiprocess.processes import Processes, report
-from tests.ports import free_port
 
 SECONDS = 300.0
 

@@ -100,7 +100,7 @@ def masks(lab):
 @case("passes", replicas=EVERYWHERE, refused=REFUSED)
 @in_double
 def a_loss_of_the_whole_batch(lab):
-    """A `train_step` of the user's, several inputs and outputs, a loss with reduction `sum`."""
+    """The user's own `train_step`, several inputs and outputs, a loss with reduction `sum`."""
     x, y = doubles(N)
 
     def build():

@@ -17,12 +17,12 @@ import threading
 import time
 from collections import deque
 
+from kerasdist.launch.placement import free_port
 from tests.conformance import registry
 from tests.environment import WORKERS, values
 from tests.multiprocess import worker
 from tests.multiprocess.forks import Fork, imported
 from tests.multiprocess.layouts import Layout
-from tests.ports import free_port
 
 BEHIND_SECONDS = 400.0
 ORDER = ("passed", "refused", "failed", "error")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.environment import CPU_DEVICES, values
 from tests.multiprocess.processes import Ended, Processes, report
-from tests.ports import free_port
 
 SECONDS = 900
 WORKERS = 2

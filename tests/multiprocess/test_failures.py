@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kerasdist.job.interruption import ExitCode
+from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.environment import everything
 from tests.multiprocess.forks import Job, Nursery
 from tests.multiprocess.networks import CHIEF
 from tests.multiprocess.processes import Processes, report
-from tests.ports import free_port
 
 # For two processes to import a framework, and to compile, on a machine that does much else.
 SECONDS = 900.0

@@ -9,9 +9,9 @@ import pytest
 
 import kerasdist
 from kerasdist.job.interruption import ExitCode
+from kerasdist.launch.placement import free_port
 from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
 from tests.multiprocess.processes import Processes, report
-from tests.ports import free_port
 
 # For processes to start, and for a main thread to come to an end by itself.
 SLACK = 60.0

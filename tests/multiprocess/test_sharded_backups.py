@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from kerasdist.launch.placement import free_port
 from tests.environment import CPU_DEVICES, values
 from tests.multiprocess import launching
 from tests.multiprocess.forks import Nursery
 from tests.multiprocess.processes import Ended, report
-from tests.ports import free_port
 
 SECONDS = 300
 BACKUPS = "tests.multiprocess.backups_script"

@@ -17,7 +17,7 @@ import ray
 
 from kerasdist.launch import start
 from kerasdist.launch.job import OUTPUT_SECONDS
-from kerasdist.launch.placement import Slot, listening
+from kerasdist.launch.placement import Slot, free_port
 from kerasdist.launch.spec import JobSpec, WorkerExit
 from kerasdist.launch.worker import Event, Screen, Start, Worker
 from kerasdist_ray.process import Answer, read_answer, write_call
@@ -54,9 +54,7 @@ class WorkerActor:
     def node(self) -> Node:
         """Returns the machine that this actor is on."""
         number = ray.get_runtime_context().get_node_id()
-        with listening("") as opened:
-            port = opened.getsockname()[1]
-        return Node(number, ray.util.get_node_ip_address(), port)
+        return Node(number, ray.util.get_node_ip_address(), free_port())
 
     def run(
         self, slot: Slot, name: str, variables: Mapping[str, str], grace: float, call: bytes

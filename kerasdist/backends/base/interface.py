@@ -183,7 +183,10 @@ class Backend(abc.ABC):
 
     def profiler(self) -> Profiler:
         """Returns the framework's profiler, which records what the process and its devices do."""
-        raise NotImplementedError
+        raise UnsupportedError(
+            "Expected a backend with a profiler: tensorflow, jax or torch. Received: "
+            f"backend={self.name!r}."
+        )
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's TPUs; without TPUs, its GPUs; without either, nothing."""

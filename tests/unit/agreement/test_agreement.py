@@ -78,6 +78,12 @@ def test_workers_of_other_pythons_compare_no_code():
     assert description.without(facts) == {"layers": [{"class": "Own"}]}
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float64, np.longdouble, np.int8, np.bool_])
+def test_scalars_of_numpy_are_numbers(kind):
+    assert described(kind(1)) == 1
+    assert digest(described(kind(1))) == digest(described(kind(1).astype(object)))
+
+
 def test_addresses_and_the_order_of_sets_are_no_difference():
     text = repr(object())
     assert "0x" in text

@@ -11,7 +11,7 @@ import pytest
 from kerasdist.backends.jax import connection
 from kerasdist.backends.jax.connection import Relay
 from kerasdist.errors import JobError
-from tests.ports import free_port
+from kerasdist.launch.placement import free_port
 
 SECONDS = 60
 

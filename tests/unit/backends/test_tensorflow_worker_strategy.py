@@ -19,7 +19,7 @@ from kerasdist.backends.tensorflow.private import worker_strategy
 from kerasdist.backends.tensorflow.replica.all_reduce import communication_hint
 from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
 from kerasdist.api.options import CommunicationOptions
-from tests.ports import free_port
+from kerasdist.launch.placement import free_port
 
 address = f"127.0.0.1:{free_port()}"
 worker_strategy.start_server([address], 0)

@@ -18,7 +18,7 @@ from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.protocol import Timeouts
 from kerasdist.job.secret import Credentials
-from tests.ports import free_port
+from kerasdist.launch.placement import free_port
 from tests.unit.job.simulated_workers import SimulatedWorker
 
 MINE = Credentials(b"a secret", "job 7")

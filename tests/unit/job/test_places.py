@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
-from tests.ports import free_port
+from kerasdist.launch.placement import free_port
 from tests.unit.job.simulated_workers import MINE, PATIENT
 
 WORKERS, PLACES = 5, 60

@@ -19,8 +19,8 @@ from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
 from kerasdist.job.job import Job
 from kerasdist.job.protocol import Timeouts
+from kerasdist.launch.placement import free_port
 from tests.environment import everything
-from tests.ports import free_port
 from tests.unit.job.simulated_workers import (
     MINE,
     PATIENT,

@@ -61,12 +61,14 @@ class Rows:
 
 def rows_of_passes(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rows | None:
     """Returns what a call in a step is to be divided into; None if it is one pass."""
-    replica = context.replica()
-    if replica is None or replica.num_replicas_in_sync > 1 or kwargs.get("training") is False:
+    most, replica = passes.most_rows(), context.replica()
+    if most is None or replica is None or replica.num_replicas_in_sync > 1:
+        return None
+    if kwargs.get("training") is False:
         return None
     count, replicas = passes.rows_of(args), model.replica_set.num_replicas
     replicas = replicas if count >= replicas else 1  # fewer rows are not divided
-    number = passes.passes_of(-(-count // replicas))
+    number = -(-count // (replicas * most))
     return Rows(count, replicas, number) if number > 1 else None
 
 

@@ -37,10 +37,13 @@ def calls(
     model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Calls a model, in as many passes as it needs."""
+    most = passes.most_rows()
+    if most is None or not torch.is_grad_enabled():
+        return call(*args, **kwargs)
     count = passes.rows_of(args)
-    number = passes.passes_of(count)
+    number = -(-count // most)
     is_symbolic = any(getattr(one, "is_meta", False) for one in flatten(list(args[:1])))
-    if number == 1 or is_symbolic or not torch.is_grad_enabled():
+    if number <= 1 or is_symbolic:
         return call(*args, **kwargs)
     _require_rows_alone(model)
     # Of sizes as equal as can be: passes of one shape find kernels and memory that are there.
