@@ -6,7 +6,7 @@ import operator
 import os
 from typing import Literal
 
-from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.errors import DeviceError
 
 CPU_DEVICES_VARIABLE = "KERASDIST_CPU_DEVICES"
 
@@ -94,7 +94,7 @@ def draws() -> Draws:
 
 
 def set_most_examples_at_once(count: int | None) -> None:
-    """Says how many examples a replica computes at once in training, on JAX and PyTorch.
+    """Says how many examples a replica computes at once in training.
 
     Where a replica has more, the model is called in several passes. The loss, the metrics and the
     one update are of all of them, so the numbers stay. So a job of fewer workers, each of which has
@@ -104,9 +104,10 @@ def set_most_examples_at_once(count: int | None) -> None:
 
     On PyTorch unseeded dropout draws in each pass, so its draws depend on the number of passes, as
     on that of replicas. What a pass cannot know is an error: `BatchNormalization` that trains,
-    losses that layers add, seeded draws and other state that a call changes, on JAX all draws; on
-    PyTorch `set_draws("global")` with layers that draw, ``sharding="full"``, ``jit_compile=True``.
-    A layer of your own that mixes the rows of a batch mixes those of a pass.
+    losses that layers add, seeded draws and other state that a call changes, on JAX and TensorFlow
+    all draws; on PyTorch and TensorFlow ``jit_compile=True``; on PyTorch ``sharding="full"``, and
+    `set_draws("global")` with layers that draw. A layer of your own that mixes the rows of a batch
+    mixes those of a pass.
 
     All workers must call it with the same value, before the first step.
 
@@ -119,20 +120,11 @@ def set_most_examples_at_once(count: int | None) -> None:
 
     Raises:
         TypeError: If `count` is no integer.
-        UnsupportedError: If Keras runs on TensorFlow.
         ValueError: If `count` is less than 1.
     """
-    from kerasdist.backends import registry  # imported here, since it imports Keras
-
     global _most_at_once
     if count is not None and operator.index(count) < 1:
         raise ValueError(f"Expected a positive number of examples. Received: count={count!r}")
-    if count is not None and registry.current().name == "tensorflow":
-        raise UnsupportedError(
-            "Expected Keras to run on JAX or PyTorch, for set_most_examples_at_once. Received: "
-            f"backend={registry.current().name!r}. Accumulate gradients in the optimizer "
-            "(gradient_accumulation_steps), with a smaller batch."
-        )
     _most_at_once = count
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.compare import ADAPTIVE
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import keras, tf
 from tests.conformance.registry import case
 
 WORDS, LENGTH, WIDTH = 7, 6, 3
@@ -102,6 +102,25 @@ def eagerly(lab):
     """Positions, tokens, distances in tables: AdamW with `run_eagerly=True`."""
     x, y = sentences(9)
     lab.same(lambda: build("adamw", run_eagerly=True), fit(x, y, batch_size=5), tolerance=ADAPTIVE)
+
+
+@case("lookups", backends=("tensorflow",), replicas=(2,))
+def functions_in_eager_steps(lab):
+    """A layer that calls a `tf.function`, which is traced in a step with `run_eagerly=True`."""
+    x, y = sentences(9)
+
+    class Traced(keras.layers.Layer):
+        def call(self, x):
+            return tf.function(keras.ops.tanh)(x)
+
+    def traced():
+        layers = [keras.layers.Embedding(WORDS, 3), Traced(), keras.layers.Flatten()]
+        model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers])
+        model.add(keras.layers.Dense(LENGTH))
+        model.compile("adam", "mse", run_eagerly=True)
+        return model
+
+    lab.same(traced, fit(x, y, batch_size=5))
 
 
 @case("lookups", replicas=(4,), like="lookups.adamw")

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
+from kerasdist.backends.tensorflow.fit import passes
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
     PlacedBatch,
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 @final
 class PlacedTrainer(ReplicatedTrainer):
     """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Calls the model, in passes where it has more examples than it shall at once."""
+        return passes.calls(self, super().__call__, args, kwargs)  # type: ignore[misc]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: object = None) -> None:
         """Builds the metrics before training begins, as other backends do: backups restore them."""
@@ -93,8 +98,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
     _batches_of_call: int | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Calls the model; a trial keeps what it returns."""
-        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        """Calls the model, in passes where it has more examples than it shall at once."""
+        outputs = passes.calls(self, super().__call__, args, kwargs)  # type: ignore[misc]
         trial = keras_compat.trial()
         if trial is not None:
             trial.record_outputs(self, outputs)

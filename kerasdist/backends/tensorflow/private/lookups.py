@@ -162,7 +162,7 @@ class Lookups:
         """
         count = indices.shape.num_elements()
         sizes = [size for size in self._sizes if count and count % size == 0]
-        value = _constant(self._given(indices)) if sizes else None
+        value = constant(self._given(indices)) if sizes else None
         if value is None:
             return False
         blocks = (value.reshape(size, -1) for size in sizes)
@@ -184,9 +184,16 @@ class Lookups:
         return self._made[id(tensor)][1:] if id(tensor) in self._made else ("Const", ())
 
     def _record(
-        self, kind: Any, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any], *_: object
+        self,
+        kind: Any,
+        inputs: Sequence[Any],
+        _attributes: object,
+        outputs: Sequence[Any],
+        op_name: str | None = None,
+        graph: tf.Graph | None = None,
     ) -> None:
-        del attrs
+        if graph is not None:  # of a function that is traced meanwhile
+            return
         name = kind.decode() if isinstance(kind, bytes) else kind
         if name in ("Shape", "ReadVariableOp"):
             inputs = ()
@@ -218,7 +225,7 @@ def _once(total: Any, indices: Any) -> tf.IndexedSlices:
     return tf.IndexedSlices(tf.reduce_sum(values, 0), blocks[0])
 
 
-def _constant(indices: Any) -> np.ndarray | None:
+def constant(indices: Any) -> np.ndarray | None:
     """Returns the value of indices that are made from constants only, else None."""
     if not tf.is_symbolic_tensor(indices):
         return indices.numpy()

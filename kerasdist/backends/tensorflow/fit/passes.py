@@ -1,0 +1,292 @@
+"""A model's calls that gradients are taken of, for some rows of a replica at a time.
+
+A loop makes one pass after another and keeps their outputs alone. In the backward pass another loop
+makes each once more, and adds up its gradients. What calls the model sees the outputs of all rows:
+its loss, metrics and update are those of one call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.backends.tensorflow.private.lookups import Lookups, Terms, constant
+from kerasdist.core.structures import Arguments, flatten, pack
+from kerasdist.training import passes
+
+
+def calls(
+    model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Calls a model, in as many passes as it needs."""
+    most, given = passes.most_rows(), Arguments.of(args, kwargs)
+    first = next((leaf for leaf in flatten(given) if tf.is_tensor(leaf)), None)
+    is_pass = isinstance(keras_compat.stateless_scope(), _PassScope)
+    if most is None or first is None or is_pass or kwargs.get("training") is False:
+        return call(*args, **kwargs)
+    count = first.shape[0]
+    if count is not None and count <= most:
+        return call(*args, **kwargs)
+    if model.jit_compile:
+        raise passes.refused("jit_compile=True")
+    passes.require_rows_alone(model)
+    model.ensure_built(args[0])
+    divided = _Divided(given, first)
+    one = _Pass(model, call, divided)
+    outputs = _Passes(one, divided, most).outputs(*divided.rows, *one.weights)
+    return one.structured(outputs)
+
+
+@final
+class _PassScope(keras.StatelessScope):
+    """The scope in which a pass calls the model."""
+
+
+class _Divided:
+    """Which arguments of a call have a row for each example, and their rows; those of masks, too.
+
+    Attributes:
+        count: How many examples there are, an integer tensor.
+        rows: Tensors of so many rows.
+    """
+
+    def __init__(self, given: Arguments, first: tf.Tensor) -> None:
+        self._given, self._leaves = given, flatten(given)
+        self._places = [
+            place for place, leaf in enumerate(self._leaves) if _has_rows(leaf, first.shape[0])
+        ]
+        leaves: list[Any] = [self._leaves[place] for place in self._places]
+        masks = [keras_compat.get_keras_mask(leaf) for leaf in leaves]
+        self._masked = [
+            place for place, mask in zip(self._places, masks, strict=True) if mask is not None
+        ]
+        self.count = tf.shape(first)[0]
+        self.rows = leaves + [mask for mask in masks if mask is not None]
+
+    def with_rows(self, rows: Sequence[Any]) -> Arguments:
+        """Returns the arguments with other rows."""
+        leaves = list(self._leaves)
+        for place, leaf in zip(self._places, rows, strict=False):
+            leaves[place] = leaf
+        for place, mask in zip(self._masked, rows[len(self._places) :], strict=True):
+            keras_compat.set_keras_mask(leaves[place], mask)
+        return pack(self._given, leaves)
+
+
+class _Pass:
+    """The call of a model as a function of rows and weights, and nothing else.
+
+    Attributes:
+        weights: The values of the trainable variables.
+        outputs: Takes rows and weights; returns the outputs of these rows, and their masks.
+    """
+
+    def __init__(self, model: Any, call: Callable[..., Any], divided: _Divided) -> None:
+        self._model, self._call, self._divided = model, call, divided
+        self._form: Any = None
+        self._masked: list[int] = []
+        self._terms: list[Terms | None] = []
+        self.weights = _values(model.trainable_variables)
+        self._state = _values(model.non_trainable_variables)
+        rows = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in divided.rows]
+        self._specs = rows, [tf.TensorSpec(one.shape, one.dtype) for one in self.weights]
+        self.outputs: Any = _trace(self._outputs, *self._specs)
+
+    def gradients(self) -> Any:
+        """Returns a function of rows, weights and the gradients of outputs that have a float dtype.
+
+        It returns what is joined and what is added up over the passes, for `assembled`.
+        """
+        outputs = _floats(self.outputs.structured_outputs)
+        upstream = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in outputs]
+        return _trace(self._gradients, *self._specs, upstream)
+
+    def assembled(self, joined: Sequence[Any], added: Sequence[Any]) -> list[Any]:
+        """Returns the gradients of rows with a float dtype, and of weights, of all passes."""
+        joined, added = list(joined), list(added)
+        inputs = len(_floats(self._divided.rows))
+        found, joined = joined[:inputs], joined[inputs:]
+        for weight, terms in zip(self.weights, self._terms, strict=True):
+            if terms is None:
+                found.append(None)
+                continue
+            sums = []
+            for term in terms.added:
+                if isinstance(term, tf.IndexedSlices):
+                    values, indices, *joined = joined
+                    sums.append(tf.IndexedSlices(values, indices, tf.shape(weight)))
+                else:
+                    sums.append(added.pop(0))
+            found.append(terms.gradient(sums))
+        return found
+
+    def structured(self, leaves: list[tf.Tensor]) -> Any:
+        """Returns outputs as the model returns them, with their masks."""
+        count = len(leaves) - len(self._masked)
+        for index, mask in zip(self._masked, leaves[count:], strict=True):
+            keras_compat.set_keras_mask(leaves[index], mask)
+        given = iter(leaves)
+        form = [leaf if leaf is None else next(given) for leaf in flatten(self._form)]
+        return pack(self._form, form)
+
+    def _outputs(self, rows: list[tf.Tensor], weights: list[tf.Tensor]) -> list[tf.Tensor]:
+        model = self._model
+        variables = model.trainable_variables + model.non_trainable_variables
+        values = zip(variables, [*weights, *self._state], strict=True)
+        with _PassScope(list(values), collect_losses=True) as scope:
+            self._form = self._divided.with_rows(rows).call(self._call)
+            after = map(scope.get_current_value, model.non_trainable_variables)
+            changed = map(operator.is_not, self._state, after)
+            passes.require_nothing_kept(model, changed, model.losses)
+        leaves = [leaf for leaf in flatten(self._form) if leaf is not None]
+        for leaf in leaves:
+            if not _has_rows(leaf, None):
+                raise passes.refused(f"an output of shape {leaf.shape}")
+        masks = [keras_compat.get_keras_mask(leaf) for leaf in leaves]
+        self._masked = [index for index, mask in enumerate(masks) if mask is not None]
+        return leaves + [mask for mask in masks if mask is not None]
+
+    def _gradients(
+        self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        inputs = _floats(rows)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([inputs, weights])
+            outputs = _floats(self._outputs(rows, weights))
+        gradients: Any = tape.gradient(outputs, [inputs, weights], upstream)
+        of_inputs, found = gradients
+        joined = [
+            tf.zeros_like(row) if one is None else one
+            for row, one in zip(inputs, of_inputs, strict=True)
+        ]
+        lookups = Lookups(rows, None, 1)
+        added: list[tf.Tensor] = []
+        self._terms = []
+        for gradient, weight in zip(found, weights, strict=True):
+            terms = None if gradient is None else _outside(lookups.terms(gradient), weight)
+            self._terms.append(terms)
+            for term, indices in (
+                () if terms is None else zip(terms.added, terms.indices, strict=True)
+            ):
+                if isinstance(term, tf.IndexedSlices):
+                    joined += [term.values, term.indices]
+                else:
+                    shape = weight.shape if indices is None else [len(indices), *weight.shape[1:]]
+                    added.append(tf.ensure_shape(term, shape))
+        return joined, added
+
+
+class _Passes:
+    """Passes of equally many rows.
+
+    Those that are missing repeat the last one: their outputs are left out, so that their gradients
+    are 0.
+    """
+
+    def __init__(self, one: _Pass, divided: _Divided, most: int) -> None:
+        self._pass, self._divided, self._count = one, len(divided.rows), divided.count
+        self._number = -(-self._count // most)
+        self._size = -(-self._count // self._number)
+        self.outputs = tf.custom_gradient(self._outputs)
+
+    def _outputs(self, *given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
+        rows, weights = list(given[: self._divided]), list(given[self._divided :])
+        function = self._pass.outputs
+
+        def make(number: tf.Tensor, arrays: list[tf.TensorArray]) -> tuple[Any, Any]:
+            outputs = function(self._of_pass(rows, number), weights)
+            return number + 1, _written(arrays, number, outputs)
+
+        begun = 0, self._arrays(function.structured_outputs)
+        _, arrays = tf.while_loop(self._goes_on, make, begun, parallel_iterations=1)
+        outputs = [_joined(array)[: self._count] for array in arrays]
+
+        def gradients(*upstream: tf.Tensor) -> list[Any]:
+            pairs = zip(outputs, upstream, strict=True)
+            own = [one for output, one in pairs if output.dtype.is_floating]
+            found = iter(self._gradients(rows, weights, own))
+            return [next(found) if one.dtype.is_floating else None for one in given]
+
+        return outputs, gradients
+
+    def _gradients(
+        self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
+    ) -> list[Any]:
+        function = self._pass.gradients()
+        joined, added = function.structured_outputs
+        missing = self._number * self._size - self._count
+        upstream = [
+            tf.concat([one, tf.zeros([missing, *tf.unstack(tf.shape(one)[1:])], one.dtype)], 0)
+            for one in upstream
+        ]
+
+        def make(number: tf.Tensor, arrays: Any, sums: Any) -> tuple[Any, Any, Any]:
+            begin = number * self._size
+            own = [one[begin : begin + self._size] for one in upstream]
+            joined, added = function(self._of_pass(rows, number), weights, own)
+            sums = [total + one for total, one in zip(sums, added, strict=True)]
+            return number + 1, _written(arrays, number, joined), sums
+
+        begun = 0, self._arrays(joined), [tf.zeros(one.shape, one.dtype) for one in added]
+        _, arrays, sums = tf.while_loop(self._goes_on, make, begun, parallel_iterations=1)
+        found = self._pass.assembled(list(map(_joined, arrays)), sums)
+        inputs = len(_floats(rows))
+        return [one[: self._count] for one in found[:inputs]] + found[inputs:]
+
+    def _goes_on(self, number: tf.Tensor, *_: object) -> tf.Tensor:
+        return number < self._number
+
+    def _of_pass(self, rows: Sequence[Any], number: tf.Tensor) -> list[tf.Tensor]:
+        places = tf.minimum(number * self._size + tf.range(self._size), self._count - 1)
+        return [tf.gather(one, places) for one in rows]
+
+    def _arrays(self, like: Sequence[Any]) -> list[tf.TensorArray]:
+        return [
+            tf.TensorArray(one.dtype, self._number, element_shape=[None, *one.shape[1:]])
+            for one in like
+        ]
+
+
+def _trace(function: Callable[..., Any], *specs: Any) -> Any:
+    traced: Any = tf.function(function, autograph=False)
+    return traced.get_concrete_function(*specs)
+
+
+def _written(
+    arrays: Sequence[tf.TensorArray], number: tf.Tensor, values: Sequence[Any]
+) -> list[tf.TensorArray]:
+    return [array.write(number, one) for array, one in zip(arrays, values, strict=True)]
+
+
+def _joined(array: tf.TensorArray) -> tf.Tensor:
+    """Returns the rows of all passes."""
+    parts = array.stack()
+    return tf.reshape(parts, tf.concat([[-1], tf.shape(parts)[2:]], 0))
+
+
+def _floats(tensors: Iterable[Any]) -> list[Any]:
+    return [one for one in tensors if one.dtype.is_floating]
+
+
+def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
+    """Returns the terms of a gradient with no indices that are tensors of a pass."""
+    if terms.dense_shape is None:
+        return terms
+    indices = [one if one is None else constant(one) for one in terms.indices]
+    if any(one is None and of is not None for one, of in zip(indices, terms.indices, strict=True)):
+        raise passes.refused(f"indices that depend on no example, in a table of {weight.shape}")
+    return replace(terms, indices=indices, dense_shape=tuple(weight.shape))
+
+
+def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(one.value) for one in variables]
+
+
+def _has_rows(leaf: Any, count: int | None) -> bool:
+    return isinstance(leaf, tf.Tensor) and len(leaf.shape) > 0 and leaf.shape[0] == count
