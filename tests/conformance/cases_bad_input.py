@@ -18,7 +18,7 @@ def no_device(lab):
     """No device, one that is not there, or named twice, a name that is none (DEFECTS 10)."""
     for names in (["gpu:7"], ["cpux:0"], [3], ["cpu:0", "cpu:63"], ["cpu:99"]):
         # Which one is not there, and on CPUs what there is.
-        there = "'cpu:0', 'cpu:1'.*" if "cpu:" in str(names[-1]) else ""
+        there = "'cpu:0'.*" if "cpu:" in str(names[-1]) else ""
         message = f"expected.*{there}received.*{names[-1]}"
         with lab.raises(kd.errors.DeviceError, message):
             kd.MirroredStrategy(names)
@@ -199,7 +199,7 @@ def a_thread_predicts_by_a_model_in_training(lab):
         lab.check("expected" in text and "received" in text, f"an unclear message: {error!r}")
 
 
-@case("bad input")
+@case("bad input", replicas=(2, 3))
 def error_in_a_step(lab):
     """A layer that raises on one replica, in the middle: the error comes out, nothing hangs."""
 

@@ -169,6 +169,7 @@ def frozen(lab):
 
 @case(
     "batch normalisation",
+    replicas=(2, 4),
     refused={"jax": ("UnsupportedError", "per_replica.*synchronized|synchronized.*per_replica")},
 )
 def per_replica(lab):

@@ -25,6 +25,8 @@ from tests.environment import of_suite
 
 COLLECT_EVERY = 5
 COLLECT_SECONDS = 900
+# Without one of these nothing can be tested; the others only make some cases.
+OWN = ("kerasdist", "keras", "jax", "torch", "tests")
 
 
 def prepare(backend: str, *, as_users: bool = False):
@@ -71,8 +73,19 @@ def verdict(item: registry.Item, error: Exception) -> dict:
         if kind in kinds and re.search(pattern, str(error), re.IGNORECASE | re.DOTALL):
             return {"status": "refused", "message": message}
         message = f"expected {kind} matching {pattern!r}, received {message}"
+    if registry.SUITES_ON in os.environ and (package := missing_package(error)):
+        return {"status": "left out", "message": f"it needs {package}, which is not here"}
     status = "failed" if isinstance(error, AssertionError) else "error"
     return {"status": status, "message": message, "traceback": traceback.format_exc()}
+
+
+def missing_package(error: Exception) -> str:
+    """The package without which a case cannot be made, which a machine with a GPU may not have."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return "" if package in OWN else package
+    is_keras = isinstance(error, ImportError) and "requires TensorFlow" in str(error)
+    return "tensorflow" if is_keras else ""
 
 
 def reset():
