@@ -194,10 +194,10 @@ def what_a_pass_cannot_know(lab):
         "changes variable": lambda: keras.layers.Dropout(0.5, seed=3),
     }
 
-    def trained(make):
+    def trained(make, **options):
         with lab.strategy().scope():
             model = keras.Sequential([keras.Input((4,)), make(), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
+            model.compile("sgd", "mse", **options)
         model.fit(x, y, batch_size=8, verbose=0)
 
     with at_once():
@@ -206,6 +206,10 @@ def what_a_pass_cannot_know(lab):
                 trained(make)
         with draws_for_the_global_batch(), lab.raises(kd.errors.UnsupportedError, "set_draws"):
             trained(lambda: keras.layers.Dropout(0.5))
+
+        if lab.backend != "jax":
+            with lab.raises(kd.errors.UnsupportedError, "jit_compile"):
+                trained(lambda: keras.layers.Dense(4), jit_compile=True)
 
         def frozen():
             layer = keras.layers.BatchNormalization()

@@ -4,7 +4,6 @@ import types
 
 import pytest
 
-import kerasdist as kd
 from kerasdist import config
 from kerasdist.backends import registry
 
@@ -29,10 +28,3 @@ def test_less_than_one_example_is_refused():
         config.set_most_examples_at_once(0)
     with pytest.raises(TypeError):
         config.set_most_examples_at_once(1.5)
-
-
-def test_other_backends_have_no_passes(monkeypatch):
-    monkeypatch.setattr(registry, "current", lambda: types.SimpleNamespace(name="tensorflow"))
-    with pytest.raises(kd.errors.UnsupportedError, match="Received: backend='tensorflow'"):
-        config.set_most_examples_at_once(3)
-    config.set_most_examples_at_once(None)
