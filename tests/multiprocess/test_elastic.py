@@ -92,8 +92,12 @@ if everything():
             ("full", "arrays", "arrays"),
             ("passes", "arrays"),
         ],
-        "jax": [("none", "arrays", "pydataset"), ("full", "arrays", "arrays")],
-        "tensorflow": [("none", "arrays", "tfdata", "pydataset")],
+        "jax": [
+            ("none", "arrays", "pydataset"),
+            ("full", "arrays", "arrays"),
+            ("passes", "arrays"),
+        ],
+        "tensorflow": [("none", "arrays", "tfdata", "pydataset"), ("passes", "arrays")],
     }
 TRAINING = "tests.multiprocess.elastic_script"
 
