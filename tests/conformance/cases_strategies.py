@@ -67,7 +67,7 @@ def split(layout):
     return strategy
 
 
-@case("strategies", backends=("jax",))
+@case("strategies", backends=("jax",), replicas=(2, 3))
 def split_variables(lab):
     """`TPUStrategy.split_variables`: no device holds a cut variable, or its moments, whole."""
     for layout in ((2, 2), (1, 4), (1, 2))[: None if everything() else 2]:
@@ -78,7 +78,7 @@ def split_variables(lab):
                 lab.equal((FEATURES, 8 // layout[1]), here)
 
 
-@case("strategies", backends=("jax",))
+@case("strategies", backends=("jax",), replicas=(2, 3))
 def split_model_is_saved_whole(lab):
     """A model with split variables gives and takes whole weights."""
     strategy = split((2, 2))
@@ -92,7 +92,7 @@ def split_model_is_saved_whole(lab):
     lab.equal(model.predict(x, verbose=0), twin.predict(x, verbose=0))
 
 
-@case("strategies", backends=("jax",))
+@case("strategies", backends=("jax",), replicas=(2, 4))
 def logical_devices_in_a_model(lab):
     """`experimental_split_to_logical_devices` and its relatives change where, not what."""
     strategy = split((2, 2))
