@@ -136,7 +136,7 @@ class RunFiles:
         variables.remove_orphans(self._folder)
         mark = _mark_of(self._folder)
         if mark is not None and (self.fit or mark != _run_of_launcher()):
-            _remove_finished(self._folder, mark)
+            _remove_finished(self._folder, mark, self.fit if mark == _run_of_launcher() else None)
         for path in self._own():
             try:
                 stored = storage.read(path)
@@ -344,11 +344,15 @@ def _mark_of(folder: Path) -> str | None:
         return None
 
 
-def _remove_finished(folder: Path, run: str) -> None:
-    """Removes what a call has left that has ended, unless another run has done so."""
+def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
+    """Removes what calls have left that have ended, unless another run has done so.
+
+    `ended`: how many have; None: all. What a restart has not reached again is not among them.
+    """
     with contextlib.suppress(OSError):
         if _mark_of(folder) == run:
-            storage.remove(storage.newest_first(folder))
+            left = storage.newest_first(folder)
+            storage.remove(path for path in left if ended is None or _fit_of(path) < ended)
             variables.remove_orphans(folder)
             (folder / _MARK).unlink()
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import resource
 import tracemalloc
+import warnings
 import weakref
 from functools import partial
 
@@ -11,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kerasdist.callbacks.backup import storage
+from kerasdist.callbacks.backup import run_files, storage
 from kerasdist.callbacks.backup.storage import Unread
 from kerasdist.errors import BackupError
 from tests.unit.callbacks import backups
@@ -167,3 +168,31 @@ def test_defect_29_all_arrays_are_read_though_the_disk_is_full(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert read == list(range(6))
     assert list(folder.iterdir()) == []
+
+
+def test_a_restarted_call_leaves_the_backups_of_a_later_one(tmp_path, monkeypatch):
+    """Under the launcher the last backup of a call stays until the script ends (its mark says so).
+
+    A script that calls `fit` twice with a folder, and dies in the second call, ends the first one
+    twice.
+    """
+    monkeypatch.setenv("KERASDIST_RESTART", "0")
+    monkeypatch.setenv("KERASDIST_JOB_ID", "run-0")
+
+    def call(number):
+        files = run_files.RunFiles(tmp_path, 2)
+        found = files.newest({})
+        files.begin_next()
+        files.write({"fit": number}, [np.arange(3.0)])
+        return files, None if found is None else int(found.chiefs.facts["fit"])
+
+    for found_in_the_second in (None, 1):
+        run_files._ENDED.clear()  # as a new process does
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the first call trains again, and says so
+            files, found = call(0)
+        assert found is None
+        files.training_ended(removes=True)
+        files, found = call(1)
+        assert found == found_in_the_second
+        run_files.release_folder(tmp_path)
