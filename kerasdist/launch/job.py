@@ -302,7 +302,7 @@ class Launcher:
             is_clean = len(attempts) == 1 and not attempts[0].exit_code
             slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
             hosts = {slot.host for slot in slots if slot.host is not None}
-            run_on(hosts, ("rm", "-rf", "--", folder), self._spec.directory, _CLEANING_SECONDS)
+            run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
 
     @contextlib.contextmanager
     def _view(self) -> Generator[None]:

@@ -113,7 +113,7 @@ def of_dry_run(spec: JobSpec) -> str:
     for slot, own in zip(slots, given, strict=True):
         where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
         lines = [f"worker {slot.rank}/{len(slots)} {where}"]
-        lines.append(f"cd {shlex.quote(str(spec.directory or Path.cwd()))}")
+        lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
         lines += [f"{name}={text}" for name, text in _variables(slot, own)]
         parts.append("\n  ".join([*lines, shlex.join(spec.command)]))
     return "\n\n".join(parts)

@@ -68,7 +68,7 @@ class ElasticSlots:
                 f"Received: workers={most!r}, min_workers={least!r}."
             )
         self._least, self._most = least, most
-        self._spec, self._events, self._screen, self._seats = spec, events, screen, seats
+        self._events, self._screen, self._seats = events, screen, seats
         slots = place(None, spec.hosts) if spec.hosts else ()
         if len(slots) < self._most:  # else there are hosts to spare
             slots = listed(spec)
@@ -207,4 +207,4 @@ class ElasticSlots:
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
         """Returns which hosts answer."""
-        return start.run_on(hosts, ("true",), self._spec.directory, _ANSWER_SECONDS)
+        return start.run_on(hosts, ("true",), _ANSWER_SECONDS)
