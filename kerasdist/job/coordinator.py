@@ -29,10 +29,9 @@ from kerasdist.job.comparison import (
     named_places,
     named_workers,
 )
-from kerasdist.job.handshake import Gate, read
+from kerasdist.job.handshake import Credentials, Gate, read
 from kerasdist.job.interruption import CTRL_C
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import Credentials
 
 CHIEF = 0
 MAIN = "main"

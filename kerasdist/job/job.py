@@ -28,11 +28,11 @@ from kerasdist.errors import (
 from kerasdist.job import collectives, comparison, launcher, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, MAIN, Coordinator
+from kerasdist.job.handshake import SECRET, credentials
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import SECRET, credentials
 
 _ADVICE = "All of them must run the same script in the same environment."
 

@@ -22,10 +22,10 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import final
 
 from kerasdist.errors import ClusterError
+from kerasdist.job.handshake import credentials
 from kerasdist.job.interruption import ExitCode
-from kerasdist.job.secret import credentials
 from kerasdist.launch import live, report, traces
-from kerasdist.launch.elastic.seats import Seats
+from kerasdist.launch.elastic.joining import Seats
 from kerasdist.launch.elastic.slots import ElasticSlots
 from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.live import Board

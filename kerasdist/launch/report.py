@@ -14,8 +14,8 @@ from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.job.comparison import NAMED
+from kerasdist.job.handshake import JOB_ID, SECRET
 from kerasdist.job.launcher import MEMORY
-from kerasdist.job.secret import JOB_ID, SECRET
 from kerasdist.launch import start
 from kerasdist.launch.placement import Slot, counted, host_of_chief, listed
 from kerasdist.launch.spec import AttemptResult, JobSpec

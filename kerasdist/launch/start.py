@@ -17,10 +17,10 @@ from pathlib import Path
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
+from kerasdist.job.handshake import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch import supervisor
 from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.placement import Slot, open_coordinator

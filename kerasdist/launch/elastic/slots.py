@@ -3,9 +3,9 @@
 A worker is a process, and a process that ended can be started again at once. So a slot is lost for
 two reasons only. A host that ssh does not reach is left out until it answers. A slot whose worker
 was the first to fail in two attempts, without a backup in between, is left out for a while, such as
-one with a broken GPU. A machine that joins by itself (joined/) adds slots, which are there as long
-as it holds its connections. Slots that wait are taken in when the job starts again anyway, or at a
-backup, at which the workers are then ended: what one number of workers has backed up, another
+one with a broken GPU. A machine that joins by itself (`joining.py`) adds slots, which are there as
+long as it holds its connections. Slots that wait are taken in when the job starts again anyway, or
+at a backup, at which the workers are then ended: what one number of workers has backed up, another
 continues.
 """
 
@@ -22,7 +22,7 @@ from typing import final
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import start
-from kerasdist.launch.elastic.seats import Seats
+from kerasdist.launch.elastic.joining import Seats
 from kerasdist.launch.placement import Slot, listed, place
 from kerasdist.launch.spec import AttemptResult, JobSpec
 from kerasdist.launch.worker import Event, Screen, Signalled, Waiting

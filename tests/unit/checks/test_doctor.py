@@ -6,6 +6,7 @@ import resource
 import socket
 
 import pytest
+import typer
 from rich.console import Console
 
 from kerasdist.checks import findings, hosts, machine
@@ -82,7 +83,9 @@ class TestOneMachine:
     def test_the_exit_code_and_the_json(self, monkeypatch, capsys):
         given = [Finding("a", "warning", "[worker 0/2] b", "c")]
         monkeypatch.setattr(machine, "look", lambda: given)
-        assert hosts.doctor((), as_json=True)
+        with pytest.raises(typer.Exit) as ended:
+            hosts.doctor(as_json=True)
+        assert ended.value.exit_code == 0
         [told] = json.loads(capsys.readouterr().out)
         assert told == {
             "check": "a",
@@ -92,7 +95,9 @@ class TestOneMachine:
             "where": "",
         }
         given.append(Finding("d", "problem", "e", "f"))
-        assert not hosts.doctor((), as_json=False)
+        with pytest.raises(typer.Exit) as ended:
+            hosts.doctor()
+        assert ended.value.exit_code == 1
         said = capsys.readouterr().out
         assert "[worker 0/2] b" in said
         assert "0 ok, 1 warning, 1 problem\n" in said

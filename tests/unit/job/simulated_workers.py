@@ -11,8 +11,8 @@ from typing import Any
 
 from kerasdist.job import handshake, protocol
 from kerasdist.job.coordinator import Coordinator
+from kerasdist.job.handshake import Credentials
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import Credentials
 
 MINE = Credentials(b"a secret", "a job")
 PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
