@@ -315,7 +315,6 @@ class Coordinator:
             "chief": addresses[0],
             "far": next(far, None),
             "on_one_machine": all(map(listening.leads_here, addresses)),
-            "has_one_python": len({str(one.get("python")) for one in facts}) == 1,
         }
 
     def _hear(self, member: Member, message: Any) -> None:

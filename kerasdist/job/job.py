@@ -49,7 +49,6 @@ class Job:
         address: ``host:port`` of this worker, for the framework's own connections.
         chief_address: That of the chief.
         is_on_one_machine: Whether all workers reach each other by loopback addresses.
-        has_one_python: Whether all workers have the same version of Python.
         collectives: The collectives that this worker has issued; None: they are not recorded.
     """
 
@@ -83,12 +82,12 @@ class Job:
         self.address: str = self._client.address
         self.chief_address: str = roster["chief"]
         self.is_on_one_machine: bool = roster["on_one_machine"]
-        self.has_one_python: bool = roster["has_one_python"]
         self._monitor = Monitor(self._client, self._coordinator)
         self._interrupts = DroppedInterrupts(lambda: self.is_watched)
         launcher.tell_launcher()
         recorded = {collectives.VARIABLE: int(self.collectives is not None)}
-        self.assert_equal("versions", {"kerasdist": __version__, **facts, **recorded})
+        versions = {"Python": sys.implementation.cache_tag, "kerasdist": __version__}
+        self.assert_equal("versions", {**versions, **facts, **recorded})
 
     @property
     def other_addresses(self) -> list[str]:
@@ -467,7 +466,6 @@ def _own_facts(
         "rank": membership.rank,
         "num_workers": membership.num_workers,
         "pid": os.getpid(),
-        "python": sys.implementation.cache_tag,
         "host": platform.node(),
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,

@@ -75,7 +75,7 @@ def job_of(place: Membership, patch: pytest.MonkeyPatch) -> Job:
     job._at_leave, job._failing_exit = [], None
     job._interrupts, job.collectives = DroppedInterrupts(lambda: False), None
     job.address = job.chief_address = "127.0.0.1:1"
-    job.is_on_one_machine = job.has_one_python = True
+    job.is_on_one_machine = True
     return job
 
 

@@ -32,7 +32,7 @@ class SimulatedWorker:
         self._known = known
         self._hello = {"type": "hello", "rank": rank, "num_workers": workers, "pid": rank}
         self._hello |= {"host": f"node{rank}", "address": "127.0.0.1", "port": 1, "given": None}
-        self._hello |= {"python": "x", **facts}
+        self._hello |= facts
 
     async def connect(self, port: int):
         """Joins; the roster comes when all have joined."""
