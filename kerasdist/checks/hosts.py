@@ -92,18 +92,10 @@ class Agent:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the agent."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._said.close()
+        """Ends the agent, or ssh, and so the agent."""
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError), self._said, self._process:
+            pass  # what it was not told any more is dropped
 
     def _why(self) -> str:
         code = self._process.wait(5)
