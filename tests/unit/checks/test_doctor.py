@@ -61,14 +61,18 @@ class TestOneMachine:
     @pytest.mark.parametrize(
         ("free", "verdict"), [(64 << 20, "warning"), (1 << 30, "ok"), (0, "warning")]
     )
-    def test_shared_memory(self, free, verdict):
-        found = machine.of_shared_memory(free)
+    def test_shared_memory(self, monkeypatch, tmp_path, free, verdict):
+        left = machine.shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(machine, "_SHM", tmp_path)
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: left)
+        [found] = machine._shared_memory()
         assert found.verdict == verdict
         assert ("--shm-size=8g" in found.meaning) == (verdict == "warning")
 
     def test_open_files_and_disks(self, monkeypatch):
         for soft, verdict in ((1024, "warning"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")):
-            assert machine.of_files(soft, 65536).verdict == verdict
+            monkeypatch.setattr(machine.resource, "getrlimit", lambda _, soft=soft: (soft, 65536))
+            assert [one.verdict for one in machine._files()] == [verdict]
         usage = machine.shutil.disk_usage("/")
         for free, verdict in ((5e8, "problem"), (5e9, "warning"), (5e10, "ok")):
             left = usage._replace(free=free)
