@@ -7,9 +7,9 @@ import itertools
 import os
 import platform
 import sys
-import threading
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -45,6 +45,9 @@ class Job:
 
     Attributes:
         membership: This process's place.
+        rank: This worker's number, 0 for the chief.
+        num_workers: How many workers there are.
+        is_chief: Whether this worker writes the files.
         timeouts: How long to wait for the others.
         address: ``host:port`` of this worker, for the framework's own connections.
         chief_address: That of the chief.
@@ -57,11 +60,13 @@ class Job:
     ) -> None:
         """Joins the job; waits until all workers have joined. All workers must call it."""
         self.membership = membership
+        self.rank = membership.rank
+        self.num_workers = membership.num_workers
+        self.is_chief = membership.is_chief
         self.timeouts = timeouts
         self._coordinator: Coordinator | None = None
         self._addresses = membership.addresses
-        self._numbers: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._numbers = defaultdict[str, Iterator[int]](itertools.count)
         self._at_leave: list[Callable[[], None]] = []
         self._failing_exit: tuple[str, int] | None = None
         self.collectives = collectives.log_if_wanted()
@@ -131,21 +136,6 @@ class Job:
             self._port = HeldPort(loopback=self.is_on_one_machine, port=number)
         return self._port
 
-    @property
-    def rank(self) -> int:
-        """This worker's number, 0 for the chief."""
-        return self.membership.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return self.membership.num_workers
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this worker writes the files."""
-        return self.membership.is_chief
-
     def all_gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers, by rank.
 
@@ -213,9 +203,7 @@ class Job:
         self, label: str, value: object, wanted: str = protocol.ALL, channel: str = MAIN
     ) -> list[Any]:
         self.check()
-        with self._lock:
-            number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        return self._client.meet(channel, number, label, value, wanted)
+        return self._client.meet(channel, next(self._numbers[channel]), label, value, wanted)
 
     @contextmanager
     def chief_first(self) -> Generator[None]:
