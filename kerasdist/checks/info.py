@@ -117,9 +117,8 @@ def info(*, as_json: AsJson = False) -> None:
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
-def gather(environ: Mapping[str, str] | None = None) -> Facts:
+def gather(environ: Mapping[str, str] = os.environ) -> Facts:
     """Collects the facts."""
-    environ = os.environ if environ is None else environ
     found = detection.findings(environ)
     error, believed, resolver = None, None, None
     try:

@@ -245,17 +245,34 @@ class Job:
             f"{label}. Received: {said}. {advice}"
         )
 
-    def wrote(self, path: str, outcome: Mapping[str, object]) -> None:
-        """Tells the other workers that the chief has written a file. Only the chief calls it."""
-        self._client.wrote(path, outcome)
+    def write_for_all(self, write: Callable[[], None], path: str) -> None:
+        """Writes a file, and tells the workers that wait for it. Only the chief calls it."""
+        try:
+            write()
+        except BaseException as error:
+            self._client.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
+            raise
+        modified = None if whole_files.is_remote(path) else _modified(path)
+        self._client.wrote(path, {"modified": modified})
 
-    def written_by_chief(self, path: str) -> Mapping[str, Any]:
+    def is_written_by_chief(self, path: str) -> bool:
         """Waits until the chief has written a file, or does something else.
 
-        Returns the outcome that the chief passed to `wrote`; empty if it did something else.
+        Returns whether it has written this path on a file system that the workers share.
         """
         with self.translating_failures(f"save to {path}"):
-            return self._client.written_by_chief(path)
+            outcome = self._client.written_by_chief(path)
+        if "error" in outcome:
+            raise WorkerLostError(
+                f"[worker {self.rank}/{self.num_workers}] Expected worker 0 to save the model for "
+                f"all workers. Received: path={path!r}, with {outcome['error']}. The error is in "
+                "the output of worker 0."
+            )
+        if not outcome:
+            return False
+        modified = outcome["modified"]
+        # Without a file system that the workers share, each has a file of its own.
+        return modified is None or (_modified(path) or 0) >= modified
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
@@ -460,32 +477,6 @@ def _own_facts(
     }
     # The others reach the chief by its name. Its own connection may have a loopback address.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
-
-
-def write_and_tell(write: Callable[[], None], path: str, job: Job) -> None:
-    """Lets the chief write a file, and tells the workers that wait for it."""
-    try:
-        write()
-    except BaseException as error:
-        job.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
-        raise
-    job.wrote(path, {"modified": None if whole_files.is_remote(path) else _modified(path)})
-
-
-def is_written_by_chief(path: str, job: Job) -> bool:
-    """Waits for the chief; returns whether it has written this path on a shared file system."""
-    outcome = job.written_by_chief(path)
-    if "error" in outcome:
-        raise WorkerLostError(
-            f"[worker {job.rank}/{job.num_workers}] Expected worker 0 to save the model for all "
-            f"workers. Received: path={path!r}, with {outcome['error']}. The error is in the "
-            "output of worker 0."
-        )
-    if not outcome:
-        return False
-    modified = outcome["modified"]
-    # Without a file system that the workers share, each has a file of its own.
-    return modified is None or (_modified(path) or 0) >= modified
 
 
 def _modified(path: str) -> int | None:
