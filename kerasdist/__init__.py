@@ -43,8 +43,12 @@ if TYPE_CHECKING:
         ValueContext,
     )
     from kerasdist.launch.function import launch
-    from kerasdist.strategies.central_storage import CentralStorageStrategy
-    from kerasdist.strategies.mirrored import MirroredStrategy, OneDeviceStrategy, auto
+    from kerasdist.strategies.mirrored import (
+        CentralStorageStrategy,
+        MirroredStrategy,
+        OneDeviceStrategy,
+        auto,
+    )
     from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
     from kerasdist.strategies.tpu import TPUStrategy
     from kerasdist.training.predictions import predict_to
@@ -98,7 +102,7 @@ __all__ = [
 
 _HOMES = {
     "AutoShardPolicy": "kerasdist.input.options",
-    "CentralStorageStrategy": "kerasdist.strategies.central_storage",
+    "CentralStorageStrategy": "kerasdist.strategies.mirrored",
     "DeviceAssignment": "kerasdist.core.partitions",
     "TPUStrategy": "kerasdist.strategies.tpu",
     "CommunicationImplementation": "kerasdist.api.options",

@@ -290,14 +290,6 @@ def of_class(kind: type) -> dict[str, str]:
     return {KEY: hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]} if parts else {}
 
 
-def without(facts: object) -> Any:
-    """Returns facts without digests of code."""
-    if isinstance(facts, dict):
-        named = cast("dict[str, Any]", facts)
-        return {name: without(value) for name, value in named.items() if name != KEY}
-    return [without(one) for one in cast("list[Any]", facts)] if isinstance(facts, list) else facts
-
-
 def _is_compared(name: str, value: object) -> bool:
     if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
         return False  # a path, which may differ by worker

@@ -30,14 +30,7 @@ class ReduceOp(enum.Enum):
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
         """Returns the operation for a `ReduceOp`, TensorFlow's own, or a name in any case."""
-        name = getattr(op, "value", op)
-        try:
-            return cls(str(name).upper())
-        except ValueError:
-            raise ValueError(
-                f"Expected reduce_op to be one of {[one.value for one in cls]}. "
-                f"Received: reduce_op={op!r}."
-            ) from None
+        return member_of(cls, op, "reduce_op")
 
 
 class CommunicationImplementation(enum.Enum):
@@ -100,11 +93,6 @@ class CommunicationOptions:
         chosen = member_of(CommunicationImplementation, self.implementation, "implementation")
         object.__setattr__(self, "implementation", chosen)
 
-    @classmethod
-    def of(cls, options: Any) -> CommunicationOptions:
-        """Returns the given options, the defaults for None."""
-        return options_of(cls, options, "communication_options")
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -141,9 +129,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, options: Any) -> RunOptions:
-        """Returns the options of None, a `RunOptions`, or a ``tf.distribute.RunOptions``."""
-        if options is None:
-            return cls()
+        """Returns the options of a `RunOptions`, or a ``tf.distribute.RunOptions``."""
         if isinstance(options, cls):
             return options
         # tf.distribute's is a named tuple with these fields, in this order.

@@ -324,12 +324,9 @@ class Strategy:
         return RowDataset(numpy_input)
 
     @cached_property
-    def _sole_context(self) -> ReplicaContext:
-        return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
-
     def sole_replica_context(self) -> ReplicaContext:
-        """Returns the context of code outside of every replica, if there is only one replica."""
-        return self._sole_context
+        """The context of code outside of every replica, if there is only one replica."""
+        return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
 
     def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
         """Raises WorkerLostError in place of errors that a lost worker causes in the call."""

@@ -15,7 +15,6 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.job.job import is_written_by_chief, write_and_tell
 from kerasdist.training.binding import binding_of
 
 
@@ -108,9 +107,9 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         if replicas is None or replicas.job is None:
             self.wait()
         elif replicas.job.is_chief:
-            write_and_tell(self.wait, str(self._newest), replicas.job)
+            replicas.job.write_for_all(self.wait, str(self._newest))
         else:
-            is_written_by_chief(str(self._newest), replicas.job)
+            replicas.job.is_written_by_chief(str(self._newest))
         self._file.memory.clear()
 
     def wait(self) -> None:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, final
 
+import typer
 from rich.console import Console
 
 from kerasdist.checks import jobs
@@ -19,40 +20,15 @@ from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError
 from kerasdist.job.launcher import BENCH, AllReduce
 from kerasdist.launch import supervisor
+from kerasdist.launch.options import Arguments, AsJson, Hosts, Plot, Seconds, listed, option
 from kerasdist.launch.placement import place, with_workers
-from kerasdist.launch.spec import python_command
+from kerasdist.launch.spec import JobSpec, python_command
 from kerasdist.plan.hardware import chip_of
 from kerasdist.plan.report import annotate, figure, milliseconds, require_matplotlib, size, table
 
 _WORKER = "kerasdist.checks.bench_worker"
 _MOST_ON_CPU = 8
 _NO_FIT = "there was no fit of a model that was made in the scope of a strategy"
-
-
-@final
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options of `kerasdist bench`.
-
-    Attributes:
-        script: The script; None: kerasdist's own model.
-        arguments: The script's arguments.
-        backend: The backend; None: Keras's choice.
-        workers: Numbers of workers; none: 1, 2, 4, ... up to what there is.
-        hosts: As in `JobSpec`.
-        seconds: After how long a job is ended.
-        as_json: Whether to print JSON.
-        plot: Where to draw the scaling.
-    """
-
-    script: str | None = None
-    arguments: Sequence[str] = ()
-    backend: str | None = None
-    workers: Sequence[int] = ()
-    hosts: Sequence[str] = ()
-    seconds: float = 900.0
-    as_json: bool = False
-    plot: Path | None = None
 
 
 @final
@@ -140,36 +116,76 @@ class Scaling:
         return row.bus_bandwidth / self.reference.rate
 
 
-def run(options: BenchOptions) -> bool:
-    """Measures and prints the scaling. Returns whether every number of workers was measured.
+def bench(
+    script: Annotated[
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="A script (default: a model of kerasdist's own)."),
+    ] = None,
+    arguments: Arguments = None,
+    *,
+    backend: Annotated[
+        str | None, option("NAME", "tensorflow, jax or torch (default: Keras's choice).")
+    ] = None,
+    workers: Annotated[
+        str | None,
+        option(
+            "N,N,...",
+            "Numbers of workers (default: 1, 2, 4, ... up to the GPUs, slots or cores).",
+            "--workers",
+            "-n",
+        ),
+    ] = None,
+    hosts: Hosts = None,
+    timeout: Seconds = 900.0,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Measure how training scales on this machine, or on --hosts.
 
-    Raises:
-        KerasdistError: If the backend is not there, or workers cannot be placed.
+    The script, or a model of kerasdist's own, is trained by 1, 2, ... workers; its throughput, and
+    the bandwidth between the replicas beside what the links allow, are shown. A script is run as it
+    is, and the longest of its fits counts.
     """
-    if options.plot is not None:
+    if plot is not None:
         require_matplotlib()
-    backend = options.backend or backend_choice().name
+    counts = _numbers(workers) or _doubled(_most(hosts))
+    backend = backend or backend_choice().name
     problem = backend_choice({**os.environ, "KERAS_BACKEND": backend}).problem
     if problem is not None:
         raise BackendError(problem)
-    counts = options.workers or _doubled(_most(options.hosts))
-    rows = [_measure(options, backend, count, max(counts)) for count in counts]
-    on_cpu = jobs.Place(hosts=options.hosts).is_on_cpu
-    found = None if on_cpu else reference(is_one_machine=not options.hosts)
-    scaling = Scaling(options.script or "kerasdist's own model", backend, rows, found)
-    if options.as_json:
-        sys.stdout.write(as_json(scaling) + "\n")
+    command = python_command(_WORKER, module=True)
+    if script is not None:
+        command = python_command(script, arguments or ())
+    on_cpus = jobs.cpu_variables(hosts)
+    if on_cpus and sys.platform == "linux":
+        cores = max(1, supervisor.cores() // max(counts))
+        command = python_command(_WORKER, [str(cores), *command], module=True)
+    spec = JobSpec(command, hosts=listed(hosts), environment={**on_cpus, BENCH: "1"})
+    rows = [_measure(spec, backend, count, timeout) for count in counts]
+    found = None if on_cpus else reference(is_one_machine=not hosts)
+    scaling = Scaling(script or "kerasdist's own model", backend, rows, found)
+    if as_json:
+        typer.echo(described(scaling))
     else:
         show(scaling)
-    if options.plot is not None and scaling.measured:
-        draw(scaling, options.plot)
-        sys.stderr.write(f"[kerasdist] wrote {options.plot}\n")
-    return len(scaling.measured) == len(rows)
+    if plot is not None and scaling.measured:
+        draw(scaling, plot)
+        typer.echo(f"[kerasdist] wrote {plot}", err=True)
+    raise typer.Exit(len(scaling.measured) < len(rows))
 
 
-def _most(hosts: Sequence[str]) -> int:
+def _numbers(text: str | None) -> tuple[int, ...]:
+    words = [] if text is None else text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise typer.BadParameter(
+            f"expected numbers from 1, such as 1,2,4, received {text!r}", param_hint="--workers"
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _most(hosts: str | None) -> int:
     if hosts:
-        return len(place(None, hosts))
+        return len(place(None, listed(hosts)))
     if jobs.has_accelerator():
         return max(1, len(gpus.visible()))
     return min(_MOST_ON_CPU, supervisor.cores())
@@ -182,18 +198,10 @@ def _doubled(most: int) -> tuple[int, ...]:
     return (*counts, most)
 
 
-def _measure(options: BenchOptions, backend: str, count: int, most: int) -> Row:
-    """Measures training with so many workers, of which there are `most` at another time."""
-    where = jobs.Place(hosts=options.hosts, seconds=options.seconds)
-    if options.script is None:
-        command = python_command(_WORKER, module=True)
-    else:
-        command = python_command(options.script, options.arguments)
-    if where.is_on_cpu and sys.platform == "linux":
-        cores = max(1, supervisor.cores() // most)
-        command = python_command(_WORKER, [str(cores), *command], module=True)
-    spec = replace(where.spec(command, {BENCH: "1", **_first_gpus(count)}), workers=count)
-    ran = jobs.run(with_workers(spec, count), backend, options.seconds, _NO_FIT)
+def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
+    """Measures training with so many workers."""
+    own = {**spec.environment, **_first_gpus(count)}
+    ran = jobs.run(with_workers(replace(spec, environment=own), count), backend, seconds, _NO_FIT)
     if ran.failure is not None:
         return Row(count, {}, f"{ran.failure}; the workers' output is in {ran.logs}")
     # A script may call `fit` several times. The longest one is the best measurement, if possible of
@@ -291,7 +299,7 @@ def _notes(scaling: Scaling) -> list[str]:
     return notes
 
 
-def as_json(scaling: Scaling) -> str:
+def described(scaling: Scaling) -> str:
     """Returns the benchmark as JSON; sizes in bytes, times in seconds."""
     rows = [
         {

@@ -23,10 +23,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO, final
 
+import typer
+
 from kerasdist.checks import findings, info, machine
 from kerasdist.checks.findings import Finding, judge
 from kerasdist.job.listening import is_loopback
 from kerasdist.launch import start
+from kerasdist.launch.options import AsJson, Hosts, listed
 from kerasdist.launch.placement import listening, place
 
 _SECONDS = 60.0
@@ -89,18 +92,10 @@ class Agent:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the agent."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._said.close()
+        """Ends the agent, or ssh, and so the agent."""
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError), self._said, self._process:
+            pass  # what it was not told any more is dropped
 
     def _why(self) -> str:
         code = self._process.wait(5)
@@ -263,19 +258,18 @@ def _reached(target: Mapping[str, Any]) -> dict[str, object]:
     return {"addresses": addresses, "error": other}
 
 
-def doctor(names: Sequence[str], *, as_json: bool) -> bool:
-    """Looks at this machine, or at hosts, and prints what it finds. Returns whether all is well.
+def doctor(*, hosts: Hosts = None, as_json: AsJson = False) -> None:
+    """Look for what would stop or slow a job on this machine, or on --hosts and between them.
 
-    Raises:
-        ClusterError: If the hosts are written wrongly.
-        OSError: If there is no ssh.
+    Versions, devices, links, ports, names, disks, shared memory and limits, and what each
+    means for a job. The exit code is 1 if there is a problem, 0 with warnings.
     """
-    found = look(names) if names else machine.look()
+    found = look(listed(hosts)) if hosts else machine.look()
     if as_json:
-        sys.stdout.write(json.dumps(findings.as_dicts(found), indent=2) + "\n")
+        typer.echo(json.dumps(findings.as_dicts(found), indent=2))
     else:
-        findings.show(", ".join(names) or "This machine", _shortened(found))
-    return not findings.is_failed(found)
+        findings.show(hosts or "This machine", _shortened(found))
+    raise typer.Exit(findings.is_failed(found))
 
 
 def _shortened(found: Sequence[Finding]) -> list[Finding]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +23,7 @@ from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice, version_of
 from kerasdist.errors import KerasdistError
+from kerasdist.launch.options import AsJson
 from kerasdist.plan.report import table
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch", "numpy")
@@ -105,9 +107,18 @@ class Facts:
     versions: Mapping[str, str | None]
 
 
-def gather(environ: Mapping[str, str] | None = None) -> Facts:
+def info(*, as_json: AsJson = False) -> None:
+    """Show which cluster is detected here, and why; and what is installed."""
+    facts = gather()
+    if as_json:
+        typer.echo(json.dumps(asdict(facts), indent=2))
+    else:
+        show(facts)
+    raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
+
+
+def gather(environ: Mapping[str, str] = os.environ) -> Facts:
     """Collects the facts."""
-    environ = os.environ if environ is None else environ
     found = detection.findings(environ)
     error, believed, resolver = None, None, None
     try:
@@ -136,11 +147,6 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
             **{each: version_of(each) for each in _PACKAGES},
         },
     )
-
-
-def as_json(facts: Facts) -> str:
-    """Returns the facts as JSON."""
-    return json.dumps(asdict(facts), indent=2)
 
 
 def show(facts: Facts, console: Console | None = None) -> None:

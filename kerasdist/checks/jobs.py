@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Annotated, Any, final
+
+import typer
 
 from kerasdist.checks import findings
 from kerasdist.checks.findings import Finding
@@ -19,8 +20,17 @@ from kerasdist.cluster import cloud_tpu
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, is_installed
 from kerasdist.errors import BackendError
-from kerasdist.job.launcher import told
+from kerasdist.job import launcher
 from kerasdist.launch.job import Launcher
+from kerasdist.launch.options import (
+    AsJson,
+    Devices,
+    Hosts,
+    Seconds,
+    listed,
+    number_of_workers,
+    option,
+)
 from kerasdist.launch.spec import JobSpec, python_command
 from kerasdist.launch.start import log_file
 
@@ -32,48 +42,18 @@ _FULL_FLOAT32 = {
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
-_ON_CPU = {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
-
-
-@final
-@dataclass(frozen=True)
-class Place:
-    """Where workers run.
-
-    Attributes:
-        workers: How many; None: as `kerasdist run` has it, but two where there is no accelerator.
-        hosts: As in `JobSpec`.
-        devices_per_worker: How many CPU devices each has; None: its accelerators.
-        seconds: After how long a job is ended.
-    """
-
-    workers: int | Literal["gpu"] | None = None
-    hosts: Sequence[str] = ()
-    devices_per_worker: int | None = None
-    seconds: float = 600.0
-
-    def spec(self, command: Sequence[str], environment: Mapping[str, str]) -> JobSpec:
-        """Returns the specification of a job that runs the command here."""
-        workers = self.workers
-        if workers is None and not self.hosts and not has_accelerator():
-            workers = 2
-        return JobSpec(
-            command,
-            workers=workers,
-            hosts=self.hosts,
-            devices_per_worker=self.devices_per_worker,
-            environment={**(_ON_CPU if self.is_on_cpu else {}), **environment},
-        )
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether workers compute on CPU devices, as far as this machine can tell."""
-        return self.devices_per_worker is not None or not (self.hosts or has_accelerator())
 
 
 def has_accelerator() -> bool:
     """Returns whether this machine has a GPU that a process sees, or a TPU."""
     return bool(gpus.visible()) or cloud_tpu.has_tpus()
+
+
+def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> dict[str, str]:
+    """Returns variables for workers that compute on CPUs; none if they may have accelerators."""
+    if devices_per_worker is None and (hosts or has_accelerator()):
+        return {}
+    return {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
 
 
 def backends(wanted: Sequence[str]) -> tuple[str, ...]:
@@ -126,12 +106,12 @@ def run(
     """
     folder = Path(tempfile.mkdtemp(prefix="kerasdist-check-"))
     environment = {VARIABLE: backend, **spec.environment}
-    launcher = Launcher(replace(spec, logs=folder, environment=environment))
-    limit, began = threading.Timer(seconds, launcher.stop), time.monotonic()
+    job = Launcher(replace(spec, logs=folder, environment=environment))
+    limit, began = threading.Timer(seconds, job.stop), time.monotonic()
     limit.daemon = True
     limit.start()
     try:
-        attempt = launcher.run().attempts[-1]
+        attempt = job.run().attempts[-1]
     finally:
         limit.cancel()
     if attempt.signal is not None and time.monotonic() - began >= seconds:
@@ -144,32 +124,64 @@ def run(
         why = f"worker {attempt.cause.rank}/{len(attempt.endings)}: {attempt.cause.reason}; {last}"
         return Ran(failure=why, logs=folder)
     file = log_file(folder, 0, 0)
-    results = told(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    results = launcher.told(file.read_text(encoding="utf-8", errors="replace").splitlines())
     if not results:
         return Ran(failure=without, logs=folder)
     shutil.rmtree(folder)
     return Ran(results)
 
 
-def test(names: Sequence[str], place: Place, *, as_json: bool) -> bool:
-    """Tests backends one after another, and prints what it finds. Returns whether all is well.
+def compare(
+    *,
+    backend: Annotated[
+        list[str] | None,
+        option(
+            "NAME",
+            "tensorflow, jax or torch; may be given several times (default: all installed).",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        option(
+            "N|gpu",
+            "Number of workers (default: as kerasdist run; 2 on a machine without accelerators).",
+            "--workers",
+            "-n",
+        ),
+    ] = None,
+    hosts: Hosts = None,
+    devices_per_worker: Devices = None,
+    timeout: Seconds = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Train for some seconds here, and compare the weights with one device.
 
-    Raises:
-        KerasdistError: If a backend or a host is unknown.
+    For each backend a job of this machine, or of --hosts, sums, gathers and broadcasts, measures
+    the bandwidth, and trains 20 steps. The exit code is 1 if something is wrong.
     """
+    count = number_of_workers(workers)
+    if count is None and not hosts and not has_accelerator():
+        count = 2
+    spec = JobSpec(
+        python_command(_WORKER, module=True),
+        workers=count,
+        hosts=listed(hosts),
+        devices_per_worker=devices_per_worker,
+        environment={**cpu_variables(hosts, devices_per_worker), **_FULL_FLOAT32},
+    )
     found: dict[str, list[Finding]] = {}
-    for backend in backends(names):
+    for name in backends(backend or ()):
         began = time.monotonic()
-        spec = place.spec(python_command(_WORKER, module=True), _FULL_FLOAT32)
-        ran = run(spec, backend, place.seconds)
+        ran = run(spec, name, timeout)
         if ran.failure is None:
-            found[backend] = findings.of_dicts(ran.results[0], "")
+            found[name] = findings.of_dicts(ran.results[0], "")
         else:
             said = f"No job would run here. The workers' whole output is in {ran.logs}."
-            found[backend] = [Finding("job", "problem", ran.failure, said)]
+            found[name] = [Finding("job", "problem", ran.failure, said)]
         if not as_json:
-            findings.show(f"{backend}, {time.monotonic() - began:.0f} s", found[backend])
+            findings.show(f"{name}, {time.monotonic() - began:.0f} s", found[name])
     if as_json:
-        listed = {backend: findings.as_dicts(each) for backend, each in found.items()}
-        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
-    return not any(map(findings.is_failed, found.values()))
+        told = {name: findings.as_dicts(each) for name, each in found.items()}
+        typer.echo(json.dumps(told, indent=2))
+    raise typer.Exit(any(map(findings.is_failed, found.values())))

@@ -109,11 +109,8 @@ def _processor() -> Iterator[Finding]:
 
 def _cluster() -> Iterator[Finding]:
     """What the environment says of a cluster."""
-    found, ok, problem = (
-        "no cluster in the variables",
-        "A script started here is a job of its own.",
-        "",
-    )
+    found, problem = "no cluster in the variables", ""
+    ok = "A script started here is a job of its own."
     try:
         resolver = detection.detect()
         if resolver is not None:
@@ -177,12 +174,9 @@ def _disks() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    if _SHM.is_dir():
-        yield of_shared_memory(shutil.disk_usage(_SHM).free)
-
-
-def of_shared_memory(free: float) -> Finding:
-    """Returns the finding about the free shared memory, in bytes."""
+    if not _SHM.is_dir():
+        return
+    free = shutil.disk_usage(_SHM).free
     said = (
         "NCCL, and PyTorch's data loaders with worker processes, die of a bus error where it is "
         "full. Start a container with --shm-size=8g or --ipc=host; a pod with an emptyDir of "
@@ -190,15 +184,12 @@ def of_shared_memory(free: float) -> Finding:
     )
     ok = "NCCL and data loaders have room."
     warning = said if free < _LEAST_SHM else ""
-    return judge("shared memory", f"{size(free)} free in {_SHM}", ok, warning=warning)
+    yield judge("shared memory", f"{size(free)} free in {_SHM}", ok, warning=warning)
 
 
 def _files() -> Iterator[Finding]:
-    yield of_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-
-
-def of_files(soft: int, hard: int) -> Finding:
-    """Returns the finding about the limit of open files."""
+    """The limit of open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_free = soft == resource.RLIM_INFINITY
     can = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"
     said = (
@@ -208,7 +199,7 @@ def of_files(soft: int, hard: int) -> Finding:
     ok = "Enough for connections and data loaders."
     warning = "" if is_free or soft >= _LEAST_FILES else said
     found = "no limit" if is_free else f"{soft} open files"
-    return judge("open files", found, ok, warning=warning)
+    yield judge("open files", found, ok, warning=warning)
 
 
 def _locked_memory() -> Iterator[Finding]:

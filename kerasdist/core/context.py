@@ -155,7 +155,7 @@ def replica_context_in_force() -> ReplicaLike | None:
         return _here.replicas[-1]
     if _here.scopes and _here.scopes[-1] is not default_strategy():
         return None
-    return default_strategy().sole_replica_context()
+    return default_strategy().sole_replica_context
 
 
 def require_cross_replica(call: str, instead: str) -> None:

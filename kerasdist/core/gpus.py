@@ -49,7 +49,7 @@ class Gpu:
     maker: str = "NVIDIA"
 
 
-def visible(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> tuple[Gpu, ...]:
+def visible(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Gpu, ...]:
     """Returns the GPUs that a process with these variables sees, none without a driver.
 
     They have the order in which CUDA or ROCm numbers them for the process. Only where GPUs of
@@ -57,10 +57,9 @@ def visible(environ: Mapping[str, str] | None = None, root: Path = Path("/")) ->
     count the faster ones first, which cannot be known here.
 
     Args:
-        environ: The process's variables; None: this process's.
+        environ: The process's variables.
         root: The folder in which ``sys`` and ``dev`` are.
     """
-    environ = os.environ if environ is None else environ
     nvidia = list(_nvidia())
     if nvidia:
         seen = _selected(nvidia, environ.get(CUDA))
@@ -97,13 +96,11 @@ class Watch:
 
     def __init__(self, seen: Sequence[Gpu]) -> None:
         self._handles: list[Any] = []
-        nvidia = [gpu for gpu in seen if gpu.maker == "NVIDIA"]
-        if not nvidia:
-            return
         nvml = _library()
         with contextlib.suppress(nvml.NVMLError):  # a GPU that falls off the bus
             nvml.nvmlInit()
-            self._handles = [nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in nvidia]
+            uuids = [gpu.uuid for gpu in seen if gpu.maker == "NVIDIA"]
+            self._handles = list(map(nvml.nvmlDeviceGetHandleByUUID, uuids))
 
     def usage(self) -> list[Usage]:
         """Returns the usage of each GPU that reports it."""

@@ -59,8 +59,9 @@ class StrategyLike(Protocol):
         """Calls a function once per replica."""
         ...
 
+    @property
     def sole_replica_context(self) -> Any:
-        """Returns the `ReplicaContext` of code outside of every replica."""
+        """The `ReplicaContext` of code outside of every replica."""
         ...
 
 

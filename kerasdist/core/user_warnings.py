@@ -1,12 +1,23 @@
-"""Warnings that name a line of the user's script, however deep in Keras they are raised."""
+"""What is not the user's script, and warnings that name a line of it, however deep in Keras."""
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
 import warnings
+from pathlib import Path
 
-# Packages that are not the user's script.
-_LIBRARIES = frozenset(
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+"""The folder of kerasdist."""
+
+_PATHS = ("stdlib", "purelib", "platlib", "scripts")
+
+LIBRARIES = (PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PATHS))
+"""The folders of code that is not the user's: kerasdist, Python, installed packages."""
+
+# Packages that are not the user's script; others may be, though they are installed.
+_PACKAGES = frozenset(
     ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
 )
 
@@ -14,7 +25,7 @@ _LIBRARIES = frozenset(
 def warn_user(message: str) -> None:
     """Gives a `UserWarning` that names the innermost line outside of the libraries."""
     frame, level = sys._getframe(1), 2
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
         if frame.f_back is None:  # a framework's thread, without a script
             level = 2
             break

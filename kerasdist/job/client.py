@@ -14,9 +14,9 @@ from typing import Any, final
 from kerasdist.errors import DisagreementError, JobError, WorkerLostError
 from kerasdist.job import handshake, protocol
 from kerasdist.job.comparison import MAX_CHANGES, Report
+from kerasdist.job.handshake import Credentials
 from kerasdist.job.listening import address_in
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import Credentials
 
 _INTERRUPTED = "interrupted"
 _LEFT_EARLY = "left early"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
+from kerasdist.core.user_warnings import LIBRARIES, PACKAGE
 from kerasdist.errors import JobError
 
 VARIABLE = "KERASDIST_DEBUG_COLLECTIVES"
@@ -34,10 +34,7 @@ ADVICE = (
     "and how, the function of kerasdist, and the line of your code."
 )
 
-# Code that is not the user's: kerasdist, Python, installed packages, what frameworks generate.
-_OURS = f"{Path(__file__).parents[1]}{os.sep}"
-_LIBRARIES = ("stdlib", "purelib", "platlib")
-_INSTALLED = ("<", *(f"{sysconfig.get_path(one)}{os.sep}" for one in _LIBRARIES))
+# Files of what frameworks generate.
 _GENERATED = ("__autograph_generated", "torchinductor")
 
 # The code of a thread that waits while this one issues its collectives.
@@ -122,10 +119,10 @@ def code_here() -> str:
     ours = users = ""
     while frame is not None and not users:
         file = frame.f_code.co_filename
-        if file.startswith(_OURS):
+        if file.startswith(PACKAGE):
             if not ours and file != recorder:
                 ours = f" by {frame.f_code.co_qualname}"
-        elif not file.startswith(_INSTALLED) and not any(one in file for one in _GENERATED):
+        elif not file.startswith(("<", *LIBRARIES)) and not any(one in file for one in _GENERATED):
             users = f", {Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
     return f"{ours}{users}"

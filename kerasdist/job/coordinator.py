@@ -29,10 +29,9 @@ from kerasdist.job.comparison import (
     named_places,
     named_workers,
 )
-from kerasdist.job.handshake import Gate, read
+from kerasdist.job.handshake import Credentials, Gate, read
 from kerasdist.job.interruption import CTRL_C
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import Credentials
 
 CHIEF = 0
 MAIN = "main"
@@ -316,7 +315,6 @@ class Coordinator:
             "chief": addresses[0],
             "far": next(far, None),
             "on_one_machine": all(map(listening.leads_here, addresses)),
-            "has_one_python": len({str(one.get("python")) for one in facts}) == 1,
         }
 
     def _hear(self, member: Member, message: Any) -> None:

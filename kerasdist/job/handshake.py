@@ -1,4 +1,4 @@
-"""How a worker and the chief prove to each other that they belong to one job.
+"""The secret of a job, and how a worker and the chief prove to each other that they know it.
 
 The chief opens each connection with a challenge: its job's name and a random number. The worker
 answers with a random number of its own and an HMAC-SHA256 of both under the job's secret; the chief
@@ -11,15 +11,71 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
 import socket
+import stat
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 from kerasdist.errors import JobError
 from kerasdist.job import protocol
-from kerasdist.job.secret import SECRET, Credentials
+
+SECRET = "KERASDIST_SECRET"
+"""The secret itself. ``kerasdist run`` sets it for its workers."""
+
+SECRET_FILE = "KERASDIST_SECRET_FILE"
+"""A file that holds the secret, readable by its owner alone (mode 600 or 400)."""
+
+JOB_ID = "KERASDIST_JOB_ID"
+"""A name for the job, so that a worker recognizes the chief of another job on the same port."""
+
+_READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@final
+@dataclass(frozen=True)
+class Credentials:
+    """The credentials by which workers of one job recognize each other.
+
+    Attributes:
+        secret: The job's secret; None: the job has none.
+        job_id: The job's name; empty: it has none.
+    """
+
+    secret: bytes | None = field(default=None, repr=False)
+    job_id: str = ""
+
+
+def credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
+    """Reads the job's secret and name."""
+    secret = environ.get(SECRET, "").strip().encode()
+    path = environ.get(SECRET_FILE)
+    if not secret and path:
+        secret = _content(Path(path))
+    return Credentials(secret or None, environ.get(JOB_ID, ""))
+
+
+def _content(path: Path) -> bytes:
+    wrong = (
+        f"Expected {SECRET_FILE} to name a file that holds the job's secret, readable by its owner "
+        f"alone. Received: {SECRET_FILE}={str(path)!r}"
+    )
+    try:
+        mode = path.stat().st_mode
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise JobError(f"{wrong}: {error.strerror}.") from error
+    if mode & _READABLE_BY_OTHERS:
+        raise JobError(f"{wrong}, with mode {stat.S_IMODE(mode):o}. Run: chmod 600 {path}")
+    if not secret:
+        raise JobError(f"{wrong}, which is empty.")
+    return secret
+
 
 MAX_BYTES = 4096
 """The largest message that is read from a peer that has not yet proved its membership."""

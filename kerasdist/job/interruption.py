@@ -13,15 +13,14 @@ import io
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
 from enum import IntEnum
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, final
 
+from kerasdist.core.user_warnings import LIBRARIES, PACKAGE
 from kerasdist.errors import JobError
 
 # The reason that an interrupted worker gives when it leaves the job.
@@ -31,15 +30,8 @@ CTRL_C = "Ctrl-C"
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
-# Where the files are that do not belong to the user's script.
-_PACKAGE = str(Path(__file__).parents[1])
-_ELSEWHERE = (
-    _PACKAGE,
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("purelib"),
-    sysconfig.get_path("platlib"),
-    "<",
-)
+# With what the names of files begin that do not belong to the user's script.
+_ELSEWHERE = ("<", *LIBRARIES)
 
 
 @final
@@ -86,7 +78,7 @@ class DroppedInterrupts:
 def _is_in_users_code(frame: FrameType | None) -> bool:
     """Returns whether a frame is in user code that this package has called."""
     while frame is not None and frame.f_code.co_filename.startswith(_ELSEWHERE):
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename.startswith(PACKAGE):
             return False
         frame = frame.f_back
     return True

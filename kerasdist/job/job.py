@@ -7,9 +7,9 @@ import itertools
 import os
 import platform
 import sys
-import threading
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -28,11 +28,11 @@ from kerasdist.errors import (
 from kerasdist.job import collectives, comparison, launcher, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, MAIN, Coordinator
+from kerasdist.job.handshake import SECRET, credentials
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import SECRET, credentials
 
 _ADVICE = "All of them must run the same script in the same environment."
 
@@ -45,11 +45,13 @@ class Job:
 
     Attributes:
         membership: This process's place.
+        rank: This worker's number, 0 for the chief.
+        num_workers: How many workers there are.
+        is_chief: Whether this worker writes the files.
         timeouts: How long to wait for the others.
         address: ``host:port`` of this worker, for the framework's own connections.
         chief_address: That of the chief.
         is_on_one_machine: Whether all workers reach each other by loopback addresses.
-        has_one_python: Whether all workers have the same version of Python.
         collectives: The collectives that this worker has issued; None: they are not recorded.
     """
 
@@ -58,11 +60,13 @@ class Job:
     ) -> None:
         """Joins the job; waits until all workers have joined. All workers must call it."""
         self.membership = membership
+        self.rank = membership.rank
+        self.num_workers = membership.num_workers
+        self.is_chief = membership.is_chief
         self.timeouts = timeouts
         self._coordinator: Coordinator | None = None
         self._addresses = membership.addresses
-        self._numbers: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._numbers = defaultdict[str, Iterator[int]](itertools.count)
         self._at_leave: list[Callable[[], None]] = []
         self._failing_exit: tuple[str, int] | None = None
         self.collectives = collectives.log_if_wanted()
@@ -83,12 +87,12 @@ class Job:
         self.address: str = self._client.address
         self.chief_address: str = roster["chief"]
         self.is_on_one_machine: bool = roster["on_one_machine"]
-        self.has_one_python: bool = roster["has_one_python"]
         self._monitor = Monitor(self._client, self._coordinator)
         self._interrupts = DroppedInterrupts(lambda: self.is_watched)
         launcher.tell_launcher()
         recorded = {collectives.VARIABLE: int(self.collectives is not None)}
-        self.assert_equal("versions", {"kerasdist": __version__, **facts, **recorded})
+        versions = {"Python": sys.implementation.cache_tag, "kerasdist": __version__}
+        self.assert_equal("versions", {**versions, **facts, **recorded})
 
     @property
     def other_addresses(self) -> list[str]:
@@ -131,21 +135,6 @@ class Job:
             number = split(self.address, "this worker's address")[1]
             self._port = HeldPort(loopback=self.is_on_one_machine, port=number)
         return self._port
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, 0 for the chief."""
-        return self.membership.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return self.membership.num_workers
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this worker writes the files."""
-        return self.membership.is_chief
 
     def all_gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers, by rank.
@@ -214,9 +203,7 @@ class Job:
         self, label: str, value: object, wanted: str = protocol.ALL, channel: str = MAIN
     ) -> list[Any]:
         self.check()
-        with self._lock:
-            number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        return self._client.meet(channel, number, label, value, wanted)
+        return self._client.meet(channel, next(self._numbers[channel]), label, value, wanted)
 
     @contextmanager
     def chief_first(self) -> Generator[None]:
@@ -258,17 +245,34 @@ class Job:
             f"{label}. Received: {said}. {advice}"
         )
 
-    def wrote(self, path: str, outcome: Mapping[str, object]) -> None:
-        """Tells the other workers that the chief has written a file. Only the chief calls it."""
-        self._client.wrote(path, outcome)
+    def write_for_all(self, write: Callable[[], None], path: str) -> None:
+        """Writes a file, and tells the workers that wait for it. Only the chief calls it."""
+        try:
+            write()
+        except BaseException as error:
+            self._client.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
+            raise
+        modified = None if whole_files.is_remote(path) else _modified(path)
+        self._client.wrote(path, {"modified": modified})
 
-    def written_by_chief(self, path: str) -> Mapping[str, Any]:
+    def is_written_by_chief(self, path: str) -> bool:
         """Waits until the chief has written a file, or does something else.
 
-        Returns the outcome that the chief passed to `wrote`; empty if it did something else.
+        Returns whether it has written this path on a file system that the workers share.
         """
         with self.translating_failures(f"save to {path}"):
-            return self._client.written_by_chief(path)
+            outcome = self._client.written_by_chief(path)
+        if "error" in outcome:
+            raise WorkerLostError(
+                f"[worker {self.rank}/{self.num_workers}] Expected worker 0 to save the model for "
+                f"all workers. Received: path={path!r}, with {outcome['error']}. The error is in "
+                "the output of worker 0."
+            )
+        if not outcome:
+            return False
+        modified = outcome["modified"]
+        # Without a file system that the workers share, each has a file of its own.
+        return modified is None or (_modified(path) or 0) >= modified
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
@@ -467,39 +471,12 @@ def _own_facts(
         "rank": membership.rank,
         "num_workers": membership.num_workers,
         "pid": os.getpid(),
-        "python": sys.implementation.cache_tag,
         "host": platform.node(),
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,
     }
     # The others reach the chief by its name. Its own connection may have a loopback address.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
-
-
-def write_and_tell(write: Callable[[], None], path: str, job: Job) -> None:
-    """Lets the chief write a file, and tells the workers that wait for it."""
-    try:
-        write()
-    except BaseException as error:
-        job.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
-        raise
-    job.wrote(path, {"modified": None if whole_files.is_remote(path) else _modified(path)})
-
-
-def is_written_by_chief(path: str, job: Job) -> bool:
-    """Waits for the chief; returns whether it has written this path on a shared file system."""
-    outcome = job.written_by_chief(path)
-    if "error" in outcome:
-        raise WorkerLostError(
-            f"[worker {job.rank}/{job.num_workers}] Expected worker 0 to save the model for all "
-            f"workers. Received: path={path!r}, with {outcome['error']}. The error is in the "
-            "output of worker 0."
-        )
-    if not outcome:
-        return False
-    modified = outcome["modified"]
-    # Without a file system that the workers share, each has a file of its own.
-    return modified is None or (_modified(path) or 0) >= modified
 
 
 def _modified(path: str) -> int | None:

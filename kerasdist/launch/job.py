@@ -22,10 +22,10 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import final
 
 from kerasdist.errors import ClusterError
+from kerasdist.job.handshake import credentials
 from kerasdist.job.interruption import ExitCode
-from kerasdist.job.secret import credentials
 from kerasdist.launch import live, report, traces
-from kerasdist.launch.elastic.seats import Seats
+from kerasdist.launch.elastic.joining import Seats
 from kerasdist.launch.elastic.slots import ElasticSlots
 from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.live import Board
@@ -229,8 +229,7 @@ class Launcher:
             self._elastic = ElasticSlots(self._spec, self._events, self._screen, self._seats)
         else:
             self._slots = place(self._spec.workers, spec.hosts)
-        watched = spec.live or spec.logs is not None
-        self._board = Board(self._slots, spec.logs) if watched else None
+        self._board = Board(spec.logs)
 
     def run(self) -> JobResult:
         """Runs the job, again where that is allowed, until it has ended.
@@ -268,27 +267,26 @@ class Launcher:
 
     def _attempt(self, number: int, slots: Sequence[Slot]) -> AttemptResult:
         spec, board, elastic = self._spec, self._board, self._elastic
-        if board is not None:
-            board.begin_attempt(number, slots)
+        board.begin_attempt(number, slots)
         if spec.profile is not None:
             traces.forget_old(spec.profile)
 
         def hear(rank: int, line: bytes) -> None:
-            if board is not None:
-                board.heard(rank, line)
+            board.heard(rank, line)
             if elastic is not None:
                 elastic.heard(number, line)
                 self._warm.heard(line)
 
-        heard = hear if board is not None or elastic is not None else None
-        screen, events, warm = self._screen, self._events, self._warm
-        workers = begin(spec, slots, number, screen, events, warm=warm, hear=heard)
+        is_watched = spec.live or spec.logs is not None or elastic is not None
+        heard = hear if is_watched else None
+        workers = begin(
+            spec, slots, number, self._screen, self._events, warm=self._warm, hear=heard
+        )
         result = Attempt(workers, self._events, spec.stop_seconds, number=number).run()
         if spec.profile is not None:
             self._screen.say(traces.merge(spec.profile, len(slots)))
-        if board is not None:
-            for each in result.endings:
-                board.ended(each.rank, each.exit_code)
+        for each in result.endings:
+            board.ended(each.rank, each.exit_code)
         return result
 
     @contextlib.contextmanager
@@ -302,15 +300,14 @@ class Launcher:
             is_clean = len(attempts) == 1 and not attempts[0].exit_code
             slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
             hosts = {slot.host for slot in slots if slot.host is not None}
-            run_on(hosts, ("rm", "-rf", "--", folder), self._spec.directory, _CLEANING_SECONDS)
+            run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
 
     @contextlib.contextmanager
     def _view(self) -> Generator[None]:
         """Keeps the board's file, and shows the live view below what else is on the terminal."""
         with contextlib.ExitStack() as stack:
-            if self._board is not None:
-                stack.enter_context(self._board.in_file())
-            if self._board is not None and self._spec.live:
+            stack.enter_context(self._board.in_file())
+            if self._spec.live:
                 console = live.console()
                 stack.enter_context(self._screen.above(console))
                 stack.enter_context(live.shown(self._board, console))

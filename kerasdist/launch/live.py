@@ -44,17 +44,15 @@ class Board:
     Several threads write and read it.
 
     Args:
-        slots: Where the workers run.
         folder: Where `in_file` writes the state as JSON; None: nowhere.
     """
 
-    def __init__(self, slots: Sequence[Slot], folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / STATUS_FILE
         self._lock = threading.Lock()
         self._began = time.time()
         self._attempt = 0
         self._workers: list[State] = []
-        self.begin_attempt(0, slots)
 
     def begin_attempt(self, number: int, slots: Sequence[Slot]) -> None:
         """Forgets the workers of the attempt before."""

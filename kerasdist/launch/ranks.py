@@ -13,13 +13,13 @@ import os
 import queue
 import signal
 import sys
-import sysconfig
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import final
 
+from kerasdist.core.user_warnings import LIBRARIES
 from kerasdist.job import interruption
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import current_job
@@ -29,8 +29,6 @@ from kerasdist.launch.placement import place
 from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
 from kerasdist.launch.start import begin_others
 from kerasdist.launch.worker import Event, Held, Screen, Signalled, ThisProcess, Worker
-
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib", "scripts"))
 
 
 def is_child() -> bool:
@@ -67,7 +65,7 @@ def why_not_again() -> str | None:
 def why_not_unasked() -> str | None:
     """Returns why starting this process again may not be what its user expects; None: it is."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
-    if file.startswith(_LIBRARIES):
+    if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
     return None
 

@@ -14,8 +14,8 @@ from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.job.comparison import NAMED
+from kerasdist.job.handshake import JOB_ID, SECRET
 from kerasdist.job.launcher import MEMORY
-from kerasdist.job.secret import JOB_ID, SECRET
 from kerasdist.launch import start
 from kerasdist.launch.placement import Slot, counted, host_of_chief, listed
 from kerasdist.launch.spec import AttemptResult, JobSpec
@@ -113,7 +113,7 @@ def of_dry_run(spec: JobSpec) -> str:
     for slot, own in zip(slots, given, strict=True):
         where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
         lines = [f"worker {slot.rank}/{len(slots)} {where}"]
-        lines.append(f"cd {shlex.quote(str(spec.directory or Path.cwd()))}")
+        lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
         lines += [f"{name}={text}" for name, text in _variables(slot, own)]
         parts.append("\n  ".join([*lines, shlex.join(spec.command)]))
     return "\n\n".join(parts)

@@ -48,7 +48,6 @@ class JobSpec:
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         environment: More variables for the workers, and which of this process's go to other
             machines.
-        directory: Where the workers run; None: this process's working directory.
         join_port: Where the launcher listens for machines that join, to have up to `workers`
             workers; 0: on a port that is free; None: nowhere. There has to be a secret.
         run_id: A name that the job has in all its starts, and no other job.
@@ -65,7 +64,6 @@ class JobSpec:
     profile: ProfiledSteps | None = None
     stop_seconds: float = STOP_SECONDS
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    directory: Path | None = None
     join_port: int | None = None
     run_id: str = field(default_factory=partial(secrets.token_hex, 8))
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
+from kerasdist.job.handshake import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch import supervisor
 from kerasdist.launch.elastic.warm import WarmProcesses
 from kerasdist.launch.placement import Slot, open_coordinator
@@ -105,15 +105,13 @@ def supervisor_there(spec: JobSpec, host: str, path: str | None) -> list[str]:
     ``PYTHONPATH`` there, by which Python finds the supervisor.
     """
     # -P: a script's folder that has a module `signal` must not stop the supervisor.
-    return by_ssh(host, (spec.command[0], "-P", "-m", supervisor.__name__), path, spec.directory)
+    return by_ssh(host, (spec.command[0], "-P", "-m", supervisor.__name__), path)
 
 
-def by_ssh(
-    host: str, words: Sequence[str], path: str | None, directory: Path | None = None
-) -> list[str]:
-    """Returns a command on another machine, in this folder or another, with a `PYTHONPATH`."""
+def by_ssh(host: str, words: Sequence[str], path: str | None) -> list[str]:
+    """Returns a command on another machine, in this process's folder, with a `PYTHONPATH`."""
     before = [] if path is None else ["env", f"PYTHONPATH={path}"]
-    folder = shlex.quote(str(directory or Path.cwd()))
+    folder = shlex.quote(str(Path.cwd()))
     return [*_SSH, "--", host, f"cd {folder} && exec {shlex.join([*before, *words])}"]
 
 
@@ -151,15 +149,13 @@ def memory_of(spec: JobSpec) -> str:
     return f"/dev/shm/kerasdist-{spec.run_id}"
 
 
-def run_on(
-    hosts: Collection[str], words: Sequence[str], directory: Path | None, seconds: float
-) -> set[str]:
+def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[str]:
     """Runs a command on other machines; returns those on which it has done its work in time."""
 
     def does(host: str) -> bool:
         try:
             subprocess.run(
-                by_ssh(host, words, None, directory),
+                by_ssh(host, words, None),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=seconds,
@@ -212,7 +208,6 @@ def begin(
                 name=f"worker {slot.rank}/{len(slots)}",
                 command=command,
                 orders=orders,
-                directory=spec.directory,
                 log=spec.logs and log_file(spec.logs, number, slot.rank),
                 told=None if hear is None else partial(hear, slot.rank),
                 connection=slot.connection,

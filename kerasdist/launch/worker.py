@@ -227,7 +227,6 @@ class Start:
         name: The prefix of the lines that it prints.
         command: The command that starts its supervisor.
         orders: What the supervisor is told.
-        directory: Where it runs; None: where this process does.
         log: The file for its output; None: the screen.
         told: Is called with each report that its output carries; None: it sends none.
         connection: That of the machine, if it has joined; it is then the command's.
@@ -237,7 +236,6 @@ class Start:
     name: str
     command: Sequence[str]
     orders: supervisor.Orders = field(repr=False)
-    directory: Path | None = None
     log: Path | None = None
     told: Callable[[bytes], None] | None = None
     connection: socket.socket | None = None
@@ -292,7 +290,6 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
-            cwd=start.directory,
             # Ctrl-C is for the launcher, which passes it on.
             start_new_session=True,
             pass_fds=start.orders["inherited"] if own is None else [own.fileno()],

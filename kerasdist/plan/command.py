@@ -1,18 +1,17 @@
-"""What the command `kerasdist plan` does."""
+"""The command `kerasdist plan`."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import final
+from typing import Annotated
+
+import typer
 
 from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.core.sharding import Divided, Sharding
 from kerasdist.errors import BackendError, InputError
+from kerasdist.launch.options import AsJson, Plot, option
 from kerasdist.plan.groups import planned_groups
 from kerasdist.plan.hardware import Chip, parse_target
 
@@ -21,94 +20,103 @@ _LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVE
 _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
-@final
-@dataclass(frozen=True)
-class PlanOptions:
-    """The options of `kerasdist plan`.
+def plan(
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT",
+            help="A script, or module:function, which returns a compiled model and a batch.",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGUMENTS", help="Passed to the script.", show_default=False),
+    ] = None,
+    *,
+    devices: Annotated[str, option("TARGET", "8xh100, 2x8xh100, v5e:4x4, v5p:16x16x16, ...")],
+    batch_per_device: Annotated[
+        int | None,
+        option("N", "Examples on a device (default: the script's batch, divided).", min=1),
+    ] = None,
+    sharding: Annotated[
+        Divided | None,
+        option(
+            "optimizer|full",
+            "What replicas divide among them (default: as the script's strategy has it).",
+        ),
+    ] = None,
+    step_time: Annotated[
+        float | None,
+        option(
+            "MILLISECONDS",
+            "A step on one device, measured (default: what the chip allows).",
+            min=0.0,
+        ),
+    ] = None,
+    network_efficiency: Annotated[
+        float,
+        option("PART", "Of the known rate between machines, or slices, what is reached.", min=0.01),
+    ] = 1.0,
+    largest_batch: Annotated[
+        bool, option(None, "Whether to look for the largest batch that fits.")
+    ] = True,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Show what training needs and takes on accelerators that are not here.
 
-    Attributes:
-        script: A file, or ``module:function``.
-        arguments: The script's arguments.
-        devices: The target's name.
-        batch_per_device: Examples of a device; None: the script's batch, divided.
-        sharding: ``"optimizer"`` or ``"full"`` in place of the script's own; None: as the script
-            has it.
-        step_time: The measured time of a step on one device, in milliseconds.
-        network_efficiency: The part of the network's rate that collectives reach.
-        largest_batch: Whether to look for the largest batch that fits.
-        as_json: Whether to print JSON.
-        plot: Where to draw the scaling.
+    The script runs up to its first training step, on JAX, whichever backend it names. XLA compiles
+    that step for the accelerators.
     """
-
-    script: str
-    arguments: Sequence[str]
-    devices: str
-    batch_per_device: int | None = None
-    sharding: Divided | None = None
-    step_time: float | None = None
-    network_efficiency: float = 1.0
-    largest_batch: bool = True
-    as_json: bool = False
-    plot: Path | None = None
-
-
-def run(options: PlanOptions) -> bool:
-    """Makes and prints a plan. Returns whether the step fits.
-
-    Raises:
-        KerasdistError: If the target is unknown, a package is missing, or the script takes no
-            training step.
-    """
-    target = parse_target(options.devices).with_network(options.network_efficiency)
+    target = parse_target(devices).with_network(network_efficiency)
     _require_compiler(target.chip)
     named = os.environ.get(VARIABLE)
     _prepare_environment()
     # Only now, as these import Keras and JAX, which read the variables.
     from kerasdist.backends.jax import ahead_of_time
-    from kerasdist.plan import planning, report, script
+    from kerasdist.plan import planning, report
+    from kerasdist.plan import script as scripts
 
-    if options.plot is not None:
+    if plot is not None:
         report.require_matplotlib()
     if named not in (None, "jax"):
         _say(f"{VARIABLE}={named}, but a plan is always made on JAX, with the same Keras model")
-    asked = None if options.sharding is None else Sharding(options.sharding)
-    described = ahead_of_time.PlanningBackend(script.devices_of(target), asked)
-    _say(f"running {options.script} up to its first training step ...")
-    step = script.first_step(options.script, options.arguments, described)
+    asked = None if sharding is None else Sharding(sharding)
+    described = ahead_of_time.PlanningBackend(scripts.devices_of(target), asked)
+    _say(f"running {script} up to its first training step ...")
+    step = scripts.first_step(script, arguments or (), described)
     if asked is not None and step.strategy is None:
         raise InputError(
             "Expected a model made in a strategy's scope, whose replicas divide its state. "
             f"Received: --sharding {asked.state}, for a model made outside of any. Make it in "
             "`with kd.MirroredStrategy().scope():`."
         )
-    examples = planning.examples_of(
-        ahead_of_time.examples_in(step.batch), target, options.batch_per_device
-    )
-    sharding = script.sharding_of(step.model)
+    examples = planning.examples_of(ahead_of_time.examples_in(step.batch), target, batch_per_device)
+    of_script = scripts.sharding_of(step.model)
     subject = planning.Subject(
-        script=options.script,
+        script=script,
         strategy=step.strategy,
         parameters=step.model.count_params(),
         examples=step.examples,
-        sharding=_name_of(sharding),
-        groups=planned_groups(step.model, sharding, target),
+        sharding=_name_of(of_script),
+        groups=planned_groups(step.model, of_script, target),
     )
-    plan = planning.make_plan(
+    made = planning.make_plan(
         subject,
         examples,
         target,
-        script.compiler(step.model, step.batch, _say),
-        largest=options.largest_batch,
-        measured=None if options.step_time is None else options.step_time / 1e3,
+        scripts.compiler(step.model, step.batch, _say),
+        largest=largest_batch,
+        measured=None if step_time is None else step_time / 1e3,
     )
-    if options.as_json:
-        sys.stdout.write(report.as_json(plan) + "\n")
+    if as_json:
+        typer.echo(report.as_json(made))
     else:
-        report.show(plan)
-    if options.plot is not None and plan.compiled.refused is None:
-        report.plot(plan, options.plot)
-        _say(f"wrote {options.plot}")
-    return plan.fits
+        report.show(made)
+    if plot is not None and made.compiled.refused is None:
+        report.plot(made, plot)
+        _say(f"wrote {plot}")
+    raise typer.Exit(not made.fits)
 
 
 def _name_of(sharding: object) -> str | None:
@@ -119,7 +127,7 @@ def _name_of(sharding: object) -> str | None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"[kerasdist] {text}\n")
+    typer.echo(f"[kerasdist] {text}", err=True)
 
 
 def _prepare_environment() -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, final
 
-from kerasdist.api.options import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions, options_of
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
@@ -81,7 +81,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot have what is asked for.
         """
-        communication = CommunicationOptions.of(communication_options)
+        communication = options_of(
+            CommunicationOptions, communication_options, "communication_options"
+        )
         backend = registry.current()
         options = replica_options(sharding, batch_norm, check, communication=communication)
         self._resolver = cluster_resolver or detect()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.core import whole_files
-from kerasdist.job.job import is_written_by_chief, write_and_tell
 from kerasdist.training.binding import binding_of
 
 if TYPE_CHECKING:
@@ -58,14 +57,14 @@ def save(
         original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
 
     if job.is_chief:
-        write_and_tell(write, path, job)
+        job.write_for_all(write, path)
     elif all_read:
         # Reads what the chief reads; what it writes serves where the chief's file is not seen.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
-            if not is_written_by_chief(path, job):
+            if not job.is_written_by_chief(path):
                 shutil.copytree(folder, Path(path).parent, dirs_exist_ok=True)
-    elif not is_written_by_chief(path, job):
+    elif not job.is_written_by_chief(path):
         write()
     return None
 

@@ -1,5 +1,6 @@
 """Which GPUs `kerasdist run` gives to its workers, and what `kerasdist info` says of them."""
 
+import dataclasses
 import io
 import json
 import os
@@ -112,7 +113,7 @@ def owners(environ):
 
 def test_info_shows_the_gpus_and_what_a_strategy_would_use(machine_with):
     machine_with("2")
-    [first, second] = json.loads(info.as_json(info.gather({"KERAS_BACKEND": "jax"})))["gpus"]
+    [first, second] = dataclasses.asdict(info.gather({"KERAS_BACKEND": "jax"}))["gpus"]
     assert first["uuid"] == A
     assert second["memory"] == 80 << 30
     text = shown({"KERAS_BACKEND": "jax"})

@@ -209,9 +209,9 @@ def save(job: Job):
 
     def saves(path):
         if job.is_chief:
-            job.wrote(path, {"of": path, "step": job._client.step})
+            job._client.wrote(path, {"of": path, "step": job._client.step})
         else:
-            found.append(job.written_by_chief(path))
+            found.append(job._client.written_by_chief(path))
 
     saves("all")
     if job.is_chief:
@@ -274,7 +274,7 @@ def chief_does_not_save(job: Job):
     """It is alive, and elsewhere."""
     if job.is_chief:
         time.sleep(LONG)
-    job.written_by_chief("/folder/m.keras")
+    job.is_written_by_chief("/folder/m.keras")
 
 
 def chief_fails_to_save(job: Job):

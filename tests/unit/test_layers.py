@@ -18,7 +18,8 @@ FRAMEWORK_OF = {
     "torch_xla": "torch",
 }
 # From bottom to top: what a unit imports when it is imported stands in a line above its own.
-# A unit is a module or folder of the package, in api/ each module; backends/ is what all share.
+# A unit is a module or folder of the package, in api/ each module; backends/ is what all share. The
+# command line is the top, whatever folder it is in.
 LAYERS = (
     ("_version", "errors"),
     ("core",),
@@ -33,8 +34,10 @@ LAYERS = (
     ("experimental", "training", "api.strategy"),
     ("check",),
     ("backends.tensorflow", "backends.jax", "backends.torch"),
-    ("strategies", "plan", "__main__"),
+    ("strategies", "plan"),
     ("checks",),
+    ("launch.app",),
+    ("__main__",),
 )
 LAYER_OF = {unit: height for height, units in enumerate(LAYERS) for unit in units}
 # Imports from a layer that is not below, made by a function when it is called.
@@ -45,9 +48,6 @@ LATE = {
     ("kerasdist.config", "backends"),
     # the peak of an accelerator stands in the table of a plan
     ("kerasdist.callbacks.telemetry", "plan"),
-    # the command line starts jobs without Keras, which a plan needs
-    ("kerasdist.launch.app", "plan"),
-    ("kerasdist.launch.app", "checks"),
 }
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -119,7 +119,8 @@ def unit_of(module: str) -> str | None:
         return f"backends.{parts[2]}"
     if parts[1] == "api" and parts[2:]:
         return f"api.{parts[2]}"
-    return ".".join(parts[1:3]) if parts[1:3] == ["training", "binding"] else parts[1]
+    own = parts[1:3] in (["training", "binding"], ["launch", "app"])
+    return ".".join(parts[1:3]) if own else parts[1]
 
 
 def is_inside(name: str, module: str) -> bool:

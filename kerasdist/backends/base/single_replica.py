@@ -69,7 +69,7 @@ class SoleRunner(Runner):
 
     def run(self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function, in the context of the only replica."""
-        with self._placement(), context.replica_scope(strategy.sole_replica_context()):
+        with self._placement(), context.replica_scope(strategy.sole_replica_context):
             return _sole_components(given).call(function)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:

@@ -32,8 +32,8 @@ from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.sharding import HeldShard
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
+from kerasdist.job.handshake import JOB_ID
 from kerasdist.job.job import Job
-from kerasdist.job.secret import JOB_ID
 
 # How many calls of `fit` of this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()

@@ -3,9 +3,9 @@
 A worker is a process, and a process that ended can be started again at once. So a slot is lost for
 two reasons only. A host that ssh does not reach is left out until it answers. A slot whose worker
 was the first to fail in two attempts, without a backup in between, is left out for a while, such as
-one with a broken GPU. A machine that joins by itself (joined/) adds slots, which are there as long
-as it holds its connections. Slots that wait are taken in when the job starts again anyway, or at a
-backup, at which the workers are then ended: what one number of workers has backed up, another
+one with a broken GPU. A machine that joins by itself (`joining.py`) adds slots, which are there as
+long as it holds its connections. Slots that wait are taken in when the job starts again anyway, or
+at a backup, at which the workers are then ended: what one number of workers has backed up, another
 continues.
 """
 
@@ -22,7 +22,7 @@ from typing import final
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import start
-from kerasdist.launch.elastic.seats import Seats
+from kerasdist.launch.elastic.joining import Seats
 from kerasdist.launch.placement import Slot, listed, place
 from kerasdist.launch.spec import AttemptResult, JobSpec
 from kerasdist.launch.worker import Event, Screen, Signalled, Waiting
@@ -68,7 +68,7 @@ class ElasticSlots:
                 f"Received: workers={most!r}, min_workers={least!r}."
             )
         self._least, self._most = least, most
-        self._spec, self._events, self._screen, self._seats = spec, events, screen, seats
+        self._events, self._screen, self._seats = events, screen, seats
         slots = place(None, spec.hosts) if spec.hosts else ()
         if len(slots) < self._most:  # else there are hosts to spare
             slots = listed(spec)
@@ -207,4 +207,4 @@ class ElasticSlots:
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
         """Returns which hosts answer."""
-        return start.run_on(hosts, ("true",), self._spec.directory, _ANSWER_SECONDS)
+        return start.run_on(hosts, ("true",), _ANSWER_SECONDS)

@@ -73,11 +73,6 @@ def test_closures_and_globals_count_but_not_what_a_worker_is():
     assert difference(described(partial), described(functools.partial(made, alpha=1))) is not None
 
 
-def test_workers_of_other_pythons_compare_no_code():
-    facts = {"layers": [{"class": "Own", description.KEY: "0123"}], description.KEY: "4567"}
-    assert description.without(facts) == {"layers": [{"class": "Own"}]}
-
-
 @pytest.mark.parametrize("kind", [np.float16, np.float64, np.longdouble, np.int8, np.bool_])
 def test_scalars_of_numpy_are_numbers(kind):
     assert described(kind(1)) == 1

@@ -5,9 +5,10 @@ rank says; and torch's fake process group returns from each collective at once.
 """
 
 import contextlib
+import itertools
 import json
 import sys
-import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,12 +71,13 @@ def job_of(place: Membership, patch: pytest.MonkeyPatch) -> Job:
     """The job as a rank sees it that has joined."""
     job = object.__new__(Job)
     job.membership, job.timeouts = place, PATIENT
+    job.rank, job.num_workers, job.is_chief = place.rank, place.num_workers, place.is_chief
     job._client, job._coordinator, job._port = Spokesman(place, patch), None, None
-    job._addresses, job._numbers, job._lock = (), {}, threading.Lock()
+    job._addresses, job._numbers = (), defaultdict(itertools.count)
     job._at_leave, job._failing_exit = [], None
     job._interrupts, job.collectives = DroppedInterrupts(lambda: False), None
     job.address = job.chief_address = "127.0.0.1:1"
-    job.is_on_one_machine = job.has_one_python = True
+    job.is_on_one_machine = True
     return job
 
 

@@ -69,7 +69,7 @@ def test_the_notes():
 def test_a_job_that_failed_is_shown_and_the_others_too():
     scaling = Scaling("x", "jax", [ROWS[0], Row(2, {}, "worker 1/2: exit code 3")], None)
     assert "2 workers failed: worker 1/2: exit code 3" in shown(scaling)
-    told = json.loads(bench.as_json(scaling))
+    told = json.loads(bench.described(scaling))
     assert told["reference"] is None
     assert told["rows"][0]["efficiency"] == 1.0
     assert told["rows"][1] == {"workers": 2, "failure": "worker 1/2: exit code 3"}
@@ -89,4 +89,4 @@ def test_the_numbers_of_workers(most, counts):
 
 def test_what_is_refused():
     with pytest.raises(BackendError, match="pytorch"):
-        bench.run(bench.BenchOptions(backend="pytorch"))
+        bench.bench(backend="pytorch")

@@ -6,6 +6,7 @@ import resource
 import socket
 
 import pytest
+import typer
 from rich.console import Console
 
 from kerasdist.checks import findings, hosts, machine
@@ -60,14 +61,18 @@ class TestOneMachine:
     @pytest.mark.parametrize(
         ("free", "verdict"), [(64 << 20, "warning"), (1 << 30, "ok"), (0, "warning")]
     )
-    def test_shared_memory(self, free, verdict):
-        found = machine.of_shared_memory(free)
+    def test_shared_memory(self, monkeypatch, tmp_path, free, verdict):
+        left = machine.shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(machine, "_SHM", tmp_path)
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: left)
+        [found] = machine._shared_memory()
         assert found.verdict == verdict
         assert ("--shm-size=8g" in found.meaning) == (verdict == "warning")
 
     def test_open_files_and_disks(self, monkeypatch):
         for soft, verdict in ((1024, "warning"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")):
-            assert machine.of_files(soft, 65536).verdict == verdict
+            monkeypatch.setattr(machine.resource, "getrlimit", lambda _, soft=soft: (soft, 65536))
+            assert [one.verdict for one in machine._files()] == [verdict]
         usage = machine.shutil.disk_usage("/")
         for free, verdict in ((5e8, "problem"), (5e9, "warning"), (5e10, "ok")):
             left = usage._replace(free=free)
@@ -82,7 +87,9 @@ class TestOneMachine:
     def test_the_exit_code_and_the_json(self, monkeypatch, capsys):
         given = [Finding("a", "warning", "[worker 0/2] b", "c")]
         monkeypatch.setattr(machine, "look", lambda: given)
-        assert hosts.doctor((), as_json=True)
+        with pytest.raises(typer.Exit) as ended:
+            hosts.doctor(as_json=True)
+        assert ended.value.exit_code == 0
         [told] = json.loads(capsys.readouterr().out)
         assert told == {
             "check": "a",
@@ -92,7 +99,9 @@ class TestOneMachine:
             "where": "",
         }
         given.append(Finding("d", "problem", "e", "f"))
-        assert not hosts.doctor((), as_json=False)
+        with pytest.raises(typer.Exit) as ended:
+            hosts.doctor()
+        assert ended.value.exit_code == 1
         said = capsys.readouterr().out
         assert "[worker 0/2] b" in said
         assert "0 ok, 1 warning, 1 problem\n" in said

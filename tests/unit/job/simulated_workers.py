@@ -11,8 +11,8 @@ from typing import Any
 
 from kerasdist.job import handshake, protocol
 from kerasdist.job.coordinator import Coordinator
+from kerasdist.job.handshake import Credentials
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import Credentials
 
 MINE = Credentials(b"a secret", "a job")
 PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
@@ -32,7 +32,7 @@ class SimulatedWorker:
         self._known = known
         self._hello = {"type": "hello", "rank": rank, "num_workers": workers, "pid": rank}
         self._hello |= {"host": f"node{rank}", "address": "127.0.0.1", "port": 1, "given": None}
-        self._hello |= {"python": "x", **facts}
+        self._hello |= facts
 
     async def connect(self, port: int):
         """Joins; the roster comes when all have joined."""

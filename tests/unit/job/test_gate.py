@@ -16,8 +16,8 @@ from kerasdist.job import client as client_module
 from kerasdist.job import handshake, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
+from kerasdist.job.handshake import Credentials
 from kerasdist.job.protocol import Timeouts
-from kerasdist.job.secret import Credentials
 from kerasdist.launch.placement import free_port
 from tests.unit.job.simulated_workers import SimulatedWorker
 

@@ -4,7 +4,7 @@ import pytest
 
 from kerasdist.errors import JobError
 from kerasdist.job import handshake
-from kerasdist.job.secret import Credentials
+from kerasdist.job.handshake import Credentials
 
 MINE = Credentials(b"a secret", "job 7")
 

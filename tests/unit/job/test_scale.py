@@ -6,9 +6,11 @@ never seconds; the limits on time end a test that hangs.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -214,9 +216,9 @@ def test_defects_22_addresses_of_512_workers_go_out_packed_and_once(monkeypatch)
             return values_in(wire.answer)
 
         own = object.__new__(Job)
-        own.membership = SimpleNamespace(is_chief=rank == CHIEF)
+        own.is_chief = rank == CHIEF
         own._client = SimpleNamespace(meet=meet, failure=None)
-        own._addresses, own._numbers, own._lock = (), {}, threading.Lock()
+        own._addresses, own._numbers = (), defaultdict(itertools.count)
         own.address = addresses[rank]
         assert own.gather_addresses() is own.gather_addresses()  # exchanged once
         return own.gather_addresses()

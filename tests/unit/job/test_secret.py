@@ -3,7 +3,7 @@
 import pytest
 
 from kerasdist.errors import JobError
-from kerasdist.job.secret import Credentials, credentials
+from kerasdist.job.handshake import Credentials, credentials
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ def described(**spec):
 def test_two_workers_here(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    first, workers = described(workers=2, devices_per_worker=2, directory=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    first, workers = described(workers=2, devices_per_worker=2)
     assert first == "2 workers on this machine, backend jax (KERAS_BACKEND)"
     assert len(workers) == 2
     for rank, lines in enumerate(workers):

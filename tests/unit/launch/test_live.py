@@ -68,7 +68,8 @@ def test_defect_29_a_full_disk_takes_no_state():
 def board_of(*changes, folder=None, hosts=(None, None)):
     """A board that has heard a report of each worker."""
     slots = [Slot(host, rank, rank, len(hosts)) for rank, host in enumerate(hosts)]
-    board = Board(slots, folder)
+    board = Board(folder)
+    board.begin_attempt(0, slots)
     for rank, change in enumerate(changes):
         if change is not None:
             board.heard(rank, json.dumps(REPORT | change).encode())

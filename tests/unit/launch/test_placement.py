@@ -91,16 +91,18 @@ def test_a_port_in_use_is_not_taken(monkeypatch):
         listener.close()
 
 
-def test_a_remote_command_survives_the_shell(tmp_path):
+def test_a_remote_command_survives_the_shell(monkeypatch, tmp_path):
+    folder = tmp_path / "some folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     spec = JobSpec(
         python_command("a script.py", ["'", '"$HOME"', "a\nb", ""], python="/opt/python"),
-        directory=tmp_path / "some folder",
         stop_seconds=7.5,
     )
     *ssh, dashes, host, line = start.supervisor_there(spec, "far", "/a 'b' $c")
     assert (ssh[0], dashes, host) == ("ssh", "--", "far")
     assert "BatchMode=yes" in ssh
-    assert line.startswith(f"cd '{tmp_path / 'some folder'}' && exec env ")
+    assert line.startswith(f"cd '{folder}' && exec env ")
     split = shlex.split(line)
     assert "PYTHONPATH=/a 'b' $c" in split
     supervisor = ["/opt/python", "-P", "-m", "kerasdist.launch.supervisor"]

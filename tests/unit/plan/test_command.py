@@ -10,7 +10,6 @@ from rich.console import Console
 
 from kerasdist.errors import BackendError
 from kerasdist.plan import command, report
-from kerasdist.plan.command import PlanOptions
 from kerasdist.plan.hardware import parse_target
 from kerasdist.plan.hlo import Collective
 from kerasdist.plan.planning import Compilation, LargestBatch, Subject, Work, make_plan
@@ -27,7 +26,7 @@ from kerasdist.plan.planning import Compilation, LargestBatch, Subject, Work, ma
 def test_a_missing_compiler(monkeypatch, devices, missing, hint):
     monkeypatch.setattr(command, "is_installed", lambda name: not name.startswith(missing))
     with pytest.raises(BackendError, match=f"Expected .* to be installed.*Received: .*{hint}"):
-        command.run(PlanOptions("train.py", (), devices))
+        command.plan("train.py", devices=devices)
 
 
 def test_a_missing_plotter(monkeypatch):

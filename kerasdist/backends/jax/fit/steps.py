@@ -74,7 +74,7 @@ class StepFunction:
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
         # A step is written for the global batch, so it runs as one replica in any open scope.
-        with context.replica_scope(context.default_strategy().sole_replica_context()):
+        with context.replica_scope(context.default_strategy().sole_replica_context):
             return self._user_step(state, batch)
 
     def _sharded_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
