@@ -128,20 +128,12 @@ def synchronized(lab):
     trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(17), 8))
 
 
-@case(replicas=(3,))
-def synchronized_after_a_convolution(lab):
-    """The same with more axes, not compiled, batches of which none divides evenly."""
-    strategy = lab.strategy()
-    SYNCHRONIZING.append(strategy)
-    loop = Loop(build=convolution, compiled=False)
-    trained_as_on_one_device(lab, strategy, loop, batched(rows(14), 7))
-
-
 @case
 def synchronized_by_the_strategy(lab):
-    """`MirroredStrategy(batch_norm="synchronized")`: all layers, in custom loops too."""
+    """`MirroredStrategy(batch_norm="synchronized")`: all layers; more axes, compiled or not."""
     strategy = kd.MirroredStrategy(lab.devices, batch_norm="synchronized")
-    trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(14), 7))
+    for loop in (Loop(build=normalising), Loop(build=convolution, compiled=False)):
+        trained_as_on_one_device(lab, strategy, loop, batched(rows(13), 7))
 
 
 @case(replicas=(2, 3))

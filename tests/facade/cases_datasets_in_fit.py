@@ -43,6 +43,7 @@ def fitting(name):
 for _name in FITTED:
     case(
         replicas=(2, 3),
+        like="" if _name in ("list", "tf_data") else "datasets_in_fit.fit_list",
         name=f"fit_{_name}",
         title=f"A distributed {_name} goes into `fit`, `evaluate` and `predict`",
     )(fitting(_name))
