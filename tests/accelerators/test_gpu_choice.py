@@ -5,10 +5,10 @@ import types
 
 import pytest
 
-from kerasdist.backends.base.interface import Backend, ReplicaOptions
+from kerasdist.backends.base.interface import Backend
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError
-from kerasdist.strategies import choice, multi_worker
+from kerasdist.strategies import choice
 
 A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
 
@@ -250,86 +250,3 @@ def test_any_kind_of_accelerator_comes_before_the_cpu(kind):
     one = (Device(kind, 0),)
     backend = types.SimpleNamespace(devices=lambda asked: one if asked == kind else ())
     assert Backend.accelerators(backend) == one
-
-
-@pytest.fixture
-def made(machine_with, monkeypatch):
-    """Makes strategies of a worker, rank 1 of 2 on a machine of four GPUs; what happens, in order.
-
-    JAX and TensorFlow number the GPUs that they are given from 0, torch does not.
-    """
-    machine_with("4")
-    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
-    happened = []
-
-    class Recorded(FakeBackend):
-        name = "numpy"
-        renumbers = True
-
-        def connect(self, job, gpus):
-            happened.append(f"connect {gpus}")
-            return gpus_of(*(range(len(gpus)) if self.renumbers else gpus))
-
-        def devices(self, kind):
-            happened.append("devices")  # which starts the framework
-            return gpus_of(*range(4))
-
-        def prepare_cpu_devices(self, count):
-            pass
-
-        def settings(self):
-            return {}
-
-        def replica_set(self, devices, options, job):
-            return [str(device) for device in devices]
-
-    def gather(label, value):
-        happened.append(label)
-        return [value, value]
-
-    job = types.SimpleNamespace(
-        rank=1,
-        num_workers=2,
-        all_gather_object=gather,
-        assert_equal=lambda label, facts: None,
-        after_connecting=lambda: None,
-    )
-    joined = []
-    backend = Recorded()
-
-    def join(place, versions):
-        joined.append(place)
-        return job, len(joined) == 1
-
-    monkeypatch.setattr(multi_worker, "_own", [])
-    monkeypatch.setattr(multi_worker, "join_job", join)
-    monkeypatch.setattr(multi_worker.randomness, "ensure_equal", lambda job, begins: None)
-    monkeypatch.setattr(multi_worker, "_versions", lambda backend: {})
-
-    def make(names=None, renumbers=True):
-        happened.clear()
-        backend.renumbers = renumbers
-        options = ReplicaOptions(batch_norm=None, check="off")
-        devices = multi_worker.replicas_of_job(backend, None, names, options)
-        return devices, list(happened)
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("renumbers", "expected"), [(True, ["gpu:0", "gpu:1"]), (False, ["gpu:2", "gpu:3"])]
-)
-def test_gpus_are_chosen_before_the_framework_starts(made, renumbers, expected):
-    devices, happened = made(None, renumbers)
-    assert devices == expected
-    assert happened[:2] == ["GPUs that workers see", "connect [2, 3]"]
-    devices, happened = made(None, renumbers)  # a second strategy takes the same
-    assert devices == expected
-    assert "connect [2, 3]" not in happened
-
-
-def test_named_gpus_are_told_to_the_framework_too(made):
-    devices, happened = made(["gpu:3"])
-    assert devices == ["gpu:0"]
-    assert happened[1] == "connect [3]"
-    assert made(["gpu:1"])[0] == ["gpu:1"]  # a second strategy may name others

@@ -2,7 +2,8 @@
 
 It says, for a step of `fit` and one of a custom loop, how often a Python number was copied to a
 device (torch then waits for all work of the device) or the host read a tensor, by the place that
-does it. ``python -m tests.accelerators.torch_waits`` prints that of a worker.
+does it. ``python -m tests.accelerators.torch_waits`` prints it: in a worker that of the worker,
+else that of plain Keras, and of replicas that are threads.
 """
 
 import collections
@@ -16,7 +17,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 
 import kerasdist as kd
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "KERASDIST_RANK" in os.environ:
     kd.MultiWorkerMirroredStrategy()  # before Keras is imported
 
 import keras
@@ -130,16 +131,14 @@ def of_step(counter: Counter, used: Any) -> dict[str, dict[str, int]]:
     return {"fit": in_fit(counter, used), "loop": in_loop(counter, used)}
 
 
-def of_process() -> dict[str, dict[str, dict[str, int]]]:
-    """What plain Keras does, and replicas that are threads. Afterwards the emulation stays."""
-    emulation.install("torch")
-    counter = Counter()
-    plain = of_step(counter, kd.OneDeviceStrategy("cpu:0"))
-    return {"plain": plain, "threads": of_step(counter, kd.MirroredStrategy(["cpu:0", "cpu:1"]))}
-
-
 if __name__ == "__main__":
     emulation.install("torch")
-    found = of_step(Counter(), kd.MultiWorkerMirroredStrategy())  # a second one, like a GPU's
-    if os.environ["KERASDIST_RANK"] == "0":
-        print(json.dumps({"worker": found}))
+    counter = Counter()
+    if "KERASDIST_RANK" in os.environ:
+        found = {"worker": of_step(counter, kd.MultiWorkerMirroredStrategy())}  # like a GPU's
+    else:
+        plain = of_step(counter, kd.OneDeviceStrategy("cpu:0"))
+        threads = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+        found = {"plain": plain, "threads": of_step(counter, threads)}
+    if os.environ.get("KERASDIST_RANK", "0") == "0":
+        print(json.dumps(found))

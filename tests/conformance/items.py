@@ -10,9 +10,13 @@ SHARED = (registry.CONFORMANCE, "tests.facade", "tests.in_scope")
 
 
 def parameters(suite: str = registry.CONFORMANCE) -> list:
-    """The items of this run: the backend and the item's key."""
+    """The items of this run: the suite, the backend and the item's key."""
     return [
-        pytest.param(backend, item.key, id=f"{backend}-{item.key}", marks=time_limit(item.case))
+        pytest.param(
+            *(suite, backend, item.key),
+            id=f"{backend}-{item.key}",
+            marks=time_limit(item.case),
+        )
         for backend in registry.BACKENDS
         for item in registry.items(backend, suite)
         if suite not in SHARED or registry.is_in_this_run(item)

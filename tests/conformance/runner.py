@@ -317,24 +317,29 @@ class BackendRun:
 
 
 class Runs:
-    """A suite's items that a pytest session selected, begun when the first of them is due."""
+    """The items that a pytest session selected; those of a suite begin when the first is due."""
 
-    def __init__(self, items: Iterable[Any], suite: str, parameter: str):
-        """``parameter`` names the tests' argument that holds an item's key."""
-        keys: dict[str, list[str]] = {}
+    def __init__(self, items: Iterable[Any]):
+        self._keys: dict[str, dict[str, list[str]]] = {}
         for item in items:
             params = item.callspec.params if hasattr(item, "callspec") else {}
-            if parameter in params:
-                keys.setdefault(params["backend"], []).append(params[parameter])
-        self._runs = {backend: BackendRun(backend, keys[backend], suite=suite) for backend in keys}
+            if "suite" in params and "key" in params:
+                keys = self._keys.setdefault(params["suite"], {})
+                keys.setdefault(params["backend"], []).append(params["key"])
+        self._runs: dict[str, dict[str, BackendRun]] = {}
 
-    def result(self, backend: str, key: str) -> Result:
-        return self._runs[backend].result(key)
+    def result(self, suite: str, backend: str, key: str) -> Result:
+        if suite not in self._runs:
+            self._runs[suite] = {
+                one: BackendRun(one, keys, suite=suite) for one, keys in self._keys[suite].items()
+            }
+        return self._runs[suite][backend].result(key)
 
     def close(self):
-        for run in self._runs.values():
-            run.stop()
-            run.save()
+        for runs in self._runs.values():
+            for run in runs.values():
+                run.stop()
+                run.save()
 
 
 def main(suite: str = registry.CONFORMANCE):

@@ -9,6 +9,6 @@ import pytest
 from tests.conformance.items import parameters, require
 
 
-@pytest.mark.parametrize(("backend", "conformance_key"), parameters())
-def test_equals_one_device(backend, conformance_key, conformance_runs):
-    require(conformance_runs.result(backend, conformance_key))
+@pytest.mark.parametrize(("suite", "backend", "key"), parameters())
+def test_equals_one_device(suite, backend, key, runs):
+    require(runs.result(suite, backend, key))

@@ -1,11 +1,14 @@
 """How a case of this suite is declared: on two replicas, where nothing else is said."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from tests.conformance import registry
 
 PAIR = (2,)
+# The topic of cases about one backend alone, which run here and in no other suite.
+OWN = "one backend"
 
 
 def case(
@@ -17,3 +20,19 @@ def case(
     """Registers a case: ``@case`` alone, or with what ``registry.case`` takes."""
     register = registry.case("facade", replicas=replicas, **options)
     return register if function is None else register(function)
+
+
+def of_backend(backend: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Registers a case about one backend's CPU devices, which is given a strategy of two."""
+
+    def register(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        @wraps(function)
+        def with_strategy(lab: Any) -> None:
+            function(lab.strategy())
+
+        title = function.__name__.replace("_", " ")
+        if registry.KIND == "cpu":
+            registry.case(OWN, backends=(backend,), replicas=PAIR, title=title)(with_strategy)
+        return function
+
+    return register

@@ -128,20 +128,12 @@ def synchronized(lab):
     trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(17), 8))
 
 
-@case(replicas=(3,))
-def synchronized_after_a_convolution(lab):
-    """The same with more axes, not compiled, batches of which none divides evenly."""
-    strategy = lab.strategy()
-    SYNCHRONIZING.append(strategy)
-    loop = Loop(build=convolution, compiled=False)
-    trained_as_on_one_device(lab, strategy, loop, batched(rows(14), 7))
-
-
 @case
 def synchronized_by_the_strategy(lab):
-    """`MirroredStrategy(batch_norm="synchronized")`: all layers, in custom loops too."""
+    """`MirroredStrategy(batch_norm="synchronized")`: all layers; more axes, compiled or not."""
     strategy = kd.MirroredStrategy(lab.devices, batch_norm="synchronized")
-    trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(14), 7))
+    for loop in (Loop(build=normalising), Loop(build=convolution, compiled=False)):
+        trained_as_on_one_device(lab, strategy, loop, batched(rows(13), 7))
 
 
 @case(replicas=(2, 3))
@@ -158,6 +150,51 @@ def synchronized_with_a_mask(lab):
     expected = (x - there.mean(0)) / np.sqrt(there.var(0) + EPSILON)
     lab.equal(expected, outputs, NORMAL)
     lab.equal(np.float32(moved(0, there.mean(0))), statistics(lab, layer)[0], NORMAL)
+
+
+@case
+def synchronized_where_the_mean_is_large(lab):
+    """No digits are lost: a sum of squares in float32 would give a variance of 0 or worse."""
+    strategy = lab.strategy()
+    layer = layer_in(strategy, (None, 1), synchronized=True)
+    for pieces in strategy.distribute_dataset(
+        [np.arange(10_000, 10_008.0, dtype="float32")[:, None]]
+    ):
+        strategy.run(lambda x: layer(x, training=True), args=(pieces,))
+    expected = [moved(0, np.float32([10_003.5])), moved(1, np.float32([5.25]))]
+    lab.equal(expected, statistics(lab, layer), FLOAT32)
+
+
+@case
+def gradient_penalties(lab):
+    """Second derivatives through a synchronized layer, with a mask: those of one device."""
+    x = far_apart(10).reshape(5, 2, 3)
+    mask = np.array([[1, 1], [1, 0], [0, 0], [1, 1], [0, 1]], bool)
+
+    def penalty(strategy, synchronized):
+        with strategy.scope():
+            scale = keras.Variable([1.0, 2.0, 3.0])
+        layer = layer_in(strategy, (None, 2, 3), synchronized=synchronized)
+
+        def step(x, mask):
+            def loss():
+                outputs = layer(x * scale, training=True, mask=mask)
+                return ops.sum(ops.sin(outputs) * x)
+
+            def squared():
+                _, [gradient] = kd.value_and_grad(loss, [scale])
+                total = kd.get_replica_context().all_reduce("SUM", gradient)
+                return ops.sum(ops.square(total)) / strategy.num_replicas_in_sync
+
+            value, [gradient] = kd.value_and_grad(squared, [scale])
+            return value, gradient
+
+        [pieces] = strategy.distribute_dataset([(x, mask)])
+        results = strategy.run(step, args=pieces)
+        return [lab.numpy(strategy.reduce("SUM", one, axis=None)) for one in results]
+
+    expected = penalty(kd.get_strategy(), synchronized=False)
+    lab.equal(expected, penalty(lab.strategy(), synchronized=True), NORMAL)
 
 
 @case

@@ -221,6 +221,28 @@ def gradients_in_compiled_steps(lab):
         lab.equal([22.0, 44.0], lab.components(compiled(x), strategy), FLOAT32)
 
 
+@case
+def second_gradients(lab):
+    """A gradient of a gradient of an all-sum, compiled or not."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(3.0)
+
+    def step(i):
+        def loss():
+            total = here().all_reduce("SUM", i * v)
+            return total * total
+
+        return kd.value_and_grad(lambda: kd.value_and_grad(loss, [v])[1][0], [v])
+
+    index = numbered(strategy, lambda i: np.float32(i + 1))
+    for run in (strategy.run, kd.function(strategy.run)):
+        # i times the sum over the replicas of twice 1 v + 2 v; i times twice 2 (1 + 2).
+        value, [gradient] = run(step, args=(index,))
+        lab.equal([36.0, 72.0], lab.components(value, strategy), FLOAT32)
+        lab.equal([12.0, 24.0], lab.components(gradient, strategy), FLOAT32)
+
+
 @case(backends=("tensorflow",))
 def sparse_gradients(lab):
     """`tf.IndexedSlices` are summed as they are, on TensorFlow, which alone has them."""
@@ -228,10 +250,13 @@ def sparse_gradients(lab):
 
     strategy = lab.strategy()
 
-    def step():
+    def slices():
         number = here().replica_id_in_sync_group
-        slices = tf.IndexedSlices(tf.ones((1, 2)), tf.reshape(number, (1,)), tf.constant((3, 2)))
-        return tf.convert_to_tensor(here().all_reduce("SUM", slices))
+        return tf.IndexedSlices(tf.ones((1, 2)), tf.reshape(number, (1,)), tf.constant((3, 2)))
 
     dense = np.float32([[1, 1], [1, 1], [0, 0]])
-    lab.equal([dense] * 2, lab.components(strategy.run(step), strategy))
+    summed = strategy.run(lambda: tf.convert_to_tensor(here().all_reduce("SUM", slices())))
+    lab.equal([dense] * 2, lab.components(summed, strategy))
+    for op, expected in (("SUM", dense), ("MEAN", dense / 2)):
+        reduced = strategy.reduce(op, strategy.run(slices), axis=None)
+        lab.equal(expected, tf.convert_to_tensor(reduced))

@@ -99,7 +99,7 @@ def what_an_element_is(lab):
 
 @case
 def input_options(lab):
-    """Buffers of any size, on the device or not, change no batch."""
+    """Buffers of any size, on the device or not, change no batch; one dataset is one pipeline."""
     strategy = lab.strategy()
     for options in (
         kd.InputOptions(),
@@ -114,6 +114,9 @@ def input_options(lab):
         data = strategy.distribute_dataset(pairs(), options)
         found = [pieces(lab, batch, strategy) for batch in data]
         lab.equal(expected_pieces(2), found)
+    each = kd.InputOptions(experimental_replication_mode=kd.InputReplicationMode.PER_REPLICA)
+    with lab.raises(kd.errors.UnsupportedError, "PER_WORKER.*Received: options=.*from_function"):
+        strategy.distribute_dataset(pairs(), each)
 
 
 @case
@@ -269,6 +272,12 @@ def rows_of_arrays(lab):
     lab.equal({"x": X[0], "y": Y[0]}, next(iter(rows)))
     batches = rows.batch(4, drop_remainder=True)
     lab.equal([2, 2], [len(batches), len(list(batches))])
+    lab.equal([Y[:4], Y[4:8], Y[8:]], [batch["y"] for batch in rows.batch(4)])
+    for wrong in ((X, Y[:4]), (), np.float32(3.0)):
+        with lab.raises(kd.errors.InputError, "Expected arrays with as many rows.*Received: "):
+            strategy.experimental_make_numpy_dataset(wrong)
+    with lab.raises(ValueError, "Expected batch_size to be positive.*Received: batch_size=0"):
+        rows.batch(0)
     shuffled = rows.shuffle(seed=3).batch(10)
     orders = [next(iter(shuffled))["y"] for _ in range(2)]
     lab.check((orders[0] != orders[1]).any(), "another order each time")

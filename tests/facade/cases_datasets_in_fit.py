@@ -43,6 +43,7 @@ def fitting(name):
 for _name in FITTED:
     case(
         replicas=(2, 3),
+        like="" if _name in ("list", "tf_data") else "datasets_in_fit.fit_list",
         name=f"fit_{_name}",
         title=f"A distributed {_name} goes into `fit`, `evaluate` and `predict`",
     )(fitting(_name))
@@ -84,11 +85,12 @@ def fit_of_pipelines(lab):
 
 @case
 def fit_with_targets_beside(lab):
-    """Targets belong into the batches."""
+    """Targets and weights belong into the batches."""
     strategy = lab.strategy()
     data = strategy.distribute_dataset([X[:4]])
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    with lab.raises(kd.errors.InputError, "Expected nothing beside.*Received: y"):
-        model.fit(data, Y[:4], verbose=0)
+    for name, value in (("y", Y[:4]), ("sample_weight", X[:4, 0]), ("class_weight", {0: 2.0})):
+        with lab.raises(kd.errors.InputError, f"Expected nothing beside.*Received: {name}"):
+            model.fit(data, **{name: value}, verbose=0)

@@ -126,59 +126,6 @@ def distribute_lib__StrategyBase_reduce__2(lab):
     lab.equal("cpu:0", lab.device(total))
 
 
-@case(replicas=(4,))
-def distribute_lib__Strategy_gather__2(lab):
-    """Components of three dimensions, along each of them."""
-    strategy = lab.strategy()
-    tensor = ops.reshape(ops.arange(6), (1, 2, 3))
-    value = strategy.experimental_distribute_values_from_function(lambda _: ops.copy(tensor))
-    gather = kd.function(lambda axis: strategy.gather(value, axis=axis))
-    one = [[0, 1, 2], [3, 4, 5]]
-    lab.equal([one] * 4, gather(0))
-    lab.equal([one * 4], gather(1))
-    lab.equal([[row * 4 for row in one]], gather(2))
-
-
-@case
-def tpu_strategy__TPUStrategyV2__4(lab):
-    """A training step equals the step on both replicas' rows together; then it is called on."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
-        optimizer = keras.optimizers.SGD(learning_rate=0.1)
-        optimizer.build(model.trainable_variables)
-    for variable in model.trainable_variables:
-        lab.equal(2, len(strategy.experimental_local_results(variable)))
-
-    def dataset_fn(context):
-        x = np.random.default_rng(1).random((2, 5)).astype("float32")
-        return [(x[:1], np.array([[1]])), (x[1:], np.array([[0]]))] * 3
-
-    def loss_of(model, x, y):
-        logits = model(x, training=True)
-        return ops.sum(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
-
-    def step(inputs):
-        variables = model.trainable_variables
-        value, gradients = kd.value_and_grad(lambda: loss_of(model, *inputs), variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return value
-
-    twin = keras.models.clone_model(model)
-    twin.set_weights(model.get_weights())
-    train = kd.function(lambda batch: strategy.run(step, args=(batch,)))
-    losses = []
-    for batch in strategy.distribute_datasets_from_function(dataset_fn):
-        losses.append(lab.numpy(strategy.reduce("SUM", train(batch), None)))
-        x, y = (np.concatenate(lab.components(one, strategy)) for one in batch)
-        lab.equal([[1], [0]], y)
-        _, gradients = kd.value_and_grad(lambda x=x, y=y: loss_of(twin, x, y), twin.weights)
-        keras.optimizers.SGD(learning_rate=0.1).apply(gradients, twin.trainable_variables)
-        lab.equal(twin.get_weights(), model.get_weights(), FLOAT32)
-    lab.equal(3, len(losses))
-    lab.check(losses[-1] < losses[0], f"the loss falls, received {losses}")
-
-
 @case
 def tpu_strategy__TPUStrategyV1_run__2(lab):
     """Options of a run: kerasdist's and tf.distribute's own; anything else is refused."""
@@ -239,28 +186,11 @@ def image_model(strategy):
 
 
 @case
-def tpu_strategy__TPUStrategyV2_experimental_split_to_logical_devices__1(lab):
-    """Images cut along height and width over the devices of one replica: the model's numbers."""
-    images = np.random.default_rng(0).normal(size=(2, 4, 4, 1)).astype("float32")
-    strategy = cores(lab, 1, (1, 1, 2, 2), experimental_spmd_xla_partitioning=True)
-    if strategy is None:
-        return
-    model = image_model(strategy)
-
-    @kd.function
-    def step(inputs):
-        inputs = strategy.experimental_split_to_logical_devices(inputs, [1, 2, 2, 1])
-        return model(inputs)
-
-    lab.equal(model(images), strategy.run(step, args=(images,)), FLOAT32)
-
-
-@case
 def tpu_strategy__TPUStrategyV2_experimental_replicate_to_logical_devices__1(lab):
     """Images cut, logits and labels whole on every logical device for the loss."""
     images = np.random.default_rng(0).normal(size=(4, 4, 4, 1)).astype("float32")
     labels = np.ones((4, 3), "float32")
-    strategy = cores(lab, 2, (1, 1, 1, 2))
+    strategy = cores(lab, 2, (1, 1, 1, 2), experimental_spmd_xla_partitioning=True)
     if strategy is None:
         return
     model = image_model(strategy)

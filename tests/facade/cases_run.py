@@ -30,14 +30,17 @@ def each_replica_gets_its_component(lab):
 
 @case(replicas=(2, 3))
 def nests_come_back_with_a_distributed_value_at_each_leaf(lab):
-    """Dicts, lists, tuples and named tuples that a step returns keep their form."""
+    """Dicts of each kind, lists, tuples and named tuples that a step returns keep their form."""
     strategy = lab.strategy()
 
     def step(x):
-        return {"point": Point(x, x + 1), "list": [x * 2, (x * 3,)], "none": None}
+        ordered = collections.OrderedDict(z=x * 4, a=x)
+        return {"point": Point(x, x + 1), "list": [x * 2, (x * 3,)], "none": None, "dict": ordered}
 
     result = strategy.run(step, args=(numbered(strategy),))
-    lab.equal({"point", "list", "none"}, set(result))
+    lab.equal({"point", "list", "none", "dict"}, set(result))
+    lab.check(isinstance(result["dict"], collections.OrderedDict), "an OrderedDict")
+    lab.equal(["z", "a"], list(result["dict"]))
     lab.check(isinstance(result["point"], Point), f"a Point, received {result['point']!r}")
     lab.check(isinstance(result["list"][1], tuple), "a tuple in a list")
     lab.check(result["none"] is None, "None is equal in all replicas")
@@ -46,6 +49,7 @@ def nests_come_back_with_a_distributed_value_at_each_leaf(lab):
         (result["point"].y, 1, 1),
         (result["list"][0], 2, 0),
         (result["list"][1][0], 3, 0),
+        (result["dict"]["z"], 4, 0),
     ):
         lab.check(isinstance(leaf, kd.PerReplica), f"a PerReplica, received {type(leaf)}")
         expected = [index * factor + more for index in range(lab.replicas)]

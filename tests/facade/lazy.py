@@ -6,4 +6,4 @@ from tests.conformance.lazy import LazyModule, kd, keras
 
 ops: Any = LazyModule("keras.ops")
 
-__all__ = ["kd", "keras", "ops"]
+__all__ = ["LazyModule", "kd", "keras", "ops"]

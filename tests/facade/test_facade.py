@@ -9,6 +9,6 @@ import pytest
 from tests.conformance.items import parameters, require
 
 
-@pytest.mark.parametrize(("backend", "facade_key"), parameters("tests.facade"))
-def test_means_what_tf_distribute_means(backend, facade_key, facade_runs):
-    require(facade_runs.result(backend, facade_key))
+@pytest.mark.parametrize(("suite", "backend", "key"), parameters("tests.facade"))
+def test_means_what_tf_distribute_means(suite, backend, key, runs):
+    require(runs.result(suite, backend, key))

@@ -6,7 +6,7 @@ Used by ``tests.keras_suites.suite`` in a fresh process per backend::
         -p tests.keras_suites.plugin --pyargs keras.src.trainers.trainer_test
 
 With ``KERAS_SUITES_REPLICAS=0`` no scope is entered and kerasdist is not imported: that is
-plain Keras, whose outcomes ``plain.json`` holds. Each outcome is written to the file that
+plain Keras. Each outcome is written to the file that
 ``KERAS_SUITES_OUTCOMES`` names as soon as it is known, so that a run that is killed still shows
 where.
 """

@@ -1,13 +1,12 @@
 """Keras's own tests with a strategy in scope, beside plain Keras's outcomes.
 
-    python -m tests.keras_suites.suite plain            # runs plain Keras, writes plain.json
     python -m tests.keras_suites.suite report           # runs under the strategy, writes the page
     python -m tests.keras_suites.suite run jax          # one backend, prints what differs
     python -m tests.keras_suites.suite run jax optimizers/sgd_test.py     # of these tests
 
 Nothing of Keras is copied: the installed Keras brings its tests, and they run in a fresh process
-per backend, with ``tests.keras_suites.plugin`` around each test. What plain Keras passes must
-pass under the strategy, except for the tests in ``exceptions.py``.
+per backend, with ``tests.keras_suites.plugin`` around each test. Those that do not pass run once
+more without a strategy: what plain Keras passes must pass, but for the tests in ``exceptions.py``.
 """
 
 import argparse
@@ -19,18 +18,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.environment import CPU_DEVICES, QUIET, path_of_users, values
-from tests.keras_suites.outcomes import Comparison, Outcome, Record, file_of
+from tests.keras_suites.outcomes import Comparison, Outcome
 
 BACKENDS = ("tensorflow", "jax", "torch")
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 REPLICAS = 2
 ROOT = Path(__file__).resolve().parents[2]
-PLAIN = Path(__file__).parent / "plain.json"
 PAGE = ROOT / "docs" / "keras_tests.md"
 PACKAGES = (
     "callbacks",
@@ -82,7 +79,7 @@ def run(
         while True:
             choice = {"known": sorted(outcomes), "wanted": list(wanted), "half": half}
             ended, running, tail = _one_process(backend, replicas, choice, Path(folder), outcomes)
-            if ended:
+            if ended and (outcomes or not replicas):
                 return outcomes
             if not running:
                 raise RuntimeError(
@@ -140,7 +137,7 @@ def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str
         line = json.loads(text)
         test, outcome = line.pop("test"), line.pop("outcome")
         if outcome == "finished":
-            finished = line["exitstatus"] in (0, 1, 2)
+            finished = line["exitstatus"] in (0, 1, 2, 5)  # 5: no such test
         elif outcome == "started":
             running = test
         elif test not in outcomes or outcomes[test].outcome == "passed":
@@ -154,59 +151,10 @@ def keras_version() -> str:
     return importlib.metadata.version("keras")
 
 
-def _by_file(outcomes: dict[str, Outcome]) -> dict[str, dict[str, Outcome]]:
-    files: dict[str, dict[str, Outcome]] = {}
-    for test, one in outcomes.items():
-        files.setdefault(file_of(test), {})[test] = one
-    return files
-
-
-def _recorded() -> dict[str, dict[str, dict[str, dict]]]:
-    """By version of Keras, backend and file."""
-    return json.loads(PLAIN.read_text("utf-8")) if PLAIN.exists() else {}
-
-
-def plain_outcomes(
-    backend: str, ours: dict[str, Outcome], partial: Collection[str] = ()
-) -> dict[str, str]:
-    """Plain Keras's outcome per test: recorded, or run now where this Keras is not recorded.
-
-    ``partial`` names the files of which ``ours`` need not hold every test.
-    """
-    recorded = _recorded().get(keras_version(), {}).get(backend, {})
-    records = {file: Record(**one) for file, one in recorded.items()}
-    files = _by_file(ours)
-    unknown = sorted(set(files) - set(records))
-    if unknown:
-        run_now = _by_file(run(backend, 0, unknown))
-        records |= {file: Record.of(run_now.get(file, {})) for file in unknown}
-    return {
-        test: outcome
-        for file, tests in files.items()
-        for test, outcome in records[file]
-        .outcomes(file, list(tests), whole=file not in partial)
-        .items()
-    }
-
-
-def record_plain(backends: Sequence[str], wanted: Sequence[str]) -> None:
-    """Writes plain Keras's outcomes into ``plain.json``, whole files of tests."""
-    for backend in backends:
-        outcomes = run(backend, 0, [file_of(one) for one in wanted])
-        recorded = _recorded()
-        files = recorded.setdefault(keras_version(), {}).setdefault(backend, {})
-        for file, of_file in _by_file(outcomes).items():
-            files[file] = asdict(Record.of(of_file))
-        print(backend, len(outcomes), "tests", flush=True)
-        PLAIN.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", "utf-8")
-
-
 def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -> Comparison:
     ours = run(backend, REPLICAS, wanted, half)
-    partial = {file_of(one) for one in wanted if "::" in one}
-    if half is not None:
-        partial.add(HALVED)
-    return Comparison(backend, plain_outcomes(backend, ours, partial), ours)
+    others = [test for test, one in ours.items() if one.outcome != "passed"]
+    return Comparison(backend, ours, run(backend, 0, others) if others else {})
 
 
 def report() -> bool:
@@ -250,14 +198,12 @@ def report() -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=("plain", "report", "run"))
+    parser.add_argument("command", choices=("report", "run"))
     parser.add_argument("wanted", nargs="*", help="backends, and tests or the beginnings of names")
     arguments = parser.parse_args()
     backends = [one for one in arguments.wanted if one in BACKENDS] or BACKENDS
     wanted = [one for one in arguments.wanted if one not in BACKENDS]
-    if arguments.command == "plain":
-        record_plain(backends, wanted)
-    elif arguments.command == "report":
+    if arguments.command == "report":
         sys.exit(not report())
     else:
         for backend in backends:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.keras_suites import suite
-from tests.keras_suites.outcomes import Comparison, Outcome, Record
+from tests.keras_suites.outcomes import Comparison, Outcome
 from tests.keras_suites.plugin import is_in_half
 
 
@@ -18,16 +18,6 @@ def test_passes_what_plain_keras_passes(backend):
     assert not found.idle_exceptions, "these pass now: take them off the list of exceptions"
 
 
-def test_a_record_knows_what_passed_and_what_is_missing():
-    kept = {"a.py::T::one": Outcome("passed"), "a.py::T::two": Outcome("skipped")}
-    record = Record.of({**kept, "a.py::T::three": Outcome("passed")})
-    plain = record.outcomes("a.py", list(kept))
-    assert plain["a.py::T::one"] == "passed"
-    assert plain["a.py::T::two"] == "skipped"
-    found = Comparison("jax", plain, kept)
-    assert list(found.worse) == ["a.py::(1 tests are missing)"]
-
-
 def test_the_halves_are_disjoint_and_together_all():
     tests = [f"{suite.HALVED}::T::test_{i}" for i in range(40)]
     halves = [[one for one in tests if is_in_half(one, half)] for half in (0, 1)]
@@ -38,6 +28,9 @@ def test_the_halves_are_disjoint_and_together_all():
 
 
 def test_a_failure_is_worse_only_where_plain_keras_passes():
-    ours = {"a.py::one": Outcome("failed", message="no"), "a.py::two": Outcome("died")}
-    found = Comparison("jax", {"a.py::one": "passed", "a.py::two": "failed"}, ours)
-    assert list(found.worse) == ["a.py::one"]
+    passed, failed, died = map(Outcome, ("passed", "failed", "died"))
+    ours = {"a.py::one": failed, "a.py::two": died, "a.py::three": passed, "b.py::(import)": failed}
+    plain = {"a.py::one": passed, "a.py::two": failed, "a.py::one_more": failed}
+    found = Comparison("jax", ours, plain)
+    assert list(found.worse) == ["a.py::one", "b.py::(import)"]
+    assert found.counts() == [3, 0, 1, 1, 0, 3]

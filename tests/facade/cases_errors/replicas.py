@@ -291,16 +291,22 @@ def a_replicas_number_is_no_python_number_on_jax(lab):
 
 @case
 def other_structures_from_other_replicas(lab):
-    """A replica that returns another structure is told; on JAX none can."""
+    """A replica that returns another structure is told; on JAX none can. Keys have no order."""
     strategy = lab.strategy()
 
     def step():
         number = here().replica_id_in_sync_group
         return [1.0] if lab.backend != "jax" and number == 1 else (1.0, 2.0)
 
+    def in_another_order():
+        items = [("a", 1.0), ("b", here().replica_id_in_sync_group)]
+        is_other = lab.backend != "jax" and here().replica_id_in_sync_group == 1
+        return dict(reversed(items) if is_other else items)
+
     if lab.backend == "jax":
         lab.equal(2, len(strategy.run(step)))
     else:
         with lab.raises(ValueError, "structure"):
             strategy.run(step)
+    lab.equal([0, 1], lab.components(strategy.run(in_another_order)["b"], strategy))
     lab.still_usable(strategy)

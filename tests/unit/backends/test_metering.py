@@ -6,7 +6,6 @@ import timeit
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from kerasdist.backends.base import metering
@@ -99,42 +98,6 @@ def test_steps_that_the_host_starts_ahead_count_as_one(clock, calls, expected):
     window = meter.window(math.inf, print)
     of_calls(clock, meter, calls)
     assert window.take().step_seconds == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "samples"),
-    [
-        ({"batch_size": 8, "has_partial_batch": True, "partial_batch_size": 2}, 34),
-        ({"batch_size": None}, None),
-        ({"batch_size": 8, "has_partial_batch": None}, None),
-    ],
-)
-def test_samples_by_what_the_source_says_or_nobody_knows(clock, monkeypatch, source, samples):
-    """Where a framework's own graph reads the batches."""
-    monkeypatch.setattr(metering, "backend_name", lambda: "tensorflow")
-    for steps, calls in ((1, 5), (2, 3), (7, 1)):
-        meter = Meter(knows_collectives=False, steps_ahead=1)
-        meter.follow(SimpleNamespace(num_batches=5, **source))
-        window = meter.window(math.inf, print)
-        of_calls(clock, meter, [(1.0, steps, None)] * calls)
-        figures = window.take()
-        assert (figures.steps, figures.samples) == (5, samples)
-
-
-@pytest.mark.parametrize("calls", [3, 300])
-def test_what_the_framework_measures_takes_the_place_of_what_was_told(clock, calls):
-    """A call of up to four steps, the last one of three and fewer samples."""
-    meter = Meter(knows_collectives=False, steps_ahead=1)
-    window = meter.window(math.inf, print)
-    meter.begin_epoch()
-    for number in range(calls):
-        clock.seconds += 2.0
-        is_last = number == calls - 1
-        meter.done(4, 0, measured=np.array([20.0, 3.0, 0.5] if is_last else [32.0, 4.0, 0.5]))
-    figures = window.take()
-    assert (figures.steps, figures.samples) == (4 * calls - 1, 32 * calls - 12)
-    assert (figures.seconds, figures.data) == (2.0 * calls, 0.5 * calls)
-    assert figures.step_seconds == [0.5] * (calls - 1) + [2 / 3]
 
 
 def test_what_a_step_costs():

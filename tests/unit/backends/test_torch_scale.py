@@ -21,7 +21,7 @@ EACH = [(ranks, state) for ranks in RANKS for state in STATES]
 
 @pytest.fixture(scope="module")
 def of():
-    """What the first, the middle and the last rank of a job do."""
+    """What the first and the last rank of a job do, in `make test-everything` one between too."""
 
     @cache
     def lines(ranks):

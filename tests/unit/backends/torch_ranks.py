@@ -33,6 +33,7 @@ from kerasdist.job import job as jobs
 from kerasdist.job import protocol
 from kerasdist.job.interruption import DroppedInterrupts
 from kerasdist.job.job import Job
+from tests.environment import everything
 from tests.unit.job.simulated_workers import PATIENT, CountedLines, InMemory, Wire, values_in
 
 PACKAGE = str(Path(kd.__file__).parent)
@@ -177,6 +178,6 @@ if __name__ == "__main__":
     ranks = int(sys.argv[1])
     print(json.dumps({"all": shards_of_all([(64, 96), (96, 96), (96,), (5, 7, 11)], ranks)}))
     for state in sys.argv[2:]:
-        for rank in (0, ranks // 2, ranks - 1):
+        for rank in (0, *[ranks // 2] * everything(), ranks - 1):
             found = facts(rank, ranks, None if state == "replicated" else state)
             print(json.dumps({"state": state, "rank": rank, **found}), flush=True)

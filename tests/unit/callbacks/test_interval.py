@@ -61,65 +61,52 @@ class Run:
 HALF_AN_HOUR, BATCHES = 0.5, 164
 
 
-def test_after_twenty_batches_the_interval_is_chosen(monkeypatch):
-    run = Run(monkeypatch, HALF_AN_HOUR)
+@pytest.mark.parametrize(
+    ("options", "epochs", "backups"),
+    [
+        # After twenty batches the interval is chosen; training waits for no slower disk.
+        ({}, [1000], [20, 184, 348, 512]),
+        ({"disk": 300}, [1000], [20, 320, 620, 920]),
+        # Or at the end of the first epoch in which a batch could be measured.
+        ({}, [2] * 4, [4]),
+        # An end of an epoch has a backup if half of the interval has passed; batches are counted
+        # over the ends of epochs.
+        ({}, [60] * 6, [20, 120, 240, 360]),
+        ({}, [200] * 2, [20, 184, 348]),
+        ({}, [200] * 3, [20, 184, 348, 512, 600]),
+        # An execution of several batches is not divided.
+        ({"at_once": 8}, [600], [160, 328, 496]),
+    ],
+)
+def test_when_backups_are_made(monkeypatch, options, epochs, backups):
+    run = Run(monkeypatch, HALF_AN_HOUR, **options)
     assert run.interval.kept() is None
-    run.epoch(1000)
-    assert run.backups[:4] == [20, 184, 348, 512]
-    assert run.interval.kept() == [BATCHES, 1]
-
-
-def test_training_does_not_wait_for_a_disk_that_is_slower(monkeypatch):
-    run = Run(monkeypatch, HALF_AN_HOUR, disk=300)
-    run.epoch(1000)
-    assert run.backups[:4] == [20, 320, 620, 920]
-
-
-def test_or_at_the_end_of_the_first_epoch_in_which_a_batch_could_be_measured(monkeypatch):
-    run = Run(monkeypatch, HALF_AN_HOUR)
-    for _ in range(4):
-        run.epoch(2)
-    assert run.backups == [4]
+    for batches in epochs:
+        run.epoch(batches)
+    found = run.backups if len(epochs) > 1 else run.backups[: len(backups)]
+    assert found == backups
 
 
 @pytest.mark.parametrize(
-    ("epochs", "batches", "backups"),
-    [(6, 60, [20, 120, 240, 360]), (2, 200, [20, 184, 348]), (3, 200, [20, 184, 348, 512, 600])],
+    ("hours", "kept", "replicas", "epoch", "backups", "chosen"),
+    [
+        # A run that is started again goes on with the interval of the backup.
+        (1.0, [BATCHES, 1], 1, (500, 184), [348, 500], [BATCHES, 1]),
+        # With another number of replicas it is chosen anew; the default is divided by it.
+        (HALF_AN_HOUR, [7, 2], 4, (30, 5), [25], [BATCHES, 4]),
+        (
+            *(None, None, 64, (30, 0), [20]),
+            [round(best_seconds(8, interval.DEVICE_HOURS * 3600 / 64)), 64],
+        ),
+    ],
 )
-def test_an_end_of_an_epoch_has_a_backup_if_half_of_the_interval_has_passed(
-    monkeypatch, epochs, batches, backups
+def test_the_interval_goes_with_the_backups(
+    monkeypatch, hours, kept, replicas, epoch, backups, chosen
 ):
-    """Batches are counted over the ends of epochs."""
-    run = Run(monkeypatch, HALF_AN_HOUR)
-    for _ in range(epochs):
-        run.epoch(batches)
+    run = Run(monkeypatch, hours, kept=kept, replicas=replicas)
+    run.epoch(*epoch)
     assert run.backups == backups
-
-
-def test_a_run_that_is_started_again_goes_on_with_the_interval_of_the_backup(monkeypatch):
-    run = Run(monkeypatch, 1.0, kept=[BATCHES, 1])
-    run.epoch(500, passed=184)
-    assert run.backups == [348, 500]
-
-
-def test_with_another_number_of_replicas_the_interval_is_chosen_anew(monkeypatch):
-    run = Run(monkeypatch, HALF_AN_HOUR, kept=[7, 2], replicas=4)
-    run.epoch(30, passed=5)
-    assert run.backups == [25]
-    assert run.interval.kept() == [BATCHES, 4]
-
-
-def test_the_default_is_divided_by_the_number_of_replicas(monkeypatch):
-    run = Run(monkeypatch, None, replicas=64)
-    run.epoch(30)
-    seconds = best_seconds(8, interval.DEVICE_HOURS * 3600 / 64)
-    assert run.interval.kept() == [round(seconds), 64]
-
-
-def test_an_execution_of_several_batches_is_not_divided(monkeypatch):
-    run = Run(monkeypatch, HALF_AN_HOUR, at_once=8)
-    run.epoch(600)
-    assert run.backups[:3] == [160, 328, 496]
+    assert run.interval.kept() == chosen
 
 
 @pytest.mark.parametrize("hours", [0, -1, float("nan"), float("inf")])

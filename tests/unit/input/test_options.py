@@ -1,9 +1,11 @@
-"""Options and contexts of datasets."""
+"""Options, reductions and contexts, as users give them."""
 
 import enum
+from typing import Any
 
 import pytest
 
+from kerasdist.api.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from kerasdist.input.options import (
     AutoShardPolicy,
     InputContext,
@@ -31,31 +33,54 @@ def test_the_batch_size_of_a_replica():
         context.get_per_replica_batch_size(13)
 
 
-class Theirs(enum.IntEnum):
+class Theirs(enum.Enum):
+    """As TensorFlow's own."""
+
+    SUM = "SUM"
+
+
+class TheirPolicy(enum.IntEnum):
     """As TensorFlow's own, whose values are numbers."""
 
     FILE = 1
 
 
-@pytest.mark.parametrize("given", ["FILE", "file", AutoShardPolicy.FILE, Theirs.FILE])
-def test_a_policy_by_any_name(given):
-    made = InputOptions(auto_shard_policy=given, experimental_replication_mode="per_replica")
-    assert made.auto_shard_policy is AutoShardPolicy.FILE
-    assert made.experimental_replication_mode is InputReplicationMode.PER_REPLICA
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("given", "read", "expected"),
     [
-        ("auto_shard_policy", "FILES"),
-        ("auto_shard_policy", 7),
-        ("experimental_replication_mode", "PER_HOST"),
-        ("experimental_replication_mode", None),
-        ("experimental_fetch_to_device", "no"),
-        ("experimental_place_dataset_on_device", 1),
-        *(("experimental_per_replica_buffer_size", size) for size in ("2", 0, -1)),
+        *((given, ReduceOp.of, ReduceOp.SUM) for given in ("sum", "Sum", ReduceOp.SUM, Theirs.SUM)),
+        *(
+            (given, lambda one: InputOptions(auto_shard_policy=one).auto_shard_policy, policy)
+            for policy in (AutoShardPolicy.FILE,)
+            for given in ("FILE", "file", policy, TheirPolicy.FILE)
+        ),
+        *(
+            (given, lambda one: CommunicationOptions(implementation=one).implementation, ring)
+            for ring in (CommunicationImplementation.RING,)
+            for given in ("RING", "ring", ring)
+        ),
     ],
 )
-def test_options_that_mean_nothing(name, value):
-    with pytest.raises(ValueError, match=f"Expected {name} to be .*Received: {name}="):
-        InputOptions(**{name: value})
+def test_a_choice_by_any_name(given, read, expected):
+    assert read(given) is expected
+
+
+WRONG: list[tuple[type, str, Any]] = [
+    (InputOptions, "auto_shard_policy", "FILES"),
+    (InputOptions, "auto_shard_policy", 7),
+    (InputOptions, "experimental_replication_mode", "PER_HOST"),
+    (InputOptions, "experimental_replication_mode", None),
+    (InputOptions, "experimental_fetch_to_device", "no"),
+    (InputOptions, "experimental_place_dataset_on_device", 1),
+    *((InputOptions, "experimental_per_replica_buffer_size", size) for size in ("2", 0, -1)),
+    *((CommunicationOptions, "bytes_per_pack", size) for size in (-1, "64")),
+    *((CommunicationOptions, "timeout_seconds", seconds) for seconds in (0, -1.0, "5")),
+    *((CommunicationOptions, "implementation", name) for name in ("MPI", 7)),
+    (CommunicationOptions, "compression", "zip"),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "value"), WRONG)
+def test_options_that_mean_nothing(options, name, value):
+    with pytest.raises(ValueError, match=f"Expected {name} .*Received: {name}="):
+        options(**{name: value})

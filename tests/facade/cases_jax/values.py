@@ -2,18 +2,21 @@
 
 import tracemalloc
 
-import jax
 import numpy as np
-from jax import numpy as jnp
 
-from kerasdist.api.functions import function
-from kerasdist.api.values import Mirrored, PerReplica
-from tests.unit.backends.jax_cases.case import REPLICAS, case, components, numbered
+from tests.facade.case import of_backend
+from tests.facade.cases_jax.programs import components
+from tests.facade.lab import numbered
+from tests.facade.lazy import LazyModule, kd
+
+jax, jnp = LazyModule("jax"), LazyModule("jax.numpy")
+case = of_backend("jax")
+REPLICAS = 2
 
 
 @case
 def per_replica_values_stay_on_the_devices(strategy):
-    value = numbered(strategy)
+    value = numbered(strategy, lambda i: np.full(2, i + 1, "float32"))
     array = value.source.array
     assert array.shape == (REPLICAS, 2)
     assert {str(one.device) for one in array.addressable_shards} == {
@@ -43,7 +46,7 @@ def arrays_of_a_batch_may_lie_and_be_typed_in_any_way(strategy):
         "complex": numbers[:4, 10] * (1 + 2j),
     }
 
-    @function
+    @kd.function
     def whole(batch):
         return strategy.gather(strategy.run(lambda x: x, args=(batch,)), axis=0)
 
@@ -66,16 +69,16 @@ def arrays_of_a_batch_may_lie_and_be_typed_in_any_way(strategy):
 
 @case
 def distributed_values_are_pytrees(strategy):
-    value = numbered(strategy)
+    value = numbered(strategy, lambda i: np.full(2, i + 1, "float32"))
     doubled = jax.tree.map(lambda x: x * 2, value)
-    assert isinstance(doubled, PerReplica)
+    assert isinstance(doubled, kd.PerReplica)
     np.testing.assert_array_equal(components(strategy, doubled)[1], [4, 4])
     passed = jax.jit(lambda x: x)(value)
     np.testing.assert_array_equal(components(strategy, passed)[1], [2, 2])
     total = strategy.extended.reduce_to("SUM", value, value)
-    same, other = function(lambda x, y: (x, y))(value, total)
-    assert isinstance(same, PerReplica)
-    assert isinstance(other, Mirrored)
+    same, other = kd.function(lambda x, y: (x, y))(value, total)
+    assert isinstance(same, kd.PerReplica)
+    assert isinstance(other, kd.Mirrored)
     np.testing.assert_array_equal(components(strategy, other)[1], [3, 3])
 
 
@@ -85,7 +88,7 @@ def a_batch_can_be_looked_at_while_a_program_is_traced_for_it(strategy):
     [divided] = strategy.distribute_dataset([batch])
     seen = []
 
-    @function
+    @kd.function
     def total(batch):
         seen.append(np.asarray(divided[0].values[1]).sum())
         return strategy.reduce("SUM", strategy.run(lambda x, y: x.sum() + y.sum(), batch), None)

@@ -2,13 +2,14 @@
 
 import functools
 
-import jax
 import numpy as np
-from jax import numpy as jnp
 
-from kerasdist.backends.jax.loops.normalization import moments
-from tests.unit.backends.jax_cases.case import case
+from tests.facade.case import of_backend
+from tests.facade.lazy import LazyModule
 
+jax, jnp = LazyModule("jax"), LazyModule("jax.numpy")
+normalization = LazyModule("kerasdist.backends.jax.loops.normalization")
+case = of_backend("jax")
 AXES = (0, 1)
 
 
@@ -46,7 +47,7 @@ def moments_and_their_derivatives_are_those_of_the_whole_batch(strategy):
     layout = strategy.replica_set.arrays.layout
 
     def divided(inputs, mask):
-        return moments(layout, inputs, AXES, mask)
+        return normalization.moments(layout, inputs, AXES, mask)
 
     @functools.partial(jax.jit, static_argnums=0)
     def computed(function, inputs, mask):
@@ -69,6 +70,6 @@ def moments_and_their_derivatives_are_those_of_the_whole_batch(strategy):
 def moments_lose_no_digits_where_the_mean_is_large(strategy):
     layout = strategy.replica_set.arrays.layout
     inputs = (jnp.arange(8.0) + 10_000)[:, None]
-    mean, variance = jax.jit(lambda x: moments(layout, x, [0], None))(inputs)
+    mean, variance = jax.jit(lambda x: normalization.moments(layout, x, [0], None))(inputs)
     assert float(mean[0]) == 10_003.5
     np.testing.assert_allclose(variance, [5.25], rtol=1e-5)

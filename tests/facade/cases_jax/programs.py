@@ -7,26 +7,31 @@ import threading
 import weakref
 from unittest import mock
 
-import jax
-import keras
 import numpy as np
 import pytest
-from keras import ops
 
-import kerasdist as kd
-from kerasdist import keras_compat
-from kerasdist.api.functions import function
-from kerasdist.backends.jax.mesh.layout import Layout
-from kerasdist.backends.jax.mesh.placement import Placement
-from kerasdist.errors import ScopeError
-from tests.unit.backends.jax_cases.case import case, components, index
+from tests.facade.case import of_backend
+from tests.facade.lazy import LazyModule, kd, keras, ops
+
+jax, keras_compat = LazyModule("jax"), LazyModule("kerasdist.keras_compat")
+mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
+placement = LazyModule("kerasdist.backends.jax.mesh.placement")
+case = of_backend("jax")
+
+
+def index():
+    return kd.get_replica_context().replica_id_in_sync_group
+
+
+def components(strategy, value):
+    return [np.asarray(one) for one in strategy.local_results(value)]
 
 
 @case
 def a_function_keeps_no_model_alive(strategy):
     """DEFECTS 13: up to 128 programs were kept, with their models."""
 
-    @function
+    @kd.function
     def step(model, x):
         return strategy.reduce("SUM", strategy.run(lambda x: ops.sum(model(x)), args=(x,)), None)
 
@@ -54,7 +59,7 @@ def the_program_that_was_used_least_lately_goes_first(strategy):
     """DEFECTS 13: the oldest went, also one that each step uses."""
     traced = []
 
-    @function
+    @kd.function
     def step(number):
         traced.append(number)
         return number + 0
@@ -96,7 +101,7 @@ def zero_and_minus_zero_are_two_constants(strategy):
     """DEFECTS 21: they shared a compiled program; NaN had a new one in each call."""
     traced = []
 
-    @function
+    @kd.function
     def inverse(x, zero):
         traced.append(zero)
         return x / zero
@@ -134,9 +139,9 @@ def a_replica_of_several_devices_needs_no_cpu_device(strategy):
             raise RuntimeError("Unknown backend cpu")
         return local_devices(*args, backend=backend, **kwargs)
 
-    layout = Layout(jax.devices()[:2], 2)
+    layout = mesh.Layout(jax.devices()[:2], 2)
     with mock.patch("jax.local_devices", without_cpu):
-        place = Placement(layout)
+        place = placement.Placement(layout)
         with place.variables():
             assert jax.numpy.ones(2).devices() == {jax.devices()[0]}
 
@@ -148,8 +153,8 @@ def arrays_that_others_hold_live_on(strategy):
         variable = keras.Variable(np.ones(300, "float32"), aggregation="mean")
         target = keras.Variable(np.zeros(300, "float32"))
     outside = keras.Variable(np.zeros(300, "float32"))
-    step = function(lambda: strategy.run(lambda: variable.assign(variable + 1.0) is None))
-    with_argument = function(lambda x: variable.assign(variable + x) is None)
+    step = kd.function(lambda: strategy.run(lambda: variable.assign(variable + 1.0) is None))
+    with_argument = kd.function(lambda x: variable.assign(variable + x) is None)
     step()
     target.assign(variable.value)  # one array, three variables
     outside.assign(variable)
@@ -160,7 +165,7 @@ def arrays_that_others_hold_live_on(strategy):
     assert float(variable.value[0]) == 7.0
     for one in (held, view, target.value, outside.value):
         np.testing.assert_array_equal(one, np.full(300, 2.0, "float32"))
-    copying = function(lambda: target.assign(variable.value))
+    copying = kd.function(lambda: target.assign(variable.value))
     copying()
     step()
     assert (float(target.value[0]), float(variable.value[0])) == (7.0, 8.0)
@@ -172,7 +177,7 @@ def code_on_the_host_may_call_a_function(strategy):
     with strategy.scope():
         total = keras.Variable(0.0, aggregation="mean")
     noted = set()
-    double = function(lambda x: x * 2)
+    double = kd.function(lambda x: x * 2)
 
     def on_host(x):
         noted.add(float(double(np.asarray(x))))
@@ -183,7 +188,7 @@ def code_on_the_host_may_call_a_function(strategy):
         total.assign_add(one)
         return one
 
-    step = function(lambda x: strategy.reduce("SUM", strategy.run(on_replica, (x,)), None))
+    step = kd.function(lambda x: strategy.reduce("SUM", strategy.run(on_replica, (x,)), None))
     watch = threading.Timer(60, lambda: os._exit(3))
     watch.start()
     for _ in range(30):
@@ -198,7 +203,7 @@ def a_step_writes_new_values_over_the_old(strategy):
     with strategy.scope():
         variable = keras.Variable(np.ones(300, "float32"), aggregation="mean")
         constant = keras.Variable(np.ones(300, "float32"))
-    step = function(lambda: strategy.run(lambda: variable.assign(variable + constant) is None))
+    step = kd.function(lambda: strategy.run(lambda: variable.assign(variable + constant) is None))
 
     def places():
         stored = keras_compat.stored_value(variable)  # reading it would keep it
@@ -227,7 +232,7 @@ def an_interrupted_step_loses_no_value(strategy):
         product = variable @ variable @ variable @ variable
         variable.assign(variable + ones + 0.0 * product)
 
-    step = function(lambda: strategy.run(work))
+    step = kd.function(lambda: strategy.run(work))
     step()
     steps = 1
     gc.collect()  # Python drops an interrupt that comes while a weak reference's callback runs
@@ -254,7 +259,7 @@ def keras_scopes_inside_of_a_step_see_its_variables(strategy):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     kernel = model.trainable_variables[0]
 
-    @function
+    @kd.function
     def inside(x):
         with keras.StatelessScope(state_mapping=[(kernel, ops.zeros((3, 2)))]):
             return model(x)
@@ -276,7 +281,7 @@ def a_function_stays_on_the_device_of_its_strategy(strategy):
     alone = kd.OneDeviceStrategy("cpu:1")
     with alone.scope():
         variable = keras.Variable(1.0)
-    step = function(lambda: alone.run(lambda: variable.assign_add(1.0)))
+    step = kd.function(lambda: alone.run(lambda: variable.assign_add(1.0)))
     assert step().devices() == variable.value.devices() == {jax.devices()[1]}
 
 
@@ -285,9 +290,9 @@ def a_function_of_strategies_on_different_devices_is_refused(strategy):
     """Also where both begin with the same device."""
     wider = kd.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
 
-    @function
+    @kd.function
     def both():
         return strategy.run(index), wider.run(index)
 
-    with pytest.raises(ScopeError, match="to have the same devices"):
+    with pytest.raises(kd.errors.ScopeError, match="to have the same devices"):
         both()

@@ -1,0 +1,8 @@
+"""What is JAX's own in custom loops: programs, and where arrays lie."""
+
+from tests.facade.cases_jax import (  # noqa: F401 (registers their cases)
+    normalization,
+    planned,
+    programs,
+    values,
+)

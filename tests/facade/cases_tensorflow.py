@@ -1,0 +1,137 @@
+"""What users of `tf.distribute` write with TensorFlow itself: AutoGraph, `tf.Variable`."""
+
+import numpy as np
+
+from tests.conformance.lazy import LazyModule
+from tests.facade import case as of_suite
+from tests.facade.lab import numbered
+from tests.facade.lazy import kd
+
+tf = LazyModule("tensorflow")
+
+
+def case(function):
+    return of_suite.case(function, backends=("tensorflow",))
+
+
+@case
+def autograph(lab):
+    """Branches and loops over tensors and datasets, in a step and in its merge call."""
+    strategy = lab.strategy()
+    numbers = tf.data.Dataset.range(4)
+
+    def merge(given, x):
+        total = given.reduce("SUM", x, axis=None)
+        if total > 2.0:
+            total = total * 10.0
+        return total
+
+    def step(x):
+        if x > 1.0:
+            y = x + 1.0
+        else:
+            y = x - 1.0
+        total = tf.constant(0, tf.int64)
+        for number in numbers:
+            if tf.math.floormod(number, 2) == 0:
+                continue
+            total += number
+        while y < 10.0:
+            y = y * 3.0 + 1.0
+        return y, total
+
+    def merging(x):
+        return kd.get_replica_context().merge_call(merge, args=(x,)) + x
+
+    value = numbered(strategy, lambda i: tf.constant(float(i + 1)))
+    for run in (
+        tf.function(lambda x: strategy.run(step, args=(x,))),
+        lambda x: strategy.run(tf.function(step), args=(x,)),
+    ):
+        found, totals = run(value)
+        lab.equal([13.0, 10.0], lab.components(found, strategy))
+        lab.equal([4, 4], lab.components(totals, strategy))
+    merged = tf.function(lambda x: strategy.run(merging, args=(x,)))(value)
+    lab.equal([31.0, 32.0], lab.components(merged, strategy))
+
+
+@case
+def variables_of_tensorflow(lab):
+    """A `tf.Variable` by each aggregation, assigned in replicas and outside, eagerly or not."""
+    strategy = lab.strategy()
+    given = np.float32([[1.0, 0.0], [1.0, 1.0]])
+    x = numbered(strategy, lambda i: tf.constant(given[i]))
+    combined = {"SUM": given.sum(0), "MEAN": given.mean(0), "ONLY_FIRST_REPLICA": given[0]}
+    start = np.float32([1.0, 2.0])
+    for name, by_all in combined.items():
+        with strategy.scope():
+            mirrored, on_read = (
+                tf.Variable(
+                    start,
+                    synchronization=getattr(tf.VariableSynchronization, how),
+                    aggregation=getattr(tf.VariableAggregation, name),
+                )
+                for how in ("ON_WRITE", "ON_READ")
+            )
+        for variable in (mirrored, on_read):
+            strategy.run(variable.assign, args=(x,))
+            add = variable.assign_add
+            tf.function(lambda x, add=add: strategy.run(add, args=(x,)))(x)
+            lab.check(strategy.extended.variable_created_in_scope(variable), "the strategy's")
+        lab.equal([2 * by_all] * 2, lab.components(mirrored, strategy))
+        lab.equal([*2 * given], lab.components(on_read, strategy))
+        with strategy.scope():
+            lab.equal(2 * by_all, tf.identity(on_read))
+            mirrored.assign(start)
+        lab.equal([start] * 2, lab.components(mirrored, strategy))
+    outside = tf.Variable(1.0)
+    lab.equal(False, strategy.extended.variable_created_in_scope(outside))
+
+
+@case
+def variables_made_in_run(lab):
+    """A `tf.Variable` that a step makes in its first call is one, mirrored."""
+    strategy = lab.strategy()
+    made = []
+
+    def step():
+        if not made:
+            made.append(tf.Variable(tf.ones(2)))
+        return made[0] * 2.0
+
+    for run in (strategy.run, tf.function(strategy.run)):
+        lab.equal([[2.0, 2.0]] * 2, lab.components(run(step), strategy))
+    lab.equal(1, len(made))
+    lab.equal([[1.0, 1.0]] * 2, lab.components(made[0], strategy))
+
+
+@case
+def batches_taken_in_a_graph(lab):
+    """`next` of a distributed dataset's iterator in a compiled step."""
+    strategy = lab.strategy()
+    x = np.arange(12.0, dtype="float32").reshape(6, 2)
+    iterator = iter(strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(4)))
+    step = tf.function(lambda: strategy.run(lambda rows: rows * 2.0, args=(next(iterator),)))
+    found = [np.concatenate(lab.components(step(), strategy)) for _ in range(2)]
+    lab.equal([2 * x[:4], 2 * x[4:]], found)
+
+
+@case
+def errors_in_compiled_functions(lab):
+    """AutoGraph would make another error of one that it does not know."""
+    strategy = lab.strategy()
+
+    class Own(Exception):
+        def __init__(self, one, other):
+            super().__init__(one, other)
+
+    for error in (Own(1, 2), KeyError("key"), IndexError("index"), ValueError("value")):
+
+        def step(error=error):
+            if kd.get_replica_context().replica_id_in_sync_group == 1:
+                raise error
+            kd.get_replica_context().all_reduce("SUM", 1.0)
+
+        with lab.raises(type(error), ""):
+            tf.function(lambda step=step: strategy.run(step))()
+        lab.still_usable(strategy)

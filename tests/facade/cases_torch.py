@@ -1,0 +1,175 @@
+"""Custom loops: what is particular to PyTorch, whose replicas are threads."""
+
+import gc
+import os
+import threading
+import time
+import warnings
+from unittest import mock
+
+import pytest
+
+from tests.facade.case import of_backend
+from tests.facade.lazy import LazyModule, kd, keras, ops
+
+torch = LazyModule("torch")
+case = of_backend("torch")
+
+
+def rank():
+    return kd.get_replica_context().replica_id_in_sync_group
+
+
+def numbers(strategy, value):
+    return [one.tolist() for one in strategy.local_results(value)]
+
+
+def variable(strategy, value, **options):
+    with strategy.scope():
+        return keras.Variable(value, **options)
+
+
+@case
+def backward_gives_each_replica_its_gradient(strategy):
+    weight = variable(strategy, 2.0)
+
+    def step():
+        (weight.value * (rank() + 1.0)).backward()
+        gradient, weight.value.grad = weight.value.grad.clone(), None
+        return gradient
+
+    for _ in range(2):
+        assert numbers(strategy, strategy.run(step)) == [1.0, 2.0]
+    assert weight.value.grad is None
+
+
+@case
+def gradients_despite_no_grad(strategy):
+    weight = variable(strategy, 2.0)
+    with torch.no_grad():
+        run = strategy.run(lambda: kd.value_and_grad(lambda: weight * weight, [weight]))
+    assert numbers(strategy, run[0]) == numbers(strategy, run[1][0]) == [4.0, 4.0]
+
+
+@case
+def parameters_of_torchs_modules(strategy):
+    with strategy.scope():
+        wrapped = keras.layers.TorchModuleWrapper(torch.nn.Linear(2, 1))
+        optimizer = keras.optimizers.SGD(0.0)
+    total = lambda: ops.sum(wrapped(ops.ones((1, 2))))  # noqa: E731
+
+    def step():
+        loss = lambda: total() * (rank() + 1.0)  # noqa: E731
+        _, gradients = kd.value_and_grad(loss, wrapped.trainable_variables)
+        optimizer.apply(gradients, wrapped.trainable_variables)
+        return gradients[1]
+
+    _, outside = kd.value_and_grad(total, wrapped.trainable_variables)
+    assert outside[1].tolist() == [1.0]
+    assert numbers(strategy, strategy.run(step)) == [[1.0], [2.0]]
+
+
+@case
+def run_in_a_merge_call_or_in_value_and_grad_is_refused(strategy):
+    weight = variable(strategy, 2.0)
+    with pytest.raises(kd.errors.ScopeError, match="merge_call"):
+        strategy.run(lambda: kd.get_replica_context().merge_call(lambda given: given.run(rank)))
+    with pytest.raises(kd.errors.ScopeError, match="value_and_grad"):
+        kd.value_and_grad(lambda: strategy.reduce("SUM", strategy.run(rank), None), [weight])
+
+
+@case
+def components_end_with_their_variable(strategy):
+    kept = strategy.replica_set.components._kept
+
+    def used():
+        own = variable(strategy, 0.0, trainable=False)
+        strategy.run(lambda: own.assign_add(rank() + 1.0) is None)
+        return id(own), len(kept.ids())
+
+    key, before = used()
+    gc.collect()
+    assert (before - len(kept.ids()), key in kept.ids()) == (1, False)
+
+
+@case
+def a_component_gives_way_to_a_change_from_outside(strategy):
+    """Its own, the value from outside, and that again: the first replica's is the value."""
+    own = variable(strategy, 0.0, trainable=False)
+    seen = []
+    for change in (lambda: None, lambda: own.assign(5.0), lambda: own.value.data.add_(1.0)):
+        change()
+        seen.append(numbers(strategy, strategy.run(lambda: own + 0.0)))
+        strategy.run(lambda: own.assign_add(rank() + 1.0) is None)
+    assert seen == [[0.0, 0.0], [5.0, 5.0], [6.0, 7.0]]
+    assert float(own.numpy()) == 7.0
+
+
+@case
+def only_a_function_on_one_replica_is_compiled(strategy):
+    doubled = kd.function(jit_compile=True)(lambda x: x * 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert numbers(strategy, strategy.run(doubled, args=(torch.ones(()),))) == [2.0, 2.0]
+    assert sum("jit_compile" in str(one.message) for one in caught) == 1
+
+
+@case
+def replicas_take_turns(strategy):
+    """The last to arrive at a meeting goes on first."""
+    events = []
+
+    def step():
+        for number in range(3):
+            events.append((rank(), number))
+            time.sleep(0.001)
+        kd.get_replica_context().all_reduce("SUM", torch.ones(()))
+        events.append((rank(), "met"))
+
+    strategy.run(step)
+    turns = [(replica, number) for replica in range(2) for number in range(3)]
+    assert events == [*turns, (1, "met"), (0, "met")]
+
+
+@case
+def a_replica_that_comes_too_late_writes_nothing(strategy):
+    """DEFECTS 21."""
+    strategy.replica_set.timeout = 0.1
+    kinds = [{}, {"synchronization": "on_read", "aggregation": "sum"}]
+    written = [variable(strategy, 1.0, trainable=False, **kind) for kind in kinds]
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def step():
+        if rank():
+            goes_on.wait(60)
+            for one in written:
+                one.assign(9.0)
+            ended.set()
+        kd.get_replica_context().all_reduce("SUM", ops.ones(()))
+
+    with pytest.raises(kd.errors.ReplicaError, match="no sign of replica 1"):
+        strategy.run(step)
+    before = [float(one.value) for one in written]
+    goes_on.set()
+    assert ended.wait(60)
+    assert before == [float(one.value) for one in written]
+    assert written[0].numpy()[()] == 1.0
+
+
+@case
+def a_replica_waits_as_long_as_the_meeting_timeout_says(strategy):
+    """DEFECTS 21: 600 s, whatever the variable said."""
+    never = threading.Event()
+    with mock.patch.dict(os.environ, KERASDIST_MEETING_TIMEOUT="1"):
+        others = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def step():
+        if rank():
+            never.wait(30)
+        return kd.get_replica_context().all_reduce("sum", 1.0)
+
+    said = "Expected every replica within 1 s. Received: no sign of replica 1"
+    with pytest.raises(kd.errors.ReplicaError, match=f"{said}.*raise KERASDIST_MEETING_TIMEOUT"):
+        others.run(step)
+    never.set()
