@@ -62,14 +62,14 @@ ADDED = {
 
 FIGURES = (
     Figure("lines of code", 28_331 + sum(ADDED.values()), 23_500),
-    Figure("files", 250, 250),
+    Figure("files", 248, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_357, 2_600),
+    Figure("mentions of Any", 2_354, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,
