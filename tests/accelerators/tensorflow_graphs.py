@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from kerasdist.api.options import CommunicationOptions  # noqa: E402
-from kerasdist.backends.tensorflow.fit import prefetching as prefetching_module  # noqa: E402
+from kerasdist.backends.tensorflow.private import prefetching as prefetching_module  # noqa: E402
 from kerasdist.backends.tensorflow.replica import all_reduce  # noqa: E402
 from tests.conformance import counters  # noqa: E402
 from tests.gpu_like import emulation  # noqa: E402
@@ -186,22 +186,23 @@ def kinds_of_batches():
 
 
 def retraced():
-    """How many functions a second epoch traces; how many there were, and outlive the dataset."""
-    dataset, traced, own = tf.data.Dataset.range(5).batch(2), [], prefetching_module._graph
+    """How many functions a second epoch traces; how many feed devices, and outlive the dataset."""
+    dataset, feeding = tf.data.Dataset.range(5).batch(2), []
+    kind = prefetching_module.native._PerDeviceGenerator
+    begin = kind.__init__
 
-    def noted(*args, **attributes):
-        graph = own(*args, **attributes)
-        traced.append(weakref.ref(graph))
-        return graph
+    def noted(feed, *args, **options):
+        begin(feed, *args, **options)
+        feeding.extend(map(weakref.ref, (feed._init_func, feed._next_func, feed._finalize_func)))
 
-    with mock.patch.object(prefetching_module, "_graph", noted):
+    with mock.patch.object(kind, "__init__", noted):
         batches = GROUP._iterated(dataset, dataset.element_spec, None)
         list(batches)
         with counters.traces("tensorflow") as traces:
             list(batches)
     del batches
     gc.collect()
-    return [traces.count, len(traced), sum(one() is not None for one in traced)]
+    return [traces.count, len(feeding), sum(one() is not None for one in feeding)]
 
 
 def pipelines():

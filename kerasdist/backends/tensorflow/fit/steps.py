@@ -25,12 +25,15 @@ from kerasdist.backends.tensorflow.fit.batches import (
     counted_rows,
     division_errors,
 )
-from kerasdist.backends.tensorflow.fit.prefetching import PlacedIterator, in_a_row, untuned
+from kerasdist.backends.tensorflow.private.prefetching import PlacedIterator, in_a_row, untuned
 from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.job.comparison import BatchHistory
 from kerasdist.job.job import Job
+
+# What a graph can read batches from.
+ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 class StepReplicas(Protocol):
@@ -104,7 +107,7 @@ class StepsOnIterator:
         self._replica_set.begin_step()
         meter = metering.running() if self._trains else None
         with division_errors():
-            if self._on_iterator is not None and isinstance(iterator, tf.data.Iterator):
+            if self._on_iterator is not None and isinstance(iterator, ITERATORS):
                 first, totals, logs, values, measured = self._on_iterator(iterator)
                 sizes = [0] * self.count  # they are measured
             else:
@@ -112,7 +115,7 @@ class StepsOnIterator:
                 sizes, measured = [total for total in totals if not total.shape.rank], None
             if meter is not None:
                 meter.done(len(sizes), sum(map(int, sizes)), logs, measured)
-            if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
+            if isinstance(iterator, ITERATORS) and iterator is not self._last():
                 self._last = weakref.ref(iterator)
                 _require_equal_beginnings(self._replica_set, first)
             if self._replica_set.job is not None:
@@ -215,7 +218,7 @@ class FirstStepChecked:
 
     def __call__(self, iterator: Any) -> Any:
         """Does the steps, as `StepsOnIterator` does."""
-        is_placed = isinstance(iterator, PlacedIterator | tf.data.Iterator)
+        is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
             # This call of a user-defined step builds the rest of the model: the next is checked.
@@ -257,7 +260,7 @@ def _total(batch: object) -> int:
 
 
 def _batches(iterator: Any) -> Iterator[Any]:
-    if not isinstance(iterator, tf.data.Iterator):
+    if not isinstance(iterator, ITERATORS):
         yield from map(as_tensors, iterator)
         return
     while True:

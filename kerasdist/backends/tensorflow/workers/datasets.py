@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.fit.batches import LocalRows, OwnRows, split_in_graph
-from kerasdist.backends.tensorflow.fit.prefetching import in_a_row
+from kerasdist.backends.tensorflow.private.prefetching import in_local_batches
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.replica.values import tensor_of_array
 from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group
@@ -121,19 +121,6 @@ def _of_pipelines(
             lambda _: next(remaining), _native_options(options)
         )
     return _with_length(dataset)
-
-
-def in_local_batches(
-    dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]
-) -> tf.data.Dataset:
-    """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
-    # tf.data passes the members of a tuple as arguments, and any other element as one argument.
-    is_tuple = type(dataset.element_spec) is tuple
-
-    def pieces_of(*batch: object) -> tf.data.Dataset:
-        return in_a_row(cut(batch if is_tuple else batch[0]))
-
-    return dataset.flat_map(pieces_of)
 
 
 def rows_of(local_rows: Iterable[LocalRows]) -> list[Any]:

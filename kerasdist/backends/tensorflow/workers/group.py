@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, final
 
 import keras
@@ -16,6 +16,7 @@ from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import (
     HOST,
     LocalRows,
+    OwnRows,
     PlacedBatch,
     compared_of,
     known_size,
@@ -24,10 +25,10 @@ from kerasdist.backends.tensorflow.fit.batches import (
     pieces_of_placed,
     split_in_graph,
 )
-from kerasdist.backends.tensorflow.fit.prefetching import (
+from kerasdist.backends.tensorflow.private.prefetching import (
+    PlacedBatches,
     can_prefetch,
-    in_a_row,
-    prefetched,
+    in_local_batches,
     untuned,
 )
 from kerasdist.backends.tensorflow.private.strategies import mirrored
@@ -121,19 +122,13 @@ class Group:
         plain = partial(iter, dataset)
         if self.shares_memory or not can_prefetch(dataset.element_spec):
             return GlobalBatchDataset(plain, spec)
+        parts = in_local_batches(dataset, self._parts_of)
         devices = self.native_strategy.extended.worker_devices
         total = None if sized is None else known_size(sized)
-        ahead = prefetched(dataset, self._split_one, devices, total)
-        return GlobalBatchDataset(plain, spec, ahead)
+        return GlobalBatchDataset(plain, spec, PlacedBatches(parts, devices, total or 0).__iter__)
 
-    @cached_property
-    def _split_one(self) -> Any:
-        """A compiled function of a batch, which returns a dataset of its parts."""
-
-        def split_one(batch: object) -> tf.data.Dataset:
-            return in_a_row(parts_of(self._cut(batch), compared_of(batch) or ()))
-
-        return tf.function(split_one, autograph=False)
+    def _parts_of(self, batch: object) -> list[OwnRows]:
+        return parts_of(self._cut(batch), compared_of(batch) or ())
 
     def on_host(self, batch: Any) -> Any:
         """Returns a global batch as the pipeline made it."""

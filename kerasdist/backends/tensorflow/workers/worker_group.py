@@ -22,16 +22,12 @@ from kerasdist.backends.tensorflow.fit.batches import (
     split_own,
 )
 from kerasdist.backends.tensorflow.fit.gradients import slices_of_all, summed
-from kerasdist.backends.tensorflow.fit.prefetching import untuned
+from kerasdist.backends.tensorflow.private.prefetching import in_local_batches, untuned
 from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum, WorkersStrategy
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
 from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.replica.variables import copies, native
-from kerasdist.backends.tensorflow.workers.datasets import (
-    dataset_of_shards,
-    in_local_batches,
-    rows_of,
-)
+from kerasdist.backends.tensorflow.workers.datasets import dataset_of_shards, rows_of
 from kerasdist.backends.tensorflow.workers.group import Group, Parts
 from kerasdist.input.worker_batches import ShardedAdapter
 
