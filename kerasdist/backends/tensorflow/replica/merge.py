@@ -13,7 +13,7 @@ from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.tensorflow.fit.batches import LocalRows
 from kerasdist.backends.tensorflow.private.compiled import error_with_own_type
 from kerasdist.backends.tensorflow.private.lookups import Lookups
-from kerasdist.backends.tensorflow.replica.collectives import Exchange, TensorFlowCollectives
+from kerasdist.backends.tensorflow.replica.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.replica.variables import reads_preceded
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.core import context
@@ -56,7 +56,6 @@ def in_replicas(
     local batch of the batch. Returns one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
-    exchange = Exchange(group)
     results: list[Any] = [None] * len(group.local)
     thread_state, trial = keras_compat.copy_thread_state(), keras_compat.trial()
     # A distributed value: each replica's number, a Python integer.
@@ -71,7 +70,7 @@ def in_replicas(
         local = None if local_rows is None else local_rows[index]
         local_batch, replicas = local and local.local_batch, native_strategy.num_replicas_in_sync
         lookups = local and Lookups(local.data, local.local_batch.total, replicas)
-        collectives = TensorFlowCollectives(exchange, replica, local_batch, lookups, waits=waits)
+        collectives = TensorFlowCollectives(group, replica, local_batch, lookups, waits=waits)
         here = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=replica,
