@@ -32,9 +32,10 @@ from kerasdist.backends.tensorflow.private.prefetching import (
     untuned,
 )
 from kerasdist.backends.tensorflow.private.strategies import mirrored
+from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
 from kerasdist.backends.tensorflow.replica.values import check_alike, concat
-from kerasdist.backends.tensorflow.replica.variables import copies
+from kerasdist.backends.tensorflow.replica.variables import copies, native
 from kerasdist.training.numerics import weighted
 
 # One value's components on the replicas of this process, in the replicas' order.
@@ -84,6 +85,7 @@ class Group:
 
     Attributes:
         native_strategy: The native strategy.
+        is_of_workers: Whether other workers have replicas too.
         local: The numbers of the replicas in this process.
         shares_memory: Whether the replicas of this process read each other's tensors for free.
         is_recorded: Whether the user has asked for a record of collectives.
@@ -91,15 +93,19 @@ class Group:
         runs_loops: Whether a custom loop has run; replicas' values may differ after one.
     """
 
+    is_of_workers = False
+
     def __init__(
         self,
         native_strategy: tf.distribute.Strategy,
         all_reduce: AllReduce | None = None,
         *,
         shares_memory: bool,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> None:
         """Takes the native strategy; without `all_reduce`, values are summed on one device."""
         self.native_strategy = native_strategy
+        self._communication = communication
         self.local = range(native_strategy.num_replicas_in_sync)
         self.shares_memory = shares_memory
         self.has_collectives = all_reduce is not None
@@ -165,9 +171,11 @@ class Group:
     ) -> list[Any]:
         """Returns the sum over all replicas of each of several values, on one device if `here`."""
         results: list[Any] = [None] * len(columns)
-        travelling = [index for index, parts in enumerate(columns) if self._travels(parts, here)]
         if self._all_reduce is not None:
+            travelling = [i for i, parts in enumerate(columns) if self._travels(parts, here)]
             given = [self._column(columns[index]) for index in travelling]
+            if options is DEFAULT_COMMUNICATION:
+                options = self._communication
             sums = self._all_reduce.sums(given, options)
             for index, column in zip(travelling, sums, strict=True):
                 results[index] = column[0] if here or self.shares_memory else mirrored(column)
@@ -179,18 +187,28 @@ class Group:
     def _travels(self, parts: Parts, here: bool) -> bool:
         """Whether `sums` adds up a value by a collective rather than on one device."""
         first = next((part for part in parts if part is not None), None)
-        if here or self._all_reduce is None or first is None:
+        if first is None or _are_slices(parts):
             return False
         # TensorFlow keeps int32 tensors on the host, whatever the device.
-        return not isinstance(first, tf.IndexedSlices) and first.dtype not in (tf.int32, tf.bool)
+        return self.is_of_workers or not (here or first.dtype in (tf.int32, tf.bool))
 
     def _column(self, parts: Parts) -> Column:
         """Converts a value's parts to the tensors that the collective takes."""
-        return [tf.convert_to_tensor(part) for part in parts]
+        tensors = [tf.convert_to_tensor(part) for part in parts]
+        check_alike(tensors)
+        if not self.shares_memory:
+            return tensors
+        with tf.device(self.native_strategy.extended.worker_devices[0]):
+            return [gradients.summed(tensors)]
 
     def _put_together(self, parts: Parts) -> Any:
-        """Combines the parts of a value for which `_travels` is false."""
-        return gradients.summed(parts)
+        """Combines the parts of a value for which `_travels` is false; None if there are none."""
+        parts = [part for part in parts if part is not None]
+        if not parts or not _are_slices(parts):
+            return gradients.summed(parts) if parts else None
+        values, _ = self.concatenation([part.values for part in parts], 0)
+        indices, _ = self.concatenation([part.indices for part in parts], 0)
+        return gradients.slices_of_all(parts, values, indices)
 
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
@@ -209,9 +227,10 @@ class Group:
         return tf.reduce_max(rows, 0)
 
     def costly(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-        """Returns those variables whose reading would cost a collective."""
-        del variables  # all components are in this process
-        return []
+        """Returns the variables whose components must be summed over the workers to be read."""
+        # Not `native`: that is a read, before which deferred assignments are finished one by one.
+        held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
+        return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
     def wholes(self, variables: Sequence[keras.Variable], sums: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the variables' aggregated values, given the sums of their components."""
@@ -247,20 +266,42 @@ class Group:
             results[index] = tf.cast(total, parts[0].dtype)
         return keras.tree.pack_sequence_as(structures[0], results)
 
-    def mark_equal(self, variables: Sequence[keras.Variable]) -> None:
-        """Marks variables to which all replicas assign equal values in `fit`."""
-        del variables  # all replicas are in this process
+    def mark_equal(self, variables: Iterable[keras.Variable]) -> None:
+        """Lets this process read the variables without a collective until a custom loop has run."""
+        for own in map(native, variables):
+            if isinstance(own, SharedSum):
+                own.mark_equal()
 
     def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
-        """Caches the aggregated values of variables, which a step has read."""
-        del variables, values  # reading them costs nothing
+        """Caches the values of `costly` variables, so that reading them needs no collective."""
+        for variable, value in zip(variables, values, strict=True):
+            native(variable).remember(value)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values."""
-        del variables  # all replicas are in this process
+        """Gives variables the chief's values, by one collective per type."""
+        natives = [native(one) for one in variables]
+        held = [copies(one) for one in natives]
+        given = [
+            tuple(
+                # Replica 0's part serves all, even for a sum: `assign` divides its value equally.
+                part.read_value() if replica == 0 else tf.zeros_like(part)
+                for part, replica in zip(parts, self.local, strict=True)
+            )
+            for parts in held
+        ]
+        sums = self.sums(given)
+        for own, parts, value in zip(natives, held, sums, strict=True):
+            for part in parts:
+                part.assign(value)
+            if isinstance(own, SharedSum):
+                own.remember_first()
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
         """Sets each component of sync-on-read variables to the mean of all workers' components."""
         sums = self.sums([[part.read_value() for part in copies(one)] for one in variables])
         for variable, value in zip(variables, self.wholes(variables, sums), strict=True):
             variable.assign(value)
+
+
+def _are_slices(parts: Parts) -> bool:
+    return all(isinstance(part, tf.IndexedSlices) for part in parts if part is not None)
