@@ -24,6 +24,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
     compared_of,
     counted_rows,
     division_errors,
+    on_host,
 )
 from kerasdist.backends.tensorflow.private.prefetching import PlacedIterator, in_a_row, untuned
 from kerasdist.backends.tensorflow.replica.values import concat
@@ -229,7 +230,7 @@ class FirstStepChecked:
         batches = list(itertools.islice(_batches(iterator), self._steps.count))
         if not batches:
             return self._steps(iterator)  # raises at the end of the data
-        for batch in map(self._model.replica_set.group.on_host, batches):
+        for batch in map(on_host, batches):
             if self._check.wants(_total(batch)):
                 self._check.look(batch, _total(batch))
         if self._check.is_done or (is_last and not self._check.wants_any):
@@ -255,7 +256,6 @@ class FirstStepChecked:
 
 
 def _total(batch: object) -> int:
-    batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch)
 
 

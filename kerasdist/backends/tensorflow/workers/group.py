@@ -20,10 +20,9 @@ from kerasdist.backends.tensorflow.fit.batches import (
     PlacedBatch,
     compared_of,
     known_size,
-    on_host,
-    parts_of,
-    pieces_of_placed,
-    split_in_graph,
+    own_rows,
+    rows_on_devices,
+    split,
 )
 from kerasdist.backends.tensorflow.private.prefetching import (
     PlacedBatches,
@@ -106,7 +105,8 @@ class Group:
         """Takes the native strategy; without `all_reduce`, values are summed on one device."""
         self.native_strategy = native_strategy
         self._communication = communication
-        self.local = range(native_strategy.num_replicas_in_sync)
+        self._replicas = native_strategy.num_replicas_in_sync
+        self.local = range(self._replicas)
         self.shares_memory = shares_memory
         self.has_collectives = all_reduce is not None
         self.is_recorded = all_reduce is not None and all_reduce.is_recorded
@@ -114,7 +114,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of a Keras data adapter's batches, as `split_in_graph` takes them."""
+        """Returns a dataset of a Keras data adapter's batches."""
         dataset = adapter.get_tf_dataset()
         is_array = keras_compat.is_array_adapter(adapter)
         spec = dataset.element_spec
@@ -134,11 +134,10 @@ class Group:
         return GlobalBatchDataset(plain, spec, PlacedBatches(parts, devices, total or 0).__iter__)
 
     def _parts_of(self, batch: object) -> list[OwnRows]:
-        return parts_of(self._cut(batch), compared_of(batch) or ())
-
-    def on_host(self, batch: Any) -> Any:
-        """Returns a global batch as the pipeline made it."""
-        return on_host(batch).rows if isinstance(batch, PlacedBatch) else batch
+        return [
+            OwnRows(one.data, one.local_batch.size, one.local_batch.total, compared_of(batch) or ())
+            for one in self._cut(batch)
+        ]
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
@@ -152,15 +151,19 @@ class Group:
         Returns one local batch for each replica of this process, each with at least one row.
         """
         if isinstance(batch, PlacedBatch):
-            replicas = self.native_strategy.num_replicas_in_sync
             devices = self.native_strategy.extended.worker_devices
-            return pieces_of_placed(batch, replicas, self.local, devices)
+            return rows_on_devices(batch, self._replicas, self.local, devices)
         # Without a device, the whole batch would go to the first GPU, and from there to the others.
         with tf.device(HOST):
             return self._cut(batch)
 
     def _cut(self, batch: Any) -> list[LocalRows]:
-        return split_in_graph(batch, len(self.local), stand_ins=True)
+        own = batch if isinstance(batch, OwnRows) else self.own_rows(batch)
+        return split(own, len(self.local), stand_ins=True)
+
+    def own_rows(self, batch: Any) -> OwnRows:
+        """Takes the rows of this process out of a global batch."""
+        return own_rows(batch, self._replicas, self.local)
 
     def sums(
         self,
@@ -234,10 +237,9 @@ class Group:
 
     def wholes(self, variables: Sequence[keras.Variable], sums: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the variables' aggregated values, given the sums of their components."""
-        replicas = self.native_strategy.num_replicas_in_sync
         totals = [copies(total)[0] for total in sums]
         return [
-            tf.cast(total / replicas, total.dtype) if one.aggregation == "mean" else total
+            tf.cast(total / self._replicas, total.dtype) if one.aggregation == "mean" else total
             for one, total in zip(variables, totals, strict=True)
         ]
 

@@ -12,19 +12,14 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.tensorflow.fit.batches import (
-    LocalRows,
     OwnRows,
-    PlacedBatch,
     compared_in,
-    on_host,
-    own_rows,
-    split_own,
 )
 from kerasdist.backends.tensorflow.private.prefetching import in_local_batches, untuned
 from kerasdist.backends.tensorflow.private.worker_strategy import WorkersStrategy
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alike
-from kerasdist.backends.tensorflow.workers.datasets import dataset_of_shards, rows_of
+from kerasdist.backends.tensorflow.workers.datasets import dataset_of_shards, rows_of_replicas
 from kerasdist.backends.tensorflow.workers.group import Group, Parts
 from kerasdist.input.worker_batches import ShardedAdapter
 
@@ -78,7 +73,6 @@ class WorkerGroup(Group):
             communication=replace(communication, timeout_seconds=None),
         )
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
-        self._replicas = native_strategy.num_replicas_in_sync
         self.is_in_call: Callable[[], bool] = lambda: False
         native_strategy.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
 
@@ -90,8 +84,8 @@ class WorkerGroup(Group):
         if is_array:
             own = keras_compat.tensorflow_rows(
                 adapter,
-                lambda numbers: self._own_rows(numbers).rows,
-                lambda rows, numbers: self._own_rows(numbers)._replace(rows=rows),
+                lambda numbers: self.own_rows(numbers).rows,
+                lambda rows, numbers: self.own_rows(numbers)._replace(rows=rows),
             ).prefetch(tf.data.AUTOTUNE)
         else:
             # What is read ahead are whole batches: a backup keeps them for all workers. So
@@ -103,11 +97,8 @@ class WorkerGroup(Group):
             own = own.with_options(options)
         return self._iterated(untuned(own) if is_array else own, own.element_spec.rows, None)
 
-    def _own_rows(self, batch: Any) -> OwnRows:
-        return own_rows(batch, self._replicas, self.local)
-
     def _rows_and_compared(self, number: tf.Tensor, batch: Any) -> OwnRows:
-        return self._own_rows(batch)._replace(compared=compared_in(number, batch))
+        return self.own_rows(batch)._replace(compared=compared_in(number, batch))
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
@@ -117,22 +108,10 @@ class WorkerGroup(Group):
         ``tf.distribute`` would shard the files or examples over the workers before it batches
         them, which makes other batches than on one device.
         """
-
-        def cut(batch: object) -> list[Any]:
-            own = self._own_rows(batch)
-            return rows_of(split_own(own, len(self.local), stand_ins=False))
-
-        local_rows = in_local_batches(dataset, cut)
+        local_rows = in_local_batches(
+            dataset, lambda batch: rows_of_replicas(batch, self._replicas, self.local)
+        )
         return self.native_strategy.distribute_datasets_from_function(lambda _: local_rows, options)
-
-    def on_host(self, batch: Any) -> Any:
-        """Returns a batch, or this worker's rows, as the pipeline made them."""
-        return on_host(batch) if isinstance(batch, PlacedBatch) else batch
-
-    def _cut(self, batch: Any) -> list[LocalRows]:
-        """Divides this worker's rows of a batch among its replicas."""
-        own = batch if isinstance(batch, OwnRows) else self._own_rows(batch)
-        return split_own(own, len(self.local), stand_ins=True)
 
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
