@@ -7,18 +7,16 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.agreement.batches import FirstBatches, beginnings
+from kerasdist.agreement.batches import beginnings
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.interface import ReplicaOptions
 from kerasdist.backends.tensorflow.fit.batches import (
-    LocalRows,
     OwnRows,
     PlacedBatch,
     compared_of,
@@ -30,24 +28,12 @@ from kerasdist.backends.tensorflow.private.prefetching import PlacedIterator, in
 from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.check.first_batch import FirstBatchCheck
-from kerasdist.job.comparison import BatchHistory
-from kerasdist.job.job import Job
+
+if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
 
 # What a graph can read batches from.
 ITERATORS = (tf.data.Iterator, PlacedIterator)
-
-
-class StepReplicas(Protocol):
-    """What steps and trainers need of a `TensorFlowReplicaSet`, which imports them."""
-
-    group: Group
-    job: Job | None
-    options: ReplicaOptions
-    first_batches: FirstBatches
-    batch_history: BatchHistory
-    count_batch: Callable[[], object] | None
-    run: Callable[..., list[tuple[LocalRows, Any]]]
-    begin_step: Callable[[], None]
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
@@ -70,7 +56,7 @@ class StepsOnIterator:
     def __init__(
         self,
         step: Callable[[Any, list[keras.Variable]], Any],
-        replica_set: StepReplicas,
+        replica_set: TensorFlowReplicaSet,
         steps: int,
         *,
         eagerly: bool,
@@ -189,7 +175,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
     return [one for one in parts if tf.is_tensor(one)]
 
 
-def _require_equal_beginnings(replica_set: StepReplicas, first: object) -> None:
+def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) -> None:
     """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
@@ -278,7 +264,7 @@ class PredictionOnBatches:
         self,
         build: Callable[[Any], None],
         step: Callable[[Any], Any],
-        replica_set: StepReplicas,
+        replica_set: TensorFlowReplicaSet,
         *,
         eagerly: bool,
     ) -> None:

@@ -20,7 +20,6 @@ from kerasdist.backends.tensorflow.fit.batches import (
 from kerasdist.backends.tensorflow.fit.steps import (
     FirstStepChecked,
     PredictionOnBatches,
-    StepReplicas,
     StepsOnIterator,
     outputs_of_replicas,
 )
@@ -37,6 +36,7 @@ from kerasdist.training.metrics import metrics_of, prepare
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
@@ -74,7 +74,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
     if TYPE_CHECKING:  # attributes of the model's own class
-        replica_set: StepReplicas
+        replica_set: TensorFlowReplicaSet
         name: str
         variables: list[keras.Variable]
         non_trainable_variables: list[keras.Variable]
@@ -101,7 +101,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         return outputs
 
     @staticmethod
-    def prepare_other(model: Any, replicas: StepReplicas) -> None:
+    def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
         take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
         optimizer = model.optimizer if model.compiled else None
