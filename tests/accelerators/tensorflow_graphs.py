@@ -57,8 +57,7 @@ def graph_of(model, batches=None):
 
 def iterator(dataset=None):
     dataset = dataset or tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
-    spec = dataset.element_spec
-    return iter(GROUP._iterated(dataset, spec, spec))
+    return iter(GROUP._iterated(dataset))
 
 
 def operations(graph):
@@ -179,7 +178,7 @@ def kinds_of_batches():
         name: type(iterator(dataset)).__name__ == "PlacedIterator"
         for name, dataset in {"strings": words, "ragged": ragged, "integers": integers}.items()
     }
-    dataset = GROUP._iterated(integers, integers.element_spec, None)
+    dataset = GROUP._iterated(integers)
     dataset.begin = lambda make: make()
     kinds["followed"] = type(iter(dataset)).__name__ == "PlacedIterator"
     return kinds
@@ -196,7 +195,7 @@ def retraced():
         feeding.extend(map(weakref.ref, (feed._init_func, feed._next_func, feed._finalize_func)))
 
     with mock.patch.object(kind, "__init__", noted):
-        batches = GROUP._iterated(dataset, dataset.element_spec, None)
+        batches = GROUP._iterated(dataset)
         list(batches)
         with counters.traces("tensorflow") as traces:
             list(batches)

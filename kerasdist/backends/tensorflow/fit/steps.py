@@ -72,7 +72,6 @@ class StepsOnIterator:
         self._replica_set = replica_set
         # The variables that a step reads: set while it is traced, used after every step.
         self._read: list[keras.Variable] = []
-        self._last: Callable[[], Any] = lambda: None
 
         count = replica_set.count_batch
 
@@ -102,10 +101,8 @@ class StepsOnIterator:
                 sizes, measured = [total for total in totals if not total.shape.rank], None
             if meter is not None:
                 meter.done(len(sizes), sum(map(int, sizes)), logs, measured)
-            if isinstance(iterator, ITERATORS) and iterator is not self._last():
-                self._last = weakref.ref(iterator)
-                _require_equal_beginnings(self._replica_set, first)
             if self._replica_set.job is not None:
+                _require_equal_beginnings(self._replica_set, first)
                 self._replica_set.group.remember(self._read, values)
                 self._note(totals)
             return logs

@@ -151,7 +151,7 @@ class TensorFlowCollectives(Collectives):
         function = converted_as_here(function)
 
         def merged(parts: Columns) -> Any:
-            [merging] = (regrouped(native_strategy, part) for part in parts)
+            [merging] = map(regrouped, parts)
             # As in cross-replica code elsewhere, TensorFlow chooses the device.
             with context.replica_scope(None), tf.device(None):
                 return to_native(native_strategy, merging.call(function, strategy))

@@ -50,26 +50,18 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
 
     Attributes:
         begin: If set, makes each iterator; it gets the function that would make it otherwise.
+        prefetched: Makes an iterator whose batches wait on the devices. Its state lacks the batches
+            that it has read ahead, so a run that keeps its position cannot use it.
     """
 
-    def __init__(
-        self,
-        iterate: Callable[[], Iterator[Any]],
-        spec: Any,
-        prefetched: Callable[[], Iterator[Any]] | None = None,
-    ) -> None:
-        """Takes a function that makes an iterator, and the ``element_spec`` of a batch.
-
-        `prefetched` makes an iterator whose batches wait on the devices. Its state
-        lacks the batches that it has read ahead, so a run that keeps its position cannot use it.
-        """
-        self._iterate = iterate
-        self._prefetched = prefetched or iterate
+    def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:
+        """Takes a function that makes an iterator, and the ``element_spec`` of a batch."""
+        self._iterate = self.prefetched = iterate
         self._spec = spec
         self.begin: Callable[[Callable[[], Any]], Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self._prefetched() if self.begin is None else self.begin(self._iterate)
+        return self.prefetched() if self.begin is None else self.begin(self._iterate)
 
     @property
     def element_spec(self) -> Any:
@@ -116,22 +108,21 @@ class Group:
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
         """Returns a dataset of a Keras data adapter's batches."""
         dataset = adapter.get_tf_dataset()
-        is_array = keras_compat.is_array_adapter(adapter)
+        return self._iterated(
+            untuned(dataset) if keras_compat.is_array_adapter(adapter) else dataset
+        )
+
+    def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
+        """Returns a dataset whose batches go to the devices ahead, unless these share memory."""
         spec = dataset.element_spec
-        return self._iterated(untuned(dataset) if is_array else dataset, spec, spec)
-
-    def _iterated(self, dataset: tf.data.Dataset, spec: Any, sized: Any) -> GlobalBatchDataset:
-        """Returns a dataset whose batches go to the devices ahead, unless these share memory.
-
-        `sized` has the static sizes of the global batches, None if nothing has.
-        """
-        plain = partial(iter, dataset)
-        if self.shares_memory or not can_prefetch(dataset.element_spec):
-            return GlobalBatchDataset(plain, spec)
-        parts = in_local_batches(dataset, self._parts_of)
-        devices = self.native_strategy.extended.worker_devices
-        total = None if sized is None else known_size(sized)
-        return GlobalBatchDataset(plain, spec, PlacedBatches(parts, devices, total or 0).__iter__)
+        is_whole = not isinstance(spec, OwnRows)
+        plain = GlobalBatchDataset(partial(iter, dataset), spec if is_whole else spec.rows)
+        if not self.shares_memory and can_prefetch(spec):
+            total = known_size(spec) if is_whole else None
+            parts = in_local_batches(dataset, self._parts_of)
+            devices = self.native_strategy.extended.worker_devices
+            plain.prefetched = PlacedBatches(parts, devices, total or 0).__iter__
+        return plain
 
     def _parts_of(self, batch: object) -> list[OwnRows]:
         return [

@@ -95,7 +95,7 @@ class WorkerGroup(Group):
             options.experimental_optimization.inject_prefetch = False
             own = whole.enumerate().map(self._rows_and_compared, synchronous=True)
             own = own.with_options(options)
-        return self._iterated(untuned(own) if is_array else own, own.element_spec.rows, None)
+        return self._iterated(untuned(own) if is_array else own)
 
     def _rows_and_compared(self, number: tf.Tensor, batch: Any) -> OwnRows:
         return self.own_rows(batch)._replace(compared=compared_in(number, batch))
