@@ -56,7 +56,7 @@ class ReplicatedMetric:
             super().reset_state()  # type: ignore[misc]
 
 
-class _State(keras.StatelessScope):
+class KnownValues(keras.StatelessScope):
     """Gives variables values, for reading; all else passes to the scope around it."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
@@ -87,7 +87,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
     All replicas must call it. What one call sums is not summed again in the block.
     """
     scope = keras_compat.stateless_scope()
-    known = scope.own if isinstance(scope, _State) else ()
+    known = scope.own if isinstance(scope, KnownValues) else ()
     variables = [
         variable
         for metric in metrics
@@ -98,7 +98,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
         yield
         return
     values = replica.collectives.summed(variables)
-    with _State(zip(variables, values, strict=True)):
+    with KnownValues(zip(variables, values, strict=True)):
         yield
 
 

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from kerasdist.api.options import CommunicationOptions  # noqa: E402
-from kerasdist.backends.tensorflow.fit import prefetching as prefetching_module  # noqa: E402
+from kerasdist.backends.tensorflow.private import prefetching as prefetching_module  # noqa: E402
 from kerasdist.backends.tensorflow.replica import all_reduce  # noqa: E402
 from tests.conformance import counters  # noqa: E402
 from tests.gpu_like import emulation  # noqa: E402
@@ -57,8 +57,7 @@ def graph_of(model, batches=None):
 
 def iterator(dataset=None):
     dataset = dataset or tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
-    spec = dataset.element_spec
-    return iter(GROUP._iterated(dataset, spec, spec))
+    return iter(GROUP._iterated(dataset))
 
 
 def operations(graph):
@@ -179,29 +178,30 @@ def kinds_of_batches():
         name: type(iterator(dataset)).__name__ == "PlacedIterator"
         for name, dataset in {"strings": words, "ragged": ragged, "integers": integers}.items()
     }
-    dataset = GROUP._iterated(integers, integers.element_spec, None)
+    dataset = GROUP._iterated(integers)
     dataset.begin = lambda make: make()
     kinds["followed"] = type(iter(dataset)).__name__ == "PlacedIterator"
     return kinds
 
 
 def retraced():
-    """How many functions a second epoch traces; how many there were, and outlive the dataset."""
-    dataset, traced, own = tf.data.Dataset.range(5).batch(2), [], prefetching_module._graph
+    """How many functions a second epoch traces; how many feed devices, and outlive the dataset."""
+    dataset, feeding = tf.data.Dataset.range(5).batch(2), []
+    kind = prefetching_module.native._PerDeviceGenerator
+    begin = kind.__init__
 
-    def noted(*args, **attributes):
-        graph = own(*args, **attributes)
-        traced.append(weakref.ref(graph))
-        return graph
+    def noted(feed, *args, **options):
+        begin(feed, *args, **options)
+        feeding.extend(map(weakref.ref, (feed._init_func, feed._next_func, feed._finalize_func)))
 
-    with mock.patch.object(prefetching_module, "_graph", noted):
-        batches = GROUP._iterated(dataset, dataset.element_spec, None)
+    with mock.patch.object(kind, "__init__", noted):
+        batches = GROUP._iterated(dataset)
         list(batches)
         with counters.traces("tensorflow") as traces:
             list(batches)
     del batches
     gc.collect()
-    return [traces.count, len(traced), sum(one() is not None for one in traced)]
+    return [traces.count, len(feeding), sum(one() is not None for one in feeding)]
 
 
 def pipelines():

@@ -53,7 +53,7 @@ def test_a_dataset_owns_the_functions_that_feed_devices(found):
     """A second epoch traces none, and none outlives the dataset (DEFECTS 13's like)."""
     again, at_first, outlive = found["retraced"]
     assert (again, outlive) == (0, 0)
-    assert at_first == 4
+    assert at_first == 3 * 2  # of each device
 
 
 def test_pipelines_of_devices_are_not_tuned(found):

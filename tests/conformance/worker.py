@@ -149,7 +149,7 @@ def main():
             print(line["traceback"], file=sys.stderr, flush=True)
         if number % COLLECT_EVERY == 0:
             # Not in a case's time: where plain Keras has left iterators of tf.data behind, each may
-            # take as long as it is old (`kerasdist.backends.tensorflow.fit.prefetching.untuned`).
+            # take as long as it is old (`untuned` in kerasdist/backends/tensorflow).
             faulthandler.dump_traceback_later(COLLECT_SECONDS, exit=True)
             collect()
     faulthandler.cancel_dump_traceback_later()

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaOptions, ReplicaSet
+from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.backends.tensorflow.private import patches, worker_strategy
 from kerasdist.backends.tensorflow.private.compiled import explained
 from kerasdist.backends.tensorflow.replica import values
@@ -87,7 +88,7 @@ class TensorFlowBackend(Backend):
                 "kerasdist shards both."
             )
         if job is not None:
-            return worker_replicas(devices, options, job)
+            return worker_replicas(devices, options, TensorFlowTrainer, job)
         kinds = sorted({device.kind for device in devices})
         if "tpu" in kinds and len(devices) > 1:
             raise UnsupportedError(
@@ -97,8 +98,8 @@ class TensorFlowBackend(Backend):
                 "kerasdist.OneDeviceStrategy on one core."
             )
         if len(devices) == 1 and options.parameter_device in (None, devices[0]):
-            return SoleDevice(devices, options)
-        return mirrored_replicas(devices, options)
+            return SoleDevice(devices, options, PlacedTrainer)
+        return mirrored_replicas(devices, options, TensorFlowTrainer)
 
     def uses_gpus(self) -> bool | None:
         """Returns whether TensorFlow is built for GPUs; None: some are hidden from it."""

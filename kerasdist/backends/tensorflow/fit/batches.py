@@ -45,21 +45,6 @@ class LocalRows:
     local_batch: LocalBatch
 
 
-def split_in_graph(batch: object, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
-    """Divides a global batch into consecutive local batches, the longer ones first.
-
-    Returns one local batch per replica. In a graph, where one may have fewer than two rows, or the
-    size is known in the step only, sizes are tensors, and the static size of each is unknown.
-    """
-    batched = _batched(batch)
-    size = _known_size(batched)
-    # Eagerly every size is known. In a graph, no local batch may have the static size 0, since
-    # Keras does not take a loss of the shape (0,) for that of a batch, nor 1: see `is_known`.
-    if size is None or not (is_known(size, replicas) or tf.executing_eagerly()):
-        size = _size_in_step(batched)
-    return _split(batch, size, size, size, replicas, stand_ins=stand_ins)
-
-
 class Compared(NamedTuple):
     """What workers compare of a global batch.
 
@@ -73,19 +58,18 @@ class Compared(NamedTuple):
 
 
 class OwnRows(NamedTuple):
-    """One worker's part of a global batch.
+    """The part of a global batch that a process, or one of its devices, holds.
 
     Attributes:
-        rows: The rows of the worker's replicas, in the structure of the batch; a stand-in row if
-            there are none.
-        size: How many of the rows count, an int32 scalar tensor.
-        total: Number of examples in the global batch, an int32 scalar tensor.
+        rows: The rows, in the structure of the batch; a stand-in row if there are none.
+        size: How many of the rows count: an int, or an int32 scalar tensor.
+        total: Number of examples in the global batch, like `size`.
         compared: The result of `compared_in`; empty if workers do not compare batches.
     """
 
     rows: Any
-    size: tf.Tensor
-    total: tf.Tensor
+    size: Any
+    total: Any
     compared: Any = ()
 
 
@@ -94,22 +78,30 @@ class PlacedBatch(NamedTuple):
 
     Attributes:
         parts: For each device, its replica's part.
-        total: Number of examples in the global batch, if it is known while a step is traced.
+        total: Number of examples in the global batch; 0 if a step is traced before it is known.
     """
 
     parts: tuple[OwnRows, ...]
-    total: int | None
+    total: int
 
 
 def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
-    """Takes a worker's rows out of a global batch."""
+    """Takes the rows of some of the replicas out of a global batch.
+
+    In a graph, where one may have fewer than two rows, or the size is known in the step only, sizes
+    are tensors, and the static size of each is unknown.
+    """
     batched = _batched(batch)
-    total = _known_size(batched)
-    if total is None:
+    total: Any = _known_size(batched)
+    # Eagerly every size is known. In a graph, no local batch may have the static size 0, since
+    # Keras does not take a loss of the shape (0,) for that of a batch, nor 1: see `is_known`.
+    if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batched)
+    if len(own) == replicas:
+        return OwnRows(batch, total, total)
     begin, end = _begins(total, replicas, (own.start, own.stop))
-    [own_part] = _cut(batch, [_with_stand_in(begin, end, total)], total)
-    return OwnRows(own_part, tf.convert_to_tensor(end - begin), tf.convert_to_tensor(total))
+    [rows] = _cut(batch, [_with_stand_in(begin, end, total)], total)
+    return OwnRows(rows, end - begin, total)
 
 
 def compared_in(number: tf.Tensor, batch: object) -> Compared:
@@ -156,48 +148,51 @@ def first_rows(batch: object, count: int) -> Any:
     return _cut(batch, [(0, count)], count)[0]
 
 
-def split_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> list[LocalRows]:
-    """Divides a worker's rows into the local batches of its replicas."""
-    held = _size_in_step(_batched(batch.rows))
-    return _split(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
-
-
-def parts_of(local_rows: Iterable[LocalRows], compared: object) -> list[OwnRows]:
-    """Returns the local batches of a batch in the form of a `PlacedBatch`'s parts."""
+def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
+    """Divides rows into the local batches of the replicas here, the longer ones first."""
+    size = batch.size
+    held = size if isinstance(size, int) and size else _size_in_step(_batched(batch.rows))
+    bounds = list(itertools.pairwise(_begins(size, replicas, range(replicas + 1))))
+    sizes = [end - begin for begin, end in bounds]
+    if stand_ins:
+        bounds = [_with_stand_in(*one, held) for one in bounds]
+    rows = keras.tree.map_structure(none_for_optional, batch.rows)
     return [
-        OwnRows(
-            local.data,
-            tf.convert_to_tensor(local.local_batch.size),
-            tf.convert_to_tensor(local.local_batch.total),
-            compared,
-        )
-        for local in local_rows
+        _local_rows(own, count, batch.total)
+        for own, count in zip(_cut(rows, bounds, held), sizes, strict=True)
     ]
 
 
-def pieces_of_placed(
+def rows_on_devices(
     batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
 ) -> list[LocalRows]:
     """Returns the local batches that the devices hold, the same as those of the global batch."""
     total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
     local_rows = []
     for replica, part, device in zip(own, batch.parts, devices, strict=True):
-        rows = keras.tree.map_structure(none_for_optional, part.rows)
+        rows, size, of = part.rows, part.size, part.total
         if is_known(total, replicas):
             begin, end = _begins(total, replicas, (replica, replica + 1))
-            rows = keras.tree.map_structure(partial(_of_known_size, rows=end - begin), rows)
-            local_rows.append(
-                LocalRows(rows, LocalBatch(end - begin, total, (end - begin) / total))
-            )
-            continue
+            size, of = end - begin, total
+            rows = keras.tree.map_structure(partial(_of_known_size, rows=size), rows)
         with tf.device(device):
-            [weight] = _weights([part.size], part.total)
-        local_rows.append(LocalRows(rows, LocalBatch(part.size, part.total, weight)))
+            local_rows.append(_local_rows(rows, size, of))
     return local_rows
 
 
-def on_host(batch: PlacedBatch) -> OwnRows:
-    """Puts the parts of a batch together again; not in a graph."""
+def _local_rows(rows: Any, size: Any, total: Any) -> LocalRows:
+    if isinstance(size, int) and size:
+        return LocalRows(rows, LocalBatch(size, total, size / total))
+    # float32 would spoil the last digits of a float64 model.
+    dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
+    weight = tf.math.divide_no_nan(tf.cast(size, dtype), tf.cast(total, dtype))
+    return LocalRows(rows, LocalBatch(size, total, weight))
+
+
+def on_host(batch: Any) -> Any:
+    """Puts the parts of a placed batch together again; not in a graph."""
+    if not isinstance(batch, PlacedBatch):
+        return batch
     sizes = [int(part.size) for part in batch.parts]
     counted = [part.rows for part, size in zip(batch.parts, sizes, strict=True) if size]
 
@@ -208,7 +203,7 @@ def on_host(batch: PlacedBatch) -> OwnRows:
     with tf.device(HOST):
         rows = keras.tree.map_structure(whole, *(counted or [batch.parts[0].rows]))
         first = batch.parts[0]
-        return OwnRows(rows, tf.constant(sum(sizes)), tf.identity(first.total), first.compared)
+        return OwnRows(rows, sum(sizes), int(first.total), first.compared)
 
 
 def counted_rows(value: Any, local_batch: LocalBatch) -> Any:
@@ -243,26 +238,6 @@ def division_errors() -> Iterator[None]:
         ) from error
 
 
-def _split(
-    batch: object, size: object, total: object, held: object, replicas: int, *, stand_ins: bool
-) -> list[LocalRows]:
-    """Divides the first `size` of `held` rows of a global batch of `total` rows."""
-    begins = _begins(size, replicas, range(replicas + 1))
-    bounds = list(itertools.pairwise(begins))
-    sizes = [end - begin for begin, end in bounds]
-    if isinstance(size, int) and size >= replicas:
-        weights = [one / total for one in sizes]
-    else:
-        weights = _weights(sizes, total)
-        if stand_ins:
-            bounds = [_with_stand_in(*one, held) for one in bounds]
-    batch = keras.tree.map_structure(none_for_optional, batch)
-    return [
-        LocalRows(data, LocalBatch(own, total, weight))
-        for data, own, weight in zip(_cut(batch, bounds, held), sizes, weights, strict=True)
-    ]
-
-
 def is_known(total: object, replicas: int) -> bool:
     """Returns whether code may know how many rows of a batch each replica has, while it is traced.
 
@@ -270,13 +245,6 @@ def is_known(total: object, replicas: int) -> bool:
     """
     least = 1 if tf.executing_eagerly() else 2
     return isinstance(total, int) and total >= least * replicas
-
-
-def _weights(sizes: Sequence[Any], total: Any) -> list[tf.Tensor]:
-    # float32 would spoil the last digits of a float64 model.
-    dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
-    parts = tf.cast(tf.stack(sizes), dtype)
-    return tf.unstack(tf.math.divide_no_nan(parts, tf.cast(total, dtype)))
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
@@ -362,8 +330,7 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
 
 def known_size(spec: object) -> int | None:
     """Returns the number of rows of batches with these types and shapes, if all have as many."""
-    leaves = keras.tree.flatten(spec)
-    return _known_size([leaf for leaf in leaves if leaf.shape.rank != 0])
+    return _known_size(_batched(spec))
 
 
 def _known_size(batched: list[Any]) -> int | None:

@@ -59,15 +59,8 @@ def counted(value: Any, weight: Any) -> Any:
 
 
 def summed(parts: Sequence[Any]) -> Any:
-    """Returns the sum of the replicas' gradients of one variable, None where there is none."""
-    parts = [part for part in parts if part is not None]
-    if not parts:
-        return None
+    """Returns the sum of the replicas' tensors."""
     check_summable(parts[0].dtype.name)
-    if all(isinstance(part, tf.IndexedSlices) for part in parts):
-        values = tf.concat([part.values for part in parts], 0)
-        indices = tf.concat([part.indices for part in parts], 0)
-        return slices_of_all(parts, values, indices)
     return tf.add_n([tf.convert_to_tensor(part) for part in parts])
 
 

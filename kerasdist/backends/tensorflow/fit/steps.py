@@ -7,43 +7,33 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.agreement.batches import FirstBatches, beginnings
+from kerasdist.agreement.batches import beginnings
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.interface import ReplicaOptions
 from kerasdist.backends.tensorflow.fit.batches import (
-    LocalRows,
     OwnRows,
     PlacedBatch,
     compared_of,
     counted_rows,
     division_errors,
+    on_host,
 )
-from kerasdist.backends.tensorflow.fit.prefetching import PlacedIterator, in_a_row, untuned
+from kerasdist.backends.tensorflow.private.prefetching import PlacedIterator, in_a_row, untuned
 from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.check.first_batch import FirstBatchCheck
-from kerasdist.job.comparison import BatchHistory
-from kerasdist.job.job import Job
 
+if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
 
-class StepReplicas(Protocol):
-    """What steps and trainers need of a `TensorFlowReplicaSet`, which imports them."""
-
-    group: Group
-    job: Job | None
-    options: ReplicaOptions
-    first_batches: FirstBatches
-    batch_history: BatchHistory
-    count_batch: Callable[[], object] | None
-    run: Callable[..., list[tuple[LocalRows, Any]]]
-    begin_step: Callable[[], None]
+# What a graph can read batches from.
+ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
@@ -66,7 +56,7 @@ class StepsOnIterator:
     def __init__(
         self,
         step: Callable[[Any, list[keras.Variable]], Any],
-        replica_set: StepReplicas,
+        replica_set: TensorFlowReplicaSet,
         steps: int,
         *,
         eagerly: bool,
@@ -82,7 +72,6 @@ class StepsOnIterator:
         self._replica_set = replica_set
         # The variables that a step reads: set while it is traced, used after every step.
         self._read: list[keras.Variable] = []
-        self._last: Callable[[], Any] = lambda: None
 
         count = replica_set.count_batch
 
@@ -104,7 +93,7 @@ class StepsOnIterator:
         self._replica_set.begin_step()
         meter = metering.running() if self._trains else None
         with division_errors():
-            if self._on_iterator is not None and isinstance(iterator, tf.data.Iterator):
+            if self._on_iterator is not None and isinstance(iterator, ITERATORS):
                 first, totals, logs, values, measured = self._on_iterator(iterator)
                 sizes = [0] * self.count  # they are measured
             else:
@@ -112,10 +101,8 @@ class StepsOnIterator:
                 sizes, measured = [total for total in totals if not total.shape.rank], None
             if meter is not None:
                 meter.done(len(sizes), sum(map(int, sizes)), logs, measured)
-            if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
-                self._last = weakref.ref(iterator)
-                _require_equal_beginnings(self._replica_set, first)
             if self._replica_set.job is not None:
+                _require_equal_beginnings(self._replica_set, first)
                 self._replica_set.group.remember(self._read, values)
                 self._note(totals)
             return logs
@@ -185,7 +172,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
     return [one for one in parts if tf.is_tensor(one)]
 
 
-def _require_equal_beginnings(replica_set: StepReplicas, first: object) -> None:
+def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) -> None:
     """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
@@ -215,7 +202,7 @@ class FirstStepChecked:
 
     def __call__(self, iterator: Any) -> Any:
         """Does the steps, as `StepsOnIterator` does."""
-        is_placed = isinstance(iterator, PlacedIterator | tf.data.Iterator)
+        is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
             # This call of a user-defined step builds the rest of the model: the next is checked.
@@ -226,7 +213,7 @@ class FirstStepChecked:
         batches = list(itertools.islice(_batches(iterator), self._steps.count))
         if not batches:
             return self._steps(iterator)  # raises at the end of the data
-        for batch in map(self._model.replica_set.group.on_host, batches):
+        for batch in map(on_host, batches):
             if self._check.wants(_total(batch)):
                 self._check.look(batch, _total(batch))
         if self._check.is_done or (is_last and not self._check.wants_any):
@@ -252,12 +239,11 @@ class FirstStepChecked:
 
 
 def _total(batch: object) -> int:
-    batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch)
 
 
 def _batches(iterator: Any) -> Iterator[Any]:
-    if not isinstance(iterator, tf.data.Iterator):
+    if not isinstance(iterator, ITERATORS):
         yield from map(as_tensors, iterator)
         return
     while True:
@@ -275,7 +261,7 @@ class PredictionOnBatches:
         self,
         build: Callable[[Any], None],
         step: Callable[[Any], Any],
-        replica_set: StepReplicas,
+        replica_set: TensorFlowReplicaSet,
         *,
         eagerly: bool,
     ) -> None:

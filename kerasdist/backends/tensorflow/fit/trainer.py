@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -21,7 +21,6 @@ from kerasdist.backends.tensorflow.fit.batches import (
 from kerasdist.backends.tensorflow.fit.steps import (
     FirstStepChecked,
     PredictionOnBatches,
-    StepReplicas,
     StepsOnIterator,
     outputs_of_replicas,
 )
@@ -34,10 +33,11 @@ from kerasdist.backends.tensorflow.replica.variables import (
     take_on,
 )
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.training.metrics import metrics_of, prepare
+from kerasdist.training.metrics import KnownValues, metrics_of, prepare
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
@@ -79,7 +79,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
     if TYPE_CHECKING:  # attributes of the model's own class
-        replica_set: StepReplicas
+        replica_set: TensorFlowReplicaSet
         name: str
         variables: list[keras.Variable]
         non_trainable_variables: list[keras.Variable]
@@ -106,7 +106,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         return outputs
 
     @staticmethod
-    def prepare_other(model: Any, replicas: StepReplicas) -> None:
+    def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
         take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
         optimizer = model.optimizer if model.compiled else None
@@ -198,10 +198,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _results(self, read: Sequence[keras.Variable], values: Sequence[Any]) -> dict[str, Any]:
         """Returns the metrics' results, by values that a collective has brought."""
-        if keras_compat.trial() is not None:  # its scope must stay open
-            self._group.remember(read, values)
+        if not read:
             return self.get_metrics_result()
-        with _known(read, values):
+        with KnownValues(zip(read, values, strict=True)):
             return self.get_metrics_result()
 
     def prepare_step(self, batch: Any) -> None:
@@ -218,8 +217,6 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _costly(self) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
-        if self.replica_set.job is None:
-            return []
         known = [v for metric in metrics_of(self) for v in metric.variables]
         every = {id(variable): variable for variable in [*known, *self.variables]}
         return self._group.costly(every.values())
@@ -278,14 +275,6 @@ class TensorFlowTrainer(ReplicatedTrainer):
             # Builds metrics, losses and optimizer; fails if `call` does not fit the data.
             with suppress(Exception):
                 _build_from(self, data_batch)
-
-
-def _known(
-    variables: Sequence[keras.Variable], values: Sequence[Any]
-) -> AbstractContextManager[Any]:
-    """Returns a context in which reading the variables returns the given values."""
-    pairs = list(zip(variables, values, strict=True))
-    return keras.StatelessScope(pairs) if pairs else nullcontext()
 
 
 # `tf.NoneTensorSpec`, a name that TensorFlow has from 2.21 on.

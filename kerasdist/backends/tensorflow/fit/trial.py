@@ -63,7 +63,9 @@ class TensorFlowTrials(Trials):
         """Returns a batch with the rows of all workers."""
         replicas = self._model.replica_set
         job, group = replicas.job, replicas.group
-        if job is None or not isinstance(batch, OwnRows):
+        if job is None and isinstance(batch, OwnRows):  # from the devices
+            batch = batch.rows
+        if not isinstance(batch, OwnRows) or job is None:
             return super().gathered(batch, spares=spares)
         own = [int(local.local_batch.size) for local in group.split(batch)], _form(batch.rows)
         everyone = job.all_gather_object("rows of the first batch", own)
@@ -79,7 +81,7 @@ class TensorFlowTrials(Trials):
             sizes = sharding.spared(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
             rows = first_rows(batch.rows, max(here, 1))  # a worker without rows keeps a stand-in
-            batch = OwnRows(rows, tf.constant(here), tf.constant(sum(sizes)))
+            batch = OwnRows(rows, here, sum(sizes))
         local_rows = group.split(batch)
 
         def whole(*parts: Any) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import ps_values
+from tensorflow.python.distribute import distribute_utils, ps_values
 from tensorflow.python.distribute import values as distributed_values
 
 # The collective keys reserved per strategy, which needs far fewer: one per group of devices.
@@ -47,6 +47,11 @@ def central_storage_strategy(devices: list[str], home: str) -> Any:
 def keeps_one_copy(native_strategy: tf.distribute.Strategy) -> bool:
     """Returns whether all replicas share one copy of each variable."""
     return isinstance(native_strategy, tf.distribute.experimental.CentralStorageStrategy)
+
+
+def per_replica(parts: Iterable[Any]) -> Any:
+    """Returns a ``tf.distribute`` value with these components."""
+    return distribute_utils.regroup(tuple(parts), always_wrap=True)
 
 
 def mirrored(parts: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
@@ -51,60 +51,29 @@ Write = Callable[[Any, Any], Any]
 _UPDATE = "update"
 
 
-Result = TypeVar("Result")
-
-
-@final
-class Exchange:
-    """The rendezvous of this process's replicas, for one run.
+@dataclass(frozen=True)
+class Given:
+    """What a replica brings to a call.
 
     Attributes:
-        group: All replicas.
+        call: The name of the call.
+        tensors: The replica's tensors.
     """
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        # One entry per replica of this process: the name of its call, and its tensors.
-        self._given: list[tuple[str, Sequence[Any]] | None] = [None for _ in group.local]
+    call: str
+    tensors: Sequence[Any]
 
-    def combine(
-        self,
-        replica: int,
-        call: str,
-        given: Sequence[Any],
-        function: Callable[[list[tuple[Any, ...]]], Result],
-    ) -> Result:
-        """Calls a function once with all replicas' tensors; all replicas must call it.
 
-        Returns the function's result; of a distributed value, the replica's component.
-        """
-        # merge_call could group the arguments by itself, but it does not group values that are
-        # one Python object in all replicas.
-        self._given[replica - self.group.local.start] = call, given
-        place = code_here() if self.group.is_recorded else ""  # another thread issues it
-
-        def merged(native_strategy: tf.distribute.Strategy) -> Result:
-            columns = self._collected()
-            # Without a device, operations would go to the first GPU of the machine.
-            with issued_for(place), tf.device(native_strategy.extended.worker_devices[0]):
-                return function(columns)
-
-        replica_context = tf.distribute.get_replica_context()
-        return replica_context.merge_call(tf.autograph.experimental.do_not_convert(merged))
-
-    def _collected(self) -> list[tuple[Any, ...]]:
-        laid_down = list(self._given)
-        self._given[:] = [None] * len(laid_down)
-        calls = ["another call" if one is None else one[0] for one in laid_down]
-        rows = [() if one is None else one[1] for one in laid_down]
-        if len(set(calls)) > 1 or len({len(row) for row in rows}) > 1:
-            said = [f"{call} of {len(row)}" for call, row in zip(calls, rows, strict=True)]
-            raise ReplicaError(
-                "Expected the same call from every replica, with as many tensors. Received: "
-                f"calls={said}, replica 0's first. Call collectives in the same order in all of "
-                "them, never under a condition that differs."
-            )
-        return list(zip(*rows, strict=True))
+def columns_of(everyone: Sequence[Given]) -> Columns:
+    """Returns what all replicas have given, tensor by tensor."""
+    calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
+    if len(set(calls)) > 1:
+        raise ReplicaError(
+            "Expected the same call from every replica, with as many tensors. Received: "
+            f"calls={calls}, replica 0's first. Call collectives in the same order in all of "
+            "them, never under a condition that differs."
+        )
+    return list(zip(*(one.tensors for one in everyone), strict=True))
 
 
 @dataclass(frozen=True)
@@ -144,21 +113,20 @@ class TensorFlowCollectives(Collectives):
 
     def __init__(
         self,
-        exchange: Exchange,
+        group: Group,
         replica: int,
         local_batch: LocalBatch | None,
         lookups: Lookups | None = None,
         *,
         waits: bool = False,
     ) -> None:
-        self._exchange = exchange
         self._replica = replica
         self._local_batch = local_batch
         self._lookups = lookups
         self._loss_is_weighted = False
         self._writes_equal = False
-        self._group = exchange.group
-        self._native_strategy = exchange.group.native_strategy
+        self._group = group
+        self._native_strategy = group.native_strategy
         self._waits = waits
         # Keys: the id of an assigned variable, or `_UPDATE`.
         self._deferred: dict[int | str, Deferred] = {}
@@ -183,7 +151,7 @@ class TensorFlowCollectives(Collectives):
         function = converted_as_here(function)
 
         def merged(parts: Columns) -> Any:
-            [merging] = (regrouped(native_strategy, part) for part in parts)
+            [merging] = map(regrouped, parts)
             # As in cross-replica code elsewhere, TensorFlow chooses the device.
             with context.replica_scope(None), tf.device(None):
                 return to_native(native_strategy, merging.call(function, strategy))
@@ -443,7 +411,22 @@ class TensorFlowCollectives(Collectives):
         return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
 
     def _combine(self, call: str, given: Sequence[Any], function: Callable[[Columns], Any]) -> Any:
-        return self._exchange.combine(self._replica, call, given, function)
+        """Calls a function once with all replicas' tensors; all replicas must call it.
+
+        Returns the function's result; of a distributed value, the replica's component.
+        """
+        place = code_here() if self._group.is_recorded else ""  # another thread issues it
+
+        def merged(native_strategy: tf.distribute.Strategy, everyone: object) -> Any:
+            # Without a device, operations would go to the first GPU of the machine.
+            with issued_for(place), tf.device(native_strategy.extended.worker_devices[0]):
+                return function(columns_of(copies(everyone)))
+
+        replica_context = tf.distribute.get_replica_context()
+        # As one object: merge_call does not group a tensor that is the same in all replicas.
+        return replica_context.merge_call(
+            tf.autograph.experimental.do_not_convert(merged), args=(Given(call, given),)
+        )
 
     def _sums(
         self, given: Sequence[tf.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION

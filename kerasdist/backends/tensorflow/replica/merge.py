@@ -13,7 +13,8 @@ from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.tensorflow.fit.batches import LocalRows
 from kerasdist.backends.tensorflow.private.compiled import error_with_own_type
 from kerasdist.backends.tensorflow.private.lookups import Lookups
-from kerasdist.backends.tensorflow.replica.collectives import Exchange, TensorFlowCollectives
+from kerasdist.backends.tensorflow.private.strategies import per_replica
+from kerasdist.backends.tensorflow.replica.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.replica.variables import reads_preceded
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.core import context
@@ -56,13 +57,8 @@ def in_replicas(
     local batch of the batch. Returns one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
-    exchange = Exchange(group)
     results: list[Any] = [None] * len(group.local)
     thread_state, trial = keras_compat.copy_thread_state(), keras_compat.trial()
-    # A distributed value: each replica's number, a Python integer.
-    ids = native_strategy.experimental_distribute_values_from_function(
-        lambda replica: replica.replica_id_in_sync_group
-    )
 
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
@@ -71,7 +67,7 @@ def in_replicas(
         local = None if local_rows is None else local_rows[index]
         local_batch, replicas = local and local.local_batch, native_strategy.num_replicas_in_sync
         lookups = local and Lookups(local.data, local.local_batch.total, replicas)
-        collectives = TensorFlowCollectives(exchange, replica, local_batch, lookups, waits=waits)
+        collectives = TensorFlowCollectives(group, replica, local_batch, lookups, waits=waits)
         here = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=replica,
@@ -91,7 +87,7 @@ def in_replicas(
     try:
         native_strategy.run(
             tf.autograph.experimental.do_not_convert(replica_code),
-            args=(ids, tuple(args), dict(kwargs or {})),
+            args=(per_replica(group.local), tuple(args), dict(kwargs or {})),
         )
     except RuntimeError as error:
         for sign, meaning in _MISFITS.items():

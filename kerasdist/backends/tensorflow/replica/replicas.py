@@ -18,10 +18,6 @@ from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
-from kerasdist.backends.tensorflow.fit.trainer import (
-    PlacedTrainer,
-    TensorFlowTrainer,
-)
 from kerasdist.backends.tensorflow.private.scopes import NativeScope, outside_strategies
 from kerasdist.backends.tensorflow.private.strategies import (
     central_storage_strategy,
@@ -49,8 +45,13 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """Plain Keras on a given device."""
 
-    trainer_class = PlacedTrainer
     measures_data = False  # Keras's graph reads the batches
+
+    def __init__(
+        self, devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any]
+    ) -> None:
+        super().__init__(devices, options)
+        self.trainer_class = trainer_class
 
     @cached_property
     def runner(self) -> Runner:
@@ -75,7 +76,6 @@ class TensorFlowReplicaSet(ReplicaSet):
         count_batch: Counts a batch that a step has read, in its graph; None without other workers.
     """
 
-    trainer_class = TensorFlowTrainer
     count_batch: Callable[[], object] | None = None
 
     def __init__(
@@ -83,6 +83,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         devices: Sequence[Device],
         options: ReplicaOptions,
         group: Group,
+        trainer_class: type[Any],
         job: Job | None = None,
     ) -> None:
         count: Any = None
@@ -93,6 +94,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         begun = None if count is None else lambda: int(count.numpy())
         super().__init__(devices, options, job, begun)
         self.group = group
+        self.trainer_class = trainer_class
         outside_replicas.serve(group.native_strategy)
         gradients.install()
 
@@ -149,7 +151,9 @@ class TensorFlowReplicaSet(ReplicaSet):
         return list(zip(local_rows, results, strict=True))
 
 
-def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> TensorFlowReplicaSet:
+def mirrored_replicas(
+    devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any]
+) -> TensorFlowReplicaSet:
     """Returns replicas on devices of this process."""
     names = [_tensorflow_name(device) for device in devices]
     home = options.parameter_device
@@ -162,13 +166,12 @@ def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> Ten
     one_place = shares_memory or len(devices) == 1 or home is not None
     own = native_strategy.extended.worker_devices
     all_reduce = None if one_place else AllReduce(own, workers=1, key=group_key())
-    return TensorFlowReplicaSet(
-        devices, options, Group(native_strategy, all_reduce, shares_memory=shares_memory)
-    )
+    group = Group(native_strategy, all_reduce, shares_memory=shares_memory)
+    return TensorFlowReplicaSet(devices, options, group, trainer_class)
 
 
 def worker_replicas(
-    devices: Sequence[Device], options: ReplicaOptions, job: Job
+    devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any], job: Job
 ) -> TensorFlowReplicaSet:
     """Returns replicas on devices of each worker."""
     _check_communication(options.communication, devices)
@@ -181,7 +184,7 @@ def worker_replicas(
         communication,
     )
     group = WorkerGroup(native_strategy, job, communication, shares_memory=_share_memory(devices))
-    replicas = TensorFlowReplicaSet(devices, options, group, job)
+    replicas = TensorFlowReplicaSet(devices, options, group, trainer_class, job)
     group.is_in_call = lambda: replicas.is_in_call
     return replicas
 

@@ -19,6 +19,7 @@ from kerasdist.backends.tensorflow.private.compiled import (
     compiles_with_xla,
     converted_as_here,
 )
+from kerasdist.backends.tensorflow.private.strategies import per_replica
 from kerasdist.backends.tensorflow.replica.merge import in_replicas
 from kerasdist.backends.tensorflow.replica.values import (
     mirrored_on,
@@ -26,7 +27,6 @@ from kerasdist.backends.tensorflow.replica.values import (
     shape_of,
     tensor_of_array,
     to_native,
-    wrapped,
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, native
 from kerasdist.backends.tensorflow.workers.group import Group
@@ -70,7 +70,7 @@ class TensorFlowRunner(Runner):
             return converted(*args, **kwargs)
 
         results = in_replicas(strategy, self._group, code, *given)
-        return regrouped(self._native_strategy, results)
+        return regrouped(results)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Returns the sum or mean, on the host; the mean of integers is a float64."""
@@ -159,7 +159,7 @@ class TensorFlowRunner(Runner):
             return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)
 
         def merged(parts: Sequence[Any]) -> Any:
-            return None if parts[0] is None else wrapped(self._native_strategy, parts)
+            return None if parts[0] is None else per_replica(parts)
 
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 

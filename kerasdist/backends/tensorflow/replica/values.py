@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasdist.api import values
 from kerasdist.backends.base.checks import check_shapes
-from kerasdist.backends.tensorflow.private.strategies import mirrored
+from kerasdist.backends.tensorflow.private.strategies import mirrored, per_replica
 from kerasdist.core.structures import map_leaves, transpose
 from kerasdist.errors import ReplicaError
 
@@ -22,13 +22,6 @@ def register() -> None:
     values.Mirrored.register(tf.types.experimental.distributed.Mirrored)
 
 
-def wrapped(native_strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
-    """Returns a ``tf.distribute`` value with these components."""
-    # TensorFlow calls the function once per replica of this worker, in their order.
-    remaining = iter(parts)
-    return native_strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
-
-
 def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: object) -> Any:
     """Returns a ``tf.distribute`` value with a copy of a tensor on each device."""
     copies = []
@@ -38,7 +31,7 @@ def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: object) -> Any:
     return mirrored(copies)
 
 
-def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
+def regrouped(structures: Sequence[Any]) -> Any:
     """Merges one structure per replica into one structure of distributed values.
 
     A leaf that is the same object in all replicas is kept as it is.
@@ -46,7 +39,7 @@ def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]
 
     def merged(parts: Sequence[Any]) -> Any:
         first = parts[0]
-        return first if all(part is first for part in parts) else wrapped(native_strategy, parts)
+        return first if all(part is first for part in parts) else per_replica(parts)
 
     return transpose(structures, merged)
 
@@ -67,7 +60,7 @@ def to_native(native_strategy: tf.distribute.Strategy, structure: object) -> Any
             return leaf
         if isinstance(leaf, values.Mirrored):
             return mirrored_on(native_strategy, leaf.values[0])
-        return wrapped(native_strategy, [tensor_of_array(part) for part in leaf.values])
+        return per_replica(map(tensor_of_array, leaf.values))
 
     return map_leaves(converted, structure)
 

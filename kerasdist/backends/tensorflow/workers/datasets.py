@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
-from kerasdist.backends.tensorflow.fit.batches import LocalRows, OwnRows, split_in_graph
-from kerasdist.backends.tensorflow.fit.prefetching import in_a_row
+from kerasdist.backends.tensorflow.fit.batches import OwnRows, own_rows, split
+from kerasdist.backends.tensorflow.private.prefetching import in_local_batches
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.replica.values import tensor_of_array
 from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group
@@ -100,8 +100,7 @@ def _native(group: Group, ours: DistributedDataset) -> Any | None:
             if isinstance(own.dataset, tf.data.Dataset):
                 count = own.steps_a_batch * len(group.local)
                 pipeline = in_local_batches(
-                    own.dataset,
-                    lambda batch: rows_of(split_in_graph(batch, count, stand_ins=False)),
+                    own.dataset, lambda batch: rows_of_replicas(batch, count, range(count))
                 )
                 return _of_pipelines(group.native_strategy, [pipeline], ours.options)
         case GatheredDataset(source=pipelines):
@@ -123,21 +122,9 @@ def _of_pipelines(
     return _with_length(dataset)
 
 
-def in_local_batches(
-    dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]
-) -> tf.data.Dataset:
-    """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
-    # tf.data passes the members of a tuple as arguments, and any other element as one argument.
-    is_tuple = type(dataset.element_spec) is tuple
-
-    def pieces_of(*batch: object) -> tf.data.Dataset:
-        return in_a_row(cut(batch if is_tuple else batch[0]))
-
-    return dataset.flat_map(pieces_of)
-
-
-def rows_of(local_rows: Iterable[LocalRows]) -> list[Any]:
-    """Returns the rows of each local batch."""
+def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
+    """Returns the rows of each of some replicas, none of them a stand-in."""
+    local_rows = split(own_rows(batch, replicas, own), len(own), stand_ins=False)
     return [local.data for local in local_rows]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, final
 
 import keras
@@ -16,24 +16,25 @@ from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import (
     HOST,
     LocalRows,
+    OwnRows,
     PlacedBatch,
     compared_of,
     known_size,
-    on_host,
-    parts_of,
-    pieces_of_placed,
-    split_in_graph,
+    own_rows,
+    rows_on_devices,
+    split,
 )
-from kerasdist.backends.tensorflow.fit.prefetching import (
+from kerasdist.backends.tensorflow.private.prefetching import (
+    PlacedBatches,
     can_prefetch,
-    in_a_row,
-    prefetched,
+    in_local_batches,
     untuned,
 )
 from kerasdist.backends.tensorflow.private.strategies import mirrored
+from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
 from kerasdist.backends.tensorflow.replica.values import check_alike, concat
-from kerasdist.backends.tensorflow.replica.variables import copies
+from kerasdist.backends.tensorflow.replica.variables import copies, native
 from kerasdist.training.numerics import weighted
 
 # One value's components on the replicas of this process, in the replicas' order.
@@ -49,26 +50,18 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
 
     Attributes:
         begin: If set, makes each iterator; it gets the function that would make it otherwise.
+        prefetched: Makes an iterator whose batches wait on the devices. Its state lacks the batches
+            that it has read ahead, so a run that keeps its position cannot use it.
     """
 
-    def __init__(
-        self,
-        iterate: Callable[[], Iterator[Any]],
-        spec: Any,
-        prefetched: Callable[[], Iterator[Any]] | None = None,
-    ) -> None:
-        """Takes a function that makes an iterator, and the ``element_spec`` of a batch.
-
-        `prefetched` makes an iterator whose batches wait on the devices. Its state
-        lacks the batches that it has read ahead, so a run that keeps its position cannot use it.
-        """
-        self._iterate = iterate
-        self._prefetched = prefetched or iterate
+    def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:
+        """Takes a function that makes an iterator, and the ``element_spec`` of a batch."""
+        self._iterate = self.prefetched = iterate
         self._spec = spec
         self.begin: Callable[[Callable[[], Any]], Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self._prefetched() if self.begin is None else self.begin(self._iterate)
+        return self.prefetched() if self.begin is None else self.begin(self._iterate)
 
     @property
     def element_spec(self) -> Any:
@@ -83,6 +76,7 @@ class Group:
 
     Attributes:
         native_strategy: The native strategy.
+        is_of_workers: Whether other workers have replicas too.
         local: The numbers of the replicas in this process.
         shares_memory: Whether the replicas of this process read each other's tensors for free.
         is_recorded: Whether the user has asked for a record of collectives.
@@ -90,16 +84,21 @@ class Group:
         runs_loops: Whether a custom loop has run; replicas' values may differ after one.
     """
 
+    is_of_workers = False
+
     def __init__(
         self,
         native_strategy: tf.distribute.Strategy,
         all_reduce: AllReduce | None = None,
         *,
         shares_memory: bool,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> None:
         """Takes the native strategy; without `all_reduce`, values are summed on one device."""
         self.native_strategy = native_strategy
-        self.local = range(native_strategy.num_replicas_in_sync)
+        self._communication = communication
+        self._replicas = native_strategy.num_replicas_in_sync
+        self.local = range(self._replicas)
         self.shares_memory = shares_memory
         self.has_collectives = all_reduce is not None
         self.is_recorded = all_reduce is not None and all_reduce.is_recorded
@@ -107,37 +106,29 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of a Keras data adapter's batches, as `split_in_graph` takes them."""
+        """Returns a dataset of a Keras data adapter's batches."""
         dataset = adapter.get_tf_dataset()
-        is_array = keras_compat.is_array_adapter(adapter)
+        return self._iterated(
+            untuned(dataset) if keras_compat.is_array_adapter(adapter) else dataset
+        )
+
+    def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
+        """Returns a dataset whose batches go to the devices ahead, unless these share memory."""
         spec = dataset.element_spec
-        return self._iterated(untuned(dataset) if is_array else dataset, spec, spec)
+        is_whole = not isinstance(spec, OwnRows)
+        plain = GlobalBatchDataset(partial(iter, dataset), spec if is_whole else spec.rows)
+        if not self.shares_memory and can_prefetch(spec):
+            total = known_size(spec) if is_whole else None
+            parts = in_local_batches(dataset, self._parts_of)
+            devices = self.native_strategy.extended.worker_devices
+            plain.prefetched = PlacedBatches(parts, devices, total or 0).__iter__
+        return plain
 
-    def _iterated(self, dataset: tf.data.Dataset, spec: Any, sized: Any) -> GlobalBatchDataset:
-        """Returns a dataset whose batches go to the devices ahead, unless these share memory.
-
-        `sized` has the static sizes of the global batches, None if nothing has.
-        """
-        plain = partial(iter, dataset)
-        if self.shares_memory or not can_prefetch(dataset.element_spec):
-            return GlobalBatchDataset(plain, spec)
-        devices = self.native_strategy.extended.worker_devices
-        total = None if sized is None else known_size(sized)
-        ahead = prefetched(dataset, self._split_one, devices, total)
-        return GlobalBatchDataset(plain, spec, ahead)
-
-    @cached_property
-    def _split_one(self) -> Any:
-        """A compiled function of a batch, which returns a dataset of its parts."""
-
-        def split_one(batch: object) -> tf.data.Dataset:
-            return in_a_row(parts_of(self._cut(batch), compared_of(batch) or ()))
-
-        return tf.function(split_one, autograph=False)
-
-    def on_host(self, batch: Any) -> Any:
-        """Returns a global batch as the pipeline made it."""
-        return on_host(batch).rows if isinstance(batch, PlacedBatch) else batch
+    def _parts_of(self, batch: object) -> list[OwnRows]:
+        return [
+            OwnRows(one.data, one.local_batch.size, one.local_batch.total, compared_of(batch) or ())
+            for one in self._cut(batch)
+        ]
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
@@ -151,15 +142,19 @@ class Group:
         Returns one local batch for each replica of this process, each with at least one row.
         """
         if isinstance(batch, PlacedBatch):
-            replicas = self.native_strategy.num_replicas_in_sync
             devices = self.native_strategy.extended.worker_devices
-            return pieces_of_placed(batch, replicas, self.local, devices)
+            return rows_on_devices(batch, self._replicas, self.local, devices)
         # Without a device, the whole batch would go to the first GPU, and from there to the others.
         with tf.device(HOST):
             return self._cut(batch)
 
     def _cut(self, batch: Any) -> list[LocalRows]:
-        return split_in_graph(batch, len(self.local), stand_ins=True)
+        own = batch if isinstance(batch, OwnRows) else self.own_rows(batch)
+        return split(own, len(self.local), stand_ins=True)
+
+    def own_rows(self, batch: Any) -> OwnRows:
+        """Takes the rows of this process out of a global batch."""
+        return own_rows(batch, self._replicas, self.local)
 
     def sums(
         self,
@@ -170,9 +165,11 @@ class Group:
     ) -> list[Any]:
         """Returns the sum over all replicas of each of several values, on one device if `here`."""
         results: list[Any] = [None] * len(columns)
-        travelling = [index for index, parts in enumerate(columns) if self._travels(parts, here)]
         if self._all_reduce is not None:
+            travelling = [i for i, parts in enumerate(columns) if self._travels(parts, here)]
             given = [self._column(columns[index]) for index in travelling]
+            if options is DEFAULT_COMMUNICATION:
+                options = self._communication
             sums = self._all_reduce.sums(given, options)
             for index, column in zip(travelling, sums, strict=True):
                 results[index] = column[0] if here or self.shares_memory else mirrored(column)
@@ -184,18 +181,28 @@ class Group:
     def _travels(self, parts: Parts, here: bool) -> bool:
         """Whether `sums` adds up a value by a collective rather than on one device."""
         first = next((part for part in parts if part is not None), None)
-        if here or self._all_reduce is None or first is None:
+        if first is None or _are_slices(parts):
             return False
         # TensorFlow keeps int32 tensors on the host, whatever the device.
-        return not isinstance(first, tf.IndexedSlices) and first.dtype not in (tf.int32, tf.bool)
+        return self.is_of_workers or not (here or first.dtype in (tf.int32, tf.bool))
 
     def _column(self, parts: Parts) -> Column:
         """Converts a value's parts to the tensors that the collective takes."""
-        return [tf.convert_to_tensor(part) for part in parts]
+        tensors = [tf.convert_to_tensor(part) for part in parts]
+        check_alike(tensors)
+        if not self.shares_memory:
+            return tensors
+        with tf.device(self.native_strategy.extended.worker_devices[0]):
+            return [gradients.summed(tensors)]
 
     def _put_together(self, parts: Parts) -> Any:
-        """Combines the parts of a value for which `_travels` is false."""
-        return gradients.summed(parts)
+        """Combines the parts of a value for which `_travels` is false; None if there are none."""
+        parts = [part for part in parts if part is not None]
+        if not parts or not _are_slices(parts):
+            return gradients.summed(parts) if parts else None
+        values, _ = self.concatenation([part.values for part in parts], 0)
+        indices, _ = self.concatenation([part.indices for part in parts], 0)
+        return gradients.slices_of_all(parts, values, indices)
 
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
@@ -214,16 +221,16 @@ class Group:
         return tf.reduce_max(rows, 0)
 
     def costly(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-        """Returns those variables whose reading would cost a collective."""
-        del variables  # all components are in this process
-        return []
+        """Returns the variables whose components must be summed over the workers to be read."""
+        # Not `native`: that is a read, before which deferred assignments are finished one by one.
+        held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
+        return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
     def wholes(self, variables: Sequence[keras.Variable], sums: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the variables' aggregated values, given the sums of their components."""
-        replicas = self.native_strategy.num_replicas_in_sync
         totals = [copies(total)[0] for total in sums]
         return [
-            tf.cast(total / replicas, total.dtype) if one.aggregation == "mean" else total
+            tf.cast(total / self._replicas, total.dtype) if one.aggregation == "mean" else total
             for one, total in zip(variables, totals, strict=True)
         ]
 
@@ -252,20 +259,42 @@ class Group:
             results[index] = tf.cast(total, parts[0].dtype)
         return keras.tree.pack_sequence_as(structures[0], results)
 
-    def mark_equal(self, variables: Sequence[keras.Variable]) -> None:
-        """Marks variables to which all replicas assign equal values in `fit`."""
-        del variables  # all replicas are in this process
+    def mark_equal(self, variables: Iterable[keras.Variable]) -> None:
+        """Lets this process read the variables without a collective until a custom loop has run."""
+        for own in map(native, variables):
+            if isinstance(own, SharedSum):
+                own.mark_equal()
 
     def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
-        """Caches the aggregated values of variables, which a step has read."""
-        del variables, values  # reading them costs nothing
+        """Caches the values of `costly` variables, so that reading them needs no collective."""
+        for variable, value in zip(variables, values, strict=True):
+            native(variable).remember(value)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values."""
-        del variables  # all replicas are in this process
+        """Gives variables the chief's values, by one collective per type."""
+        natives = [native(one) for one in variables]
+        held = [copies(one) for one in natives]
+        given = [
+            tuple(
+                # Replica 0's part serves all, even for a sum: `assign` divides its value equally.
+                part.read_value() if replica == 0 else tf.zeros_like(part)
+                for part, replica in zip(parts, self.local, strict=True)
+            )
+            for parts in held
+        ]
+        sums = self.sums(given)
+        for own, parts, value in zip(natives, held, sums, strict=True):
+            for part in parts:
+                part.assign(value)
+            if isinstance(own, SharedSum):
+                own.remember_first()
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
         """Sets each component of sync-on-read variables to the mean of all workers' components."""
         sums = self.sums([[part.read_value() for part in copies(one)] for one in variables])
         for variable, value in zip(variables, self.wholes(variables, sums), strict=True):
             variable.assign(value)
+
+
+def _are_slices(parts: Parts) -> bool:
+    return all(isinstance(part, tf.IndexedSlices) for part in parts if part is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -11,27 +11,15 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow.fit.batches import (
-    LocalRows,
     OwnRows,
-    PlacedBatch,
     compared_in,
-    on_host,
-    own_rows,
-    split_own,
 )
-from kerasdist.backends.tensorflow.fit.gradients import slices_of_all, summed
-from kerasdist.backends.tensorflow.fit.prefetching import untuned
-from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum, WorkersStrategy
-from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
+from kerasdist.backends.tensorflow.private.prefetching import in_local_batches, untuned
+from kerasdist.backends.tensorflow.private.worker_strategy import WorkersStrategy
+from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alike
-from kerasdist.backends.tensorflow.replica.variables import copies, native
-from kerasdist.backends.tensorflow.workers.datasets import (
-    dataset_of_shards,
-    in_local_batches,
-    rows_of,
-)
+from kerasdist.backends.tensorflow.workers.datasets import dataset_of_shards, rows_of_replicas
 from kerasdist.backends.tensorflow.workers.group import Group, Parts
 from kerasdist.input.worker_batches import ShardedAdapter
 
@@ -48,6 +36,7 @@ class WorkerGroup(Group):
     """
 
     native_strategy: WorkersStrategy
+    is_of_workers = True
 
     def __init__(
         self,
@@ -59,7 +48,6 @@ class WorkerGroup(Group):
     ) -> None:
         own = native_strategy.extended.worker_devices
         timeout = communication.timeout_seconds or 0.0
-        self._communication = replace(communication, timeout_seconds=None)
 
         def seconds_to_wait() -> float:
             """Returns a collective's time-out: 0 (none) in calls for which the job has its own.
@@ -78,9 +66,13 @@ class WorkerGroup(Group):
             seconds_to_wait=seconds_to_wait,
             collectives=job.collectives,
         )
-        super().__init__(native_strategy, all_reduce, shares_memory=shares_memory)
+        super().__init__(
+            native_strategy,
+            all_reduce,
+            shares_memory=shares_memory,
+            communication=replace(communication, timeout_seconds=None),
+        )
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
-        self._replicas = native_strategy.num_replicas_in_sync
         self.is_in_call: Callable[[], bool] = lambda: False
         native_strategy.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
 
@@ -92,8 +84,8 @@ class WorkerGroup(Group):
         if is_array:
             own = keras_compat.tensorflow_rows(
                 adapter,
-                lambda numbers: self._own_rows(numbers).rows,
-                lambda rows, numbers: self._own_rows(numbers)._replace(rows=rows),
+                lambda numbers: self.own_rows(numbers).rows,
+                lambda rows, numbers: self.own_rows(numbers)._replace(rows=rows),
             ).prefetch(tf.data.AUTOTUNE)
         else:
             # What is read ahead are whole batches: a backup keeps them for all workers. So
@@ -103,13 +95,10 @@ class WorkerGroup(Group):
             options.experimental_optimization.inject_prefetch = False
             own = whole.enumerate().map(self._rows_and_compared, synchronous=True)
             own = own.with_options(options)
-        return self._iterated(untuned(own) if is_array else own, own.element_spec.rows, None)
-
-    def _own_rows(self, batch: Any) -> OwnRows:
-        return own_rows(batch, self._replicas, self.local)
+        return self._iterated(untuned(own) if is_array else own)
 
     def _rows_and_compared(self, number: tf.Tensor, batch: Any) -> OwnRows:
-        return self._own_rows(batch)._replace(compared=compared_in(number, batch))
+        return self.own_rows(batch)._replace(compared=compared_in(number, batch))
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
@@ -119,55 +108,10 @@ class WorkerGroup(Group):
         ``tf.distribute`` would shard the files or examples over the workers before it batches
         them, which makes other batches than on one device.
         """
-
-        def cut(batch: object) -> list[Any]:
-            own = self._own_rows(batch)
-            return rows_of(split_own(own, len(self.local), stand_ins=False))
-
-        local_rows = in_local_batches(dataset, cut)
+        local_rows = in_local_batches(
+            dataset, lambda batch: rows_of_replicas(batch, self._replicas, self.local)
+        )
         return self.native_strategy.distribute_datasets_from_function(lambda _: local_rows, options)
-
-    def on_host(self, batch: Any) -> Any:
-        """Returns a batch, or this worker's rows, as the pipeline made them."""
-        return on_host(batch) if isinstance(batch, PlacedBatch) else batch
-
-    def _cut(self, batch: Any) -> list[LocalRows]:
-        """Divides this worker's rows of a batch among its replicas."""
-        own = batch if isinstance(batch, OwnRows) else self._own_rows(batch)
-        return split_own(own, len(self.local), stand_ins=True)
-
-    def sums(
-        self,
-        columns: Sequence[Parts],
-        options: CommunicationOptions = DEFAULT_COMMUNICATION,
-        *,
-        here: bool = True,
-    ) -> list[Any]:
-        """Sums all values of one type in one collective, or in packs of `bytes_per_pack`."""
-        if options is DEFAULT_COMMUNICATION:
-            options = self._communication
-        return super().sums(columns, options, here=here)
-
-    def _travels(self, parts: Parts, here: bool) -> bool:
-        del here  # other workers hold parts, so only a collective can sum them
-        has_slices = all(isinstance(part, tf.IndexedSlices) for part in parts)
-        return parts[0] is not None and not has_slices
-
-    def _column(self, parts: Parts) -> Column:
-        tensors = [tf.convert_to_tensor(part) for part in parts]
-        check_alike(tensors)
-        if not self.shares_memory:
-            return tensors
-        with tf.device(self.native_strategy.extended.worker_devices[0]):
-            return [summed(tensors)]
-
-    def _put_together(self, parts: Parts) -> Any:
-        """Concatenates the sparse gradients of all workers; returns None if there are none."""
-        if parts[0] is None:
-            return None
-        values, _ = self.concatenation([part.values for part in parts], 0)
-        indices, _ = self.concatenation([part.indices for part in parts], 0)
-        return slices_of_all(parts, values, indices)
 
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
@@ -213,41 +157,6 @@ class WorkerGroup(Group):
             among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
             for part, replica in zip(parts, self.local, strict=True)
         ]
-
-    def costly(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-        """Returns the variables whose components must be summed over the workers to be read."""
-        # Not `native`: that is a read, before which deferred assignments are finished one by one.
-        held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
-        return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
-
-    def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
-        """Caches the variables' values, so that this worker can read them without a collective."""
-        for variable, value in zip(variables, values, strict=True):
-            native(variable).remember(value)
-
-    def mark_equal(self, variables: Sequence[keras.Variable]) -> None:
-        """Lets this worker read the variables without a collective until a custom loop has run."""
-        for variable in variables:
-            native(variable).mark_equal()
-
-    def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, by one collective per type."""
-        natives = [native(one) for one in variables]
-        held = [copies(one) for one in natives]
-        given = [
-            tuple(
-                # Replica 0's part serves all, even for a sum: `assign` divides its value equally.
-                part.read_value() if replica == 0 else tf.zeros_like(part)
-                for part, replica in zip(parts, self.local, strict=True)
-            )
-            for parts in held
-        ]
-        sums = self.sums(given)
-        for own, parts, value in zip(natives, held, sums, strict=True):
-            for part in parts:
-                part.assign(value)
-            if isinstance(own, SharedSum):
-                own.remember_first()
 
     def _ragged(self, parts: Parts) -> tf.RaggedTensor:
         flat, _ = self.concatenation([part.flat_values for part in parts], 0)

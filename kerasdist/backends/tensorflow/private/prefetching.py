@@ -1,0 +1,198 @@
+"""Puts each replica's rows on its device before the step that takes them.
+
+One pipeline on the host feeds a pipeline on each device in turn, by TensorFlow's
+``MultiDeviceIterator``, as in ``tf.distribute``. That traces six functions for each device in each
+epoch; here a dataset keeps them for all its epochs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops as native
+
+from kerasdist.backends.tensorflow.fit.batches import HOST, PlacedBatch
+
+# How many local batches wait on each device, beside the one that a step works on.
+_AHEAD = 1
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset without autotuning, where there is nothing to tune.
+
+    TensorFlow runs a thread for it, which sometimes misses the request to stop: the end of an epoch
+    then takes up to as long as the epoch did (seen with 2.21).
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def can_prefetch(spec: object) -> bool:
+    """Returns whether batches of these types and shapes can wait on devices.
+
+    TensorFlow keeps strings on the host. Sparse and ragged tensors are left there as well.
+    """
+    leaves = tf.nest.flatten(spec)
+    return all(
+        isinstance(leaf, tf.TensorSpec)
+        and (leaf.dtype.is_numpy_compatible and leaf.dtype != tf.string)
+        for leaf in leaves
+    )
+
+
+def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
+    """Returns a dataset of the elements; `spec` may leave open sizes that theirs do not."""
+
+    def of_one(element: object) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.from_tensors(element)
+        if spec is None:
+            return dataset
+        variant = tf.data.experimental.to_variant(dataset)
+        return tf.data.experimental.from_variant(variant, structure=spec)
+
+    return functools.reduce(tf.data.Dataset.concatenate, map(of_one, elements))
+
+
+def in_local_batches(
+    dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]
+) -> tf.data.Dataset:
+    """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
+    # tf.data passes the members of a tuple as arguments, and any other element as one argument.
+    is_tuple = type(dataset.element_spec) is tuple
+
+    def parts_of_one(*batch: object) -> tf.data.Dataset:
+        return in_a_row(cut(batch if is_tuple else batch[0]))
+
+    return dataset.flat_map(parts_of_one)
+
+
+class PlacedIterator(tf.experimental.ExtensionType):
+    """Yields `PlacedBatch`es; a graph can take it as an argument.
+
+    Attributes:
+        by_device: The iterators of the devices.
+        total: How many examples each global batch has; 0 if that is not known.
+    """
+
+    by_device: native.OwnedMultiDeviceIterator
+    total: int
+
+    def get_next(self) -> PlacedBatch:
+        """Returns the next batch.
+
+        An error of the pipeline reaches the first device, and for the others the data may just end.
+        They wait for the first one, or the error would be taken for the end now and then.
+        """
+        parts: list[Any] = []
+        for device in self.by_device._devices:
+            arrived = [parts[0].total] if parts else []
+            with tf.control_dependencies(arrived), tf.device(device):
+                parts.append(self.by_device.get_next(device))
+        return PlacedBatch(tuple(parts), self.total)
+
+    def get_next_as_optional(self) -> PlacedOptional:
+        """Returns the next batch, if there is one."""
+        return PlacedOptional(self, self.by_device.get_next_as_optional())
+
+    def over(self, batches: Sequence[PlacedBatch]) -> PlacedIterator:
+        """Returns an iterator of the same type over given batches."""
+        parts = [part for batch in batches for part in batch.parts]
+        own = in_a_row(parts, self.by_device.element_spec)
+        return iter(PlacedBatches(own, self.by_device._devices, self.total))
+
+    def __iter__(self) -> PlacedIterator:
+        return self
+
+    def __next__(self) -> PlacedBatch:
+        try:
+            return self.get_next()
+        except tf.errors.OutOfRangeError:
+            raise StopIteration from None
+
+
+@dataclass(frozen=True)
+class PlacedOptional:
+    """A batch, or the end of the data, which all devices have at once."""
+
+    iterator: PlacedIterator
+    parts: Sequence[Any]
+
+    def has_value(self) -> Any:
+        """Returns whether there is a batch."""
+        return self.parts[0].has_value()
+
+    def get_value(self) -> PlacedBatch:
+        """Returns the batch."""
+        return PlacedBatch(tuple(one.get_value() for one in self.parts), self.iterator.total)
+
+
+@final
+class PlacedBatches:
+    """A dataset of `PlacedBatch`es."""
+
+    def __init__(self, parts: Any, devices: Sequence[str], total: int) -> None:
+        """Takes a dataset of the `OwnRows` of each device in turn.
+
+        `total` is how many examples each global batch has; 0 if that is not known.
+        """
+        self._parts = parts
+        self._devices = devices
+        self._total = total
+        with tf.device(HOST):
+            self._host = tf.constant(tf.constant(0).device)
+            unused, number = self._source(), tf.constant(0, tf.int64)
+        self._functions = self._on_each_device(
+            lambda index: native._PerDeviceGenerator(
+                index, unused, number, self._host, parts.element_spec, iterator_is_anonymous=True
+            )
+        )
+
+    def __iter__(self) -> PlacedIterator:
+        with tf.device(HOST):
+            # Of this iterator alone: in a source that is begun again, random operations go on where
+            # they were, and an epoch of plain Keras begins them anew.
+            source = self._source()
+            begun = tf.raw_ops.MultiDeviceIteratorInit(
+                dataset=self._parts._variant_tensor,
+                multi_device_iterator=source,
+                max_buffer_size=_AHEAD,
+            )
+            handle = tf.raw_ops.MultiDeviceIteratorToStringHandle(multi_device_iterator=source)
+        spec = self._parts.element_spec
+
+        def iterator(index: int) -> tf.data.Iterator:
+            functions = self._functions[index]
+            variant = tf.raw_ops.GeneratorDataset(
+                init_func_other_args=[self._host, handle],
+                next_func_other_args=[self._host, begun, source],
+                finalize_func_other_args=[self._host],
+                init_func=functions._init_func,
+                next_func=functions._next_func,
+                finalize_func=functions._finalize_func,
+                **self._parts._flat_structure,
+            )
+            own = tf.data.experimental.from_variant(variant, spec)
+            return iter(untuned(own.prefetch(_AHEAD)))
+
+        components = [source, *self._on_each_device(iterator)]
+        by_device = native.OwnedMultiDeviceIterator(
+            devices=self._devices, source_device=HOST, components=components, element_spec=spec
+        )
+        return PlacedIterator(by_device, self._total)
+
+    def _source(self) -> tf.Tensor:
+        return tf.raw_ops.AnonymousMultiDeviceIteratorV3(
+            devices=list(self._devices), **self._parts._flat_structure
+        )
+
+    def _on_each_device(self, function: Callable[[int], Any]) -> list[Any]:
+        results = []
+        for index, device in enumerate(self._devices):
+            with tf.device(device):
+                results.append(function(index))
+        return results
