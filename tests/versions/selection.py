@@ -28,7 +28,7 @@ TRIPWIRE_SECONDS = 900
 CONFORMANCE = (
     "async_checkpoint.best_alone",
     "callbacks.callback_reads_and_writes",
-    "data.validation",
+    "callbacks.early_stopping",
     "losses.activity_regularizer",
     "losses.add_loss_mean",
     "losses.loss_weights",
