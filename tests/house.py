@@ -56,7 +56,7 @@ ADDED = {
     "backups in memory": 182,
     "a warm process for restarts": 218,
     "votes that are asked for": 74,
-    "passes of a call": 439,
+    "passes of a call": 445,
     "stopped workers": 23,
 }
 

@@ -194,10 +194,10 @@ def what_a_pass_cannot_know(lab):
         "changes variable": lambda: keras.layers.Dropout(0.5, seed=3),
     }
 
-    def trained(make, **options):
+    def trained(make, loss="mse", **options):
         with lab.strategy().scope():
             model = keras.Sequential([keras.Input((4,)), make(), keras.layers.Dense(1)])
-            model.compile("sgd", "mse", **options)
+            model.compile("sgd", loss, **options)
         model.fit(x, y, batch_size=8, verbose=0)
 
     with at_once():
@@ -207,6 +207,11 @@ def what_a_pass_cannot_know(lab):
         with draws_for_the_global_batch(), lab.raises(kd.errors.UnsupportedError, "set_draws"):
             trained(lambda: keras.layers.Dropout(0.5))
 
+        with lab.raises(Exception, "outputs? of"):
+            trained(
+                lambda: keras.layers.Lambda(lambda x: keras.ops.reshape(x, (-1, 1))),
+                loss=lambda y, p: keras.ops.mean(keras.ops.square(p)),
+            )
         if lab.backend != "jax":
             with lab.raises(kd.errors.UnsupportedError, "jit_compile"):
                 trained(lambda: keras.layers.Dense(4), jit_compile=True)

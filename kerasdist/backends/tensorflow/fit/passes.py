@@ -25,13 +25,14 @@ def calls(
     model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Calls a model, in as many passes as it needs."""
-    most, given = passes.most_rows(), Arguments.of(args, kwargs)
-    first = next((leaf for leaf in flatten(given) if tf.is_tensor(leaf)), None)
+    most = passes.most_rows()
     is_pass = isinstance(keras_compat.stateless_scope(), _PassScope)
-    if most is None or first is None or is_pass or kwargs.get("training") is False:
+    if most is None or is_pass or kwargs.get("training") is False:
         return call(*args, **kwargs)
-    count = first.shape[0]
-    if count is not None and count <= most:
+    given = Arguments.of(args, kwargs)
+    first = next((leaf for leaf in flatten(given) if tf.is_tensor(leaf)), None)
+    count = 0 if first is None else first.shape[0]
+    if first is None or (count is not None and count <= most):
         return call(*args, **kwargs)
     if model.jit_compile:
         raise passes.refused("jit_compile=True")
@@ -61,21 +62,16 @@ class _Divided:
         self._places = [
             place for place, leaf in enumerate(self._leaves) if _has_rows(leaf, first.shape[0])
         ]
-        leaves: list[Any] = [self._leaves[place] for place in self._places]
-        masks = [keras_compat.get_keras_mask(leaf) for leaf in leaves]
-        self._masked = [
-            place for place, mask in zip(self._places, masks, strict=True) if mask is not None
-        ]
         self.count = tf.shape(first)[0]
-        self.rows = leaves + [mask for mask in masks if mask is not None]
+        leaves: list[Any] = [self._leaves[place] for place in self._places]
+        _require_rows(leaves, self.count, "inputs")
+        self.rows, self._masked = _with_masks(leaves)
 
     def with_rows(self, rows: Sequence[Any]) -> Arguments:
         """Returns the arguments with other rows."""
         leaves = list(self._leaves)
-        for place, leaf in zip(self._places, rows, strict=False):
+        for place, leaf in zip(self._places, _masked(rows, self._masked), strict=True):
             leaves[place] = leaf
-        for place, mask in zip(self._masked, rows[len(self._places) :], strict=True):
-            keras_compat.set_keras_mask(leaves[place], mask)
         return pack(self._given, leaves)
 
 
@@ -128,10 +124,7 @@ class _Pass:
 
     def structured(self, leaves: list[tf.Tensor]) -> Any:
         """Returns outputs as the model returns them, with their masks."""
-        count = len(leaves) - len(self._masked)
-        for index, mask in zip(self._masked, leaves[count:], strict=True):
-            keras_compat.set_keras_mask(leaves[index], mask)
-        given = iter(leaves)
+        given = iter(_masked(leaves, self._masked))
         form = [leaf if leaf is None else next(given) for leaf in flatten(self._form)]
         return pack(self._form, form)
 
@@ -148,9 +141,9 @@ class _Pass:
         for leaf in leaves:
             if not _has_rows(leaf, None):
                 raise passes.refused(f"an output of shape {leaf.shape}")
-        masks = [keras_compat.get_keras_mask(leaf) for leaf in leaves]
-        self._masked = [index for index, mask in enumerate(masks) if mask is not None]
-        return leaves + [mask for mask in masks if mask is not None]
+        _require_rows(leaves, tf.shape(rows[0])[0], "outputs")
+        found, self._masked = _with_masks(leaves)
+        return found
 
     def _gradients(
         self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
@@ -286,6 +279,28 @@ def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
 
 def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(one.value) for one in variables]
+
+
+def _with_masks(leaves: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[int]]:
+    """Returns tensors and after them their masks; and which of the tensors have one."""
+    masks = {index: keras_compat.get_keras_mask(leaf) for index, leaf in enumerate(leaves)}
+    known = {index: mask for index, mask in masks.items() if mask is not None}
+    return [*leaves, *known.values()], list(known)
+
+
+def _masked(found: Sequence[tf.Tensor], masked: list[int]) -> list[tf.Tensor]:
+    """Gives tensors the masks that stand after them; returns the tensors."""
+    count = len(found) - len(masked)
+    for index, mask in zip(masked, found[count:], strict=True):
+        keras_compat.set_keras_mask(found[index], mask)
+    return list(found[:count])
+
+
+def _require_rows(leaves: Sequence[tf.Tensor], count: tf.Tensor, what: str) -> None:
+    """Has a step check sizes that its trace does not know."""
+    for leaf in leaves:
+        message = str(passes.refused(f"{what} of another number of rows, of shape {leaf.shape}"))
+        tf.debugging.assert_equal(tf.shape(leaf)[0], count, message)
 
 
 def _has_rows(leaf: Any, count: int | None) -> bool:
