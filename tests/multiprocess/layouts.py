@@ -101,6 +101,7 @@ ONE_OF = {"tensorflow": 24, "jax": 24, "torch": 6}
 
 # In every run of the tests: what other cases on workers do not show.
 _ALWAYS = (
+    "lookups.eagerly",  # tables that are looked up once for a batch of a known size
     "models.sparse_gradients",
     "optimizers.own_apply",  # whose gradients are not those of the backward pass
     "models.sublayer_that_is_never_called",  # Keras's predict calls the model with a global batch

@@ -158,7 +158,7 @@ class _Pass:
             tf.zeros_like(row) if one is None else one
             for row, one in zip(inputs, of_inputs, strict=True)
         ]
-        lookups = Lookups(rows, None, 1)
+        lookups = Lookups(rows, 0, 1)
         added: list[tf.Tensor] = []
         self._terms = []
         for gradient, weight in zip(found, weights, strict=True):

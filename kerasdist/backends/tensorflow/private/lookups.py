@@ -74,8 +74,9 @@ class Lookups:
         """Takes the replica's rows of the batch, and the number of rows of all replicas."""
         leaves = tf.nest.flatten(batch, expand_composites=True)
         self._batch = {id(leaf): leaf for leaf in leaves if tf.is_tensor(leaf)}
-        # How many rows replicas have, where a graph knows it. From 1 on nothing can be told.
-        sizes = {total // replicas, -(-total // replicas)} if isinstance(total, int) else {0}
+        # How many rows replicas have, where it is known. From 1 on nothing can be told.
+        known = int(tf.get_static_value(total) or 0)
+        sizes = {known // replicas, -(-known // replicas)}
         self._sizes = sizes if min(sizes) > 1 else set()
         # Eagerly, for each tensor of integers: itself, the operation that made it, its inputs.
         self._made: dict[int, tuple[Any, str, Sequence[Any]]] = {}
