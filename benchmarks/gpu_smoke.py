@@ -34,7 +34,8 @@ def parts(backend: str) -> dict[str, Callable[[str], Figures]]:
     from smoke import correctness, speed, workers
 
     of_torch = {**workers.PARTS, **speed.OF_TORCH} if backend == "torch" else {}
-    return {**correctness.PARTS, **speed.PARTS, **of_torch}
+    beside_a_loop = speed.BESIDE_A_LOOP if backend != "tensorflow" else {}
+    return {**correctness.PARTS, **speed.PARTS, **beside_a_loop, **of_torch}
 
 
 def attempt(part: Callable[[str], Figures], device: str) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """What the benchmarks train, in Keras.
 
-A tiny model, whose step is all overhead; an MLP; a CNN like a small ResNet; a transformer.
+A tiny model, whose step is all overhead; an MLP; a CNN like a small ResNet; a transformer; and, for
+accelerators, a decoder of 98 million weights.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,3 +169,25 @@ TASKS = {
         Task("transformer", 16, 4, _transformer, _transformer_rows),
     )
 }
+
+
+def _decoder() -> Any:
+    return _example().build_model(BLOCKS_OF_DECODER, WIDTH_OF_DECODER, LENGTH, WORDS)
+
+
+def _decoder_rows(generator, number):
+    del generator
+    tokens = _example().sequences(number, LENGTH, WORDS)
+    return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+def _example() -> Any:
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    import transformer
+
+    return transformer
+
+
+BLOCKS_OF_DECODER, WIDTH_OF_DECODER, LENGTH, WORDS = 12, 768, 256, 8192
+DECODER = Task("decoder", 32, 20, _decoder, _decoder_rows)
+"""`examples/transformer.py`, of which `docs/guides/plan.md` has the plan."""

@@ -37,6 +37,11 @@ def keras_model(task: Task, place: Place):
 def on_devices(task: Task, devices: int):
     """CPU devices of this process."""
     jax.config.update("jax_num_cpu_devices", devices)
+    return on_all_devices(task)
+
+
+def on_all_devices(task: Task):
+    """Whatever devices this process has."""
     state, step, _ = _training(task)
     batches = task.batches()
 

@@ -29,6 +29,14 @@ def keras_module(task: Task, place: Place):
     return _loop(task, place, _replicated(module, place), update, training=True)
 
 
+def on_one_device(task: Task, kind: str):
+    """The Keras model alone, with PyTorch's optimizer, on a device of a kind."""
+    module = task.model()
+    update = torch.optim.Adam(module.parameters()).step
+    device = torch.device("cuda" if kind == "gpu" else "cpu")
+    return _loop(task, Place(0, 1, ()), module, update, device=device, training=True)
+
+
 def keras_optimizer(task: Task, place: Place):
     """The Keras model under DDP, with its own optimizer."""
     import keras
@@ -109,7 +117,14 @@ def _connect(place: Place) -> None:
     )
 
 
-def _loop(task: Task, place: Place, model: nn.Module, update: Callable[[], None], **call: bool):
+def _loop(
+    task: Task,
+    place: Place,
+    model: nn.Module,
+    update: Callable[[], None],
+    device: torch.device | None = None,
+    **call: bool,
+):
     loss_of = nn.MSELoss() if task.is_regression else _entropy
     x, y = map(torch.from_numpy, task.data())
     if isinstance(getattr(model, "module", None), Cnn):
@@ -121,7 +136,7 @@ def _loop(task: Task, place: Place, model: nn.Module, update: Callable[[], None]
     def work():
         for inputs, labels in batches:
             model.zero_grad()
-            loss = loss_of(model(inputs, **call), labels)
+            loss = loss_of(model(inputs.to(device), **call), labels.to(device))
             loss.backward()
             update()
         return loss.item()

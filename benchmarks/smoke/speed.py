@@ -6,15 +6,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from alternating import median, ratio
-from networks import TASKS, Task
+from networks import BLOCKS_OF_DECODER, DECODER, LENGTH, TASKS, WIDTH_OF_DECODER, WORDS, Task
 
 ROUNDS = {"gpu": 5, "cpu": 2}  # on a CPU it is to run, not to be measured
+MOST_STEPS = 100
 THREADS = (2, 4)
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12}  # dense bfloat16, by the maker
 
 
 def _fit(task: Task, scope: Any) -> Callable[[], None]:
@@ -56,20 +59,24 @@ def _overhead(name: str, kind: str) -> dict[str, Any]:
 
     if kind == "gpu" and name != "tiny":
         keras.config.set_dtype_policy("mixed_bfloat16")
-    task = TASKS[name]
+    task = replace(TASKS[name], steps=min(TASKS[name].steps, MOST_STEPS))
     works = {
         "plain": _fit(task, nullcontext()),
         "one device": _fit(task, kd.OneDeviceStrategy(f"{kind}:0").scope()),
         "mirrored": _fit(task, kd.MirroredStrategy([f"{kind}:0"]).scope()),
     }
-    times = _times(works, task.steps, kind)
+    return {"dtype": keras.config.dtype_policy().name, **_compared(works, task.steps, kind)}
+
+
+def _compared(works: dict[str, Callable[[], None]], steps: int, kind: str) -> dict[str, Any]:
+    """Returns what a step of each takes, and what that is over plain Keras's."""
+    times = _times(works, steps, kind)
     plain = times["plain"]["wall"]
     return {
-        "dtype": keras.config.dtype_policy().name,
         "ms": _rounded({label: median(one["wall"]) for label, one in times.items()}),
         "main thread ms": _rounded({label: median(one["host"]) for label, one in times.items()}),
         "over plain": _rounded({label: ratio(one["wall"], plain) for label, one in times.items()}),
-        **_on_the_device(works, task.steps, kind),
+        **_on_the_device(works, steps, kind),
     }
 
 
@@ -95,6 +102,87 @@ def _on_the_device(works: dict[str, Callable[[], None]], steps: int, kind: str) 
         busy = sum(one.self_device_time_total for one in events) / 1e3 / steps
         found[label] = _rounded({"device ms": busy, **counts})
     return {"a step on the device": found}
+
+
+def _decoder(kind: str) -> dict[str, Any]:
+    """98 million weights in bfloat16: plain `fit`, `fit` under a strategy, and a loop by hand."""
+    import keras
+
+    import kerasdist as kd
+
+    if kind == "gpu":  # a CPU takes minutes for a step in bfloat16
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    task = DECODER if kind == "gpu" else replace(DECODER, batch=1, steps=1)
+    makers: dict[str, Callable[[], Callable[[], Any]]] = {
+        "plain": lambda: _fit(task, nullcontext()),
+        "mirrored": lambda: _fit(task, kd.MirroredStrategy([f"{kind}:0"]).scope()),
+        "by hand": lambda: _by_hand(task, kind),
+    }
+    works: dict[str, Callable[[], Any]] = {}
+    memory: dict[str, float] = {}
+    for name, make in makers.items():
+        held, before = _device_bytes(kind)
+        works[name] = make()
+        _, most = _device_bytes(kind)
+        # Of what came after the first: what it took beside what the others hold.
+        memory[name] = (most - held) / 1e9 if most > before else float("nan")
+    figures = _compared(works, task.steps, kind)
+    rate = _flops_of_decoder(task) / figures["ms"]["mirrored"] * 1e3
+    of_peak = {chip: rate / peak for chip, peak in PEAK_FLOPS.items() if chip in _device_name(kind)}
+    return {**figures, "GB": _rounded(memory), "TFLOP/s": rate / 1e12, "MFU": _rounded(of_peak)}
+
+
+def _by_hand(task: Task, kind: str) -> Callable[[], Any]:
+    import keras
+
+    if keras.backend.backend() == "torch":
+        from loops.with_torch import on_one_device
+
+        work = on_one_device(task, kind)
+    else:
+        from loops.with_jax import on_all_devices
+
+        work = on_all_devices(task)
+    work()
+    work()
+    return work
+
+
+def _flops_of_decoder(task: Task) -> float:
+    """Of a step: six for each weight of a product and token, and the attention's own."""
+    weights = BLOCKS_OF_DECODER * 12 * WIDTH_OF_DECODER**2 + WIDTH_OF_DECODER * WORDS
+    attention = BLOCKS_OF_DECODER * 12 * LENGTH * WIDTH_OF_DECODER
+    return task.batch * LENGTH * (6.0 * weights + attention)
+
+
+def _device_bytes(kind: str) -> tuple[int, int]:
+    """Returns the bytes of the device that are held, and the most that ever were."""
+    import keras
+
+    if kind != "gpu":
+        return 0, 0
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    import jax
+
+    found = jax.local_devices()[0].memory_stats()
+    return found["bytes_in_use"], found["peak_bytes_in_use"]
+
+
+def _device_name(kind: str) -> str:
+    import keras
+
+    if kind != "gpu":
+        return kind
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.get_device_name(0)
+    import jax
+
+    return jax.local_devices()[0].device_kind
 
 
 def _threads(kind: str) -> dict[str, Any]:
@@ -139,4 +227,5 @@ def _rounded(figures: dict[str, float]) -> dict[str, float]:
 PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     **{f"speed.{name}": partial(_overhead, name) for name in ("tiny", "cnn", "transformer")},
 }
+BESIDE_A_LOOP: dict[str, Callable[[str], dict[str, Any]]] = {"speed.decoder": _decoder}
 OF_TORCH: dict[str, Callable[[str], dict[str, Any]]] = {"speed.threads": _threads}

@@ -5,7 +5,7 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import keras
 from tests.conformance.models import STEPS_IN_TIME, dense, regression, tagger, tokens
-from tests.conformance.registry import case
+from tests.conformance.registry import REPLICAS, case
 from tests.environment import everything
 
 EXAMPLES = {"tensorflow": 12, "jax": 12, "torch": 40}
@@ -58,7 +58,7 @@ def sizes_reductions_weights_masks_sources(lab):
     @hypothesis.given(
         n=st.integers(1, 13),
         batch=st.integers(1, 9),
-        replicas=st.integers(2, 4),
+        replicas=st.sampled_from(REPLICAS),
         reduction=reductions,
         weights=st.sampled_from(["none", "some zero", "first zero"]),
         masked=st.booleans(),

@@ -234,9 +234,10 @@ def preprocessing_layers(lab):
 
 @case("models")
 def one_device_strategy(lab):
-    """`kd.OneDeviceStrategy("cpu:0")` and `kd.auto()` train as plain Keras does."""
+    """`kd.OneDeviceStrategy` and `kd.auto()` train as plain Keras does."""
+    first = lab.devices[0]
     x, y = regression(N)
-    for strategy in (kd.OneDeviceStrategy("cpu:0"), kd.auto()):
+    for strategy in (kd.OneDeviceStrategy(first), kd.auto()):
         lab.same(
             dense,
             fit(x, y, batch_size=BATCH),
@@ -245,7 +246,7 @@ def one_device_strategy(lab):
             strategy=strategy,
             plain_key="one device",
         )
-    lab.equal(1, kd.OneDeviceStrategy("cpu:0").num_replicas_in_sync)
+    lab.equal(1, kd.OneDeviceStrategy(first).num_replicas_in_sync)
 
 
 @case("models")

@@ -172,6 +172,13 @@ def matmul_flops(jaxpr: Any) -> Counter[str]:
             # Zeros between the elements of a dilated input are not multiplied.
             inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
             found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+        elif name == "dot_product_attention_fwd_wrapper":  # cuDNN's, of (batch, length, head, size)
+            query, key = (one.aval for one in equation.invars[:2])
+            found[str(query.dtype)] += 4 * math.prod(query.shape) * key.shape[1]
+        elif name == "rnn_fwd":  # cuDNN's LSTM, of (batch, length, size): four gates
+            inputs, width = equation.invars[0].aval, parameters["hidden_size"]
+            products = 4 * width * (inputs.shape[2] + width)
+            found[str(inputs.dtype)] += 2 * math.prod(inputs.shape[:2]) * products
         else:
             times = parameters.get("length", 1) if name == "scan" else 1
             counts = [matmul_flops(inner) for inner in _inner_programs(parameters)]

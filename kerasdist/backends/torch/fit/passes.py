@@ -101,7 +101,7 @@ def _require_rows_alone(model: Any) -> None:
         raise passes.refused(
             'weights that are sharded (sharding="full"), which each pass would gather'
         )
-    if model._should_torch_compile():
+    if model.jit_compile:  # not `_should_torch_compile`, which torch's compiler cannot follow
         raise passes.refused("jit_compile=True")
     passes.require_rows_alone(model)
 
