@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ IMAGE = (32, 32, 3)
 STAGES = (32, 64, 128)
 SEQUENCE, VOCABULARY = 128, 1000
 WIDTH, HEADS, BLOCKS, DROPOUT = 256, 4, 4, 0.1
+TOKENS, WORDS = 256, 8192
 
 
 @dataclass(frozen=True)
@@ -172,15 +174,16 @@ TASKS = {
 
 
 def _decoder() -> Any:
-    return _example().build_model(BLOCKS_OF_DECODER, WIDTH_OF_DECODER, LENGTH, WORDS)
+    return _example().build_model(blocks=12, width=768, length=TOKENS, vocabulary=WORDS)
 
 
 def _decoder_rows(generator, number):
-    del generator
-    tokens = _example().sequences(number, LENGTH, WORDS)
+    del generator  # they follow a rule
+    tokens = _example().sequences(number, TOKENS, WORDS)
     return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 
+@cache
 def _example() -> Any:
     sys.path.append(str(Path(__file__).parents[1] / "examples"))
     import transformer
@@ -188,6 +191,5 @@ def _example() -> Any:
     return transformer
 
 
-BLOCKS_OF_DECODER, WIDTH_OF_DECODER, LENGTH, WORDS = 12, 768, 256, 8192
 DECODER = Task("decoder", 32, 20, _decoder, _decoder_rows)
 """`examples/transformer.py`, of which `docs/guides/plan.md` has the plan."""

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from alternating import median, ratio
-from networks import BLOCKS_OF_DECODER, DECODER, LENGTH, TASKS, WIDTH_OF_DECODER, WORDS, Task
+from networks import DECODER, TASKS, Task
 
 ROUNDS = {"gpu": 5, "cpu": 2}  # on a CPU it is to run, not to be measured
 MOST_STEPS = 100
 THREADS = (2, 4)
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12}  # dense bfloat16, by the maker
 
 
-def _fit(task: Task, scope: Any) -> Callable[[], None]:
+def _compiled(task: Task, scope: Any) -> Any:
     with scope:
         model = task.model()
         model.compile("adam", task.loss())
+    return model
+
+
+def _fit(task: Task, scope: Any) -> Callable[[], None]:
+    return _epochs(task, _compiled(task, scope))
+
+
+def _epochs(task: Task, model: Any) -> Callable[[], None]:
     x, y = task.data()
 
     def epoch() -> None:
@@ -109,27 +116,36 @@ def _decoder(kind: str) -> dict[str, Any]:
     import keras
 
     import kerasdist as kd
+    from kerasdist.callbacks.telemetry import flops_of
 
     if kind == "gpu":  # a CPU takes minutes for a step in bfloat16
         keras.config.set_dtype_policy("mixed_bfloat16")
     task = DECODER if kind == "gpu" else replace(DECODER, batch=1, steps=1)
-    makers: dict[str, Callable[[], Callable[[], Any]]] = {
-        "plain": lambda: _fit(task, nullcontext()),
-        "mirrored": lambda: _fit(task, kd.MirroredStrategy([f"{kind}:0"]).scope()),
-        "by hand": lambda: _by_hand(task, kind),
-    }
+    strategy = kd.MirroredStrategy([f"{kind}:0"])
     works: dict[str, Callable[[], Any]] = {}
     memory: dict[str, float] = {}
-    for name, make in makers.items():
-        held, before = _device_bytes(kind)
-        works[name] = make()
-        _, most = _device_bytes(kind)
-        # Of what came after the first: what it took beside what the others hold.
-        memory[name] = (most - held) / 1e9 if most > before else float("nan")
-    figures = _compared(works, task.steps, kind)
-    rate = _flops_of_decoder(task) / figures["ms"]["mirrored"] * 1e3
-    of_peak = {chip: rate / peak for chip, peak in PEAK_FLOPS.items() if chip in _device_name(kind)}
-    return {**figures, "GB": _rounded(memory), "TFLOP/s": rate / 1e12, "MFU": _rounded(of_peak)}
+    with _bytes_noted(memory, "plain", kind):
+        works["plain"] = _fit(task, nullcontext())
+    with _bytes_noted(memory, "mirrored", kind):
+        model = _compiled(task, strategy.scope())
+        works["mirrored"] = _epochs(task, model)
+    with _bytes_noted(memory, "by hand", kind):
+        works["by hand"] = _by_hand(task, kind)
+    figures = {**_compared(works, task.steps, kind), "GB": _rounded(memory)}
+    flops = flops_of(model, strategy.replica_set)
+    if flops.per_sample is None or flops.peak is None:  # a chip that is in no table
+        return figures
+    rate = flops.per_sample * task.batch / figures["ms"]["mirrored"] * 1e3
+    return {**figures, **_rounded({"TFLOP/s": rate / 1e12, "MFU": rate / flops.peak})}
+
+
+@contextmanager
+def _bytes_noted(memory: dict[str, float], name: str, kind: str) -> Iterator[None]:
+    """Notes the GB of the device that the code inside took at most, beside what was held before."""
+    held, before = _device_bytes(kind)
+    yield
+    _, most = _device_bytes(kind)
+    memory[name] = (most - held) / 1e9 if most > before else float("nan")
 
 
 def _by_hand(task: Task, kind: str) -> Callable[[], Any]:
@@ -148,13 +164,6 @@ def _by_hand(task: Task, kind: str) -> Callable[[], Any]:
     return work
 
 
-def _flops_of_decoder(task: Task) -> float:
-    """Of a step: six for each weight of a product and token, and the attention's own."""
-    weights = BLOCKS_OF_DECODER * 12 * WIDTH_OF_DECODER**2 + WIDTH_OF_DECODER * WORDS
-    attention = BLOCKS_OF_DECODER * 12 * LENGTH * WIDTH_OF_DECODER
-    return task.batch * LENGTH * (6.0 * weights + attention)
-
-
 def _device_bytes(kind: str) -> tuple[int, int]:
     """Returns the bytes of the device that are held, and the most that ever were."""
     import keras
@@ -169,20 +178,6 @@ def _device_bytes(kind: str) -> tuple[int, int]:
 
     found = jax.local_devices()[0].memory_stats()
     return found["bytes_in_use"], found["peak_bytes_in_use"]
-
-
-def _device_name(kind: str) -> str:
-    import keras
-
-    if kind != "gpu":
-        return kind
-    if keras.backend.backend() == "torch":
-        import torch
-
-        return torch.cuda.get_device_name(0)
-    import jax
-
-    return jax.local_devices()[0].device_kind
 
 
 def _threads(kind: str) -> dict[str, Any]:

@@ -29,11 +29,10 @@ def wide(units=8, features=4):
 
 
 class _Watch:
-    """Notes the collectives of steps, and how many bytes of gathered groups live at each."""
+    """Notes the collectives of a step, and how many bytes of gathered groups live at each."""
 
     def __init__(self):
-        self.order, self.most_alive = [], 0
-        self._refs = {}
+        self.order, self.most_alive, self._refs = [], 0, {}
 
     def _noted(self, name, original):
         def started(group, *args):
@@ -58,6 +57,7 @@ class _Watch:
         from kerasdist.backends.torch.state.gathered import Leaf
         from kerasdist.backends.torch.workers.process_group import ProcessGroup
 
+        self.order, self.most_alive, self._refs = [], 0, {}
         fill = Leaf.fill
 
         def filled(leaf, whole):
@@ -102,16 +102,16 @@ def gathered_by_groups(lab):
         for _ in range(layers - 1):
             model.add(Layer(width, "tanh"))
         model.compile("sgd", "mse")
-    watches = [_Watch() for _ in range(3)]
-    watch = watches[0]
+    watch, alive = _Watch(), []
     model.fit(x, y, batch_size=8, verbose=0)
-    for watch in watches:
+    for _ in range(3):
+        seen.clear()
         with watch.on():
-            seen.clear()
             model.fit(x, y, batch_size=8, verbose=0)
+        alive.append(watch.most_alive)
     order = watch.order
     # A thread of Gloo may drop its reference to what it has gathered a moment after `wait` returns.
-    most_alive = min(watch.most_alive for watch in watches)
+    most_alive = min(alive)
     # The last one is still there, and the first layer's input has no gradient.
     lab.equal(layers + layers - 1 - 1, order.count("gather"))
     lab.equal(layers, order.count("scatter"))
