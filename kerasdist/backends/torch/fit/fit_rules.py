@@ -23,7 +23,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch.replica.placing import added, moved_together
+from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
@@ -50,12 +50,12 @@ class FitRules(Rules):
         # Variables and buffers that were combined in this process, not yet over the workers.
         self._committed: dict[int, keras.Variable] = {}
         self._buffers: list[torch.Tensor] = []
-        self._weight = 1.0
+        self._weight = 1.0  # of a worker's replica
 
     @torch.no_grad()
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
         """Starts a step: sums become parts, which start from zero on all workers but the chief."""
-        self._weight = sum(scope.weight for scope in scopes)
+        self._weight = scopes[0].weight
         self._committed.clear()
         self._buffers.clear()
         if self.reducer is not None:
@@ -63,7 +63,7 @@ class FitRules(Rules):
         if not self.sums_are_parts:
             self.sums_are_parts = True
             if self._group.rank and self._sums:
-                torch._foreach_zero_(_stored(self._sums.values()))
+                torch._foreach_zero_(keras_compat.stored_values(self._sums.values()))
 
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
@@ -90,7 +90,7 @@ class FitRules(Rules):
                 key: variable for key, variable in written.items() if variable.aggregation != "sum"
             }
         if written:
-            targets = _stored(written.values())
+            targets = keras_compat.stored_values(written.values())
             torch._foreach_copy_(targets, combined(scopes, written, targets))
             equal = scopes[0].written_equal
             self._committed.update({key: written[key] for key in written if key not in equal})
@@ -118,10 +118,10 @@ class FitRules(Rules):
         if self._group.size == 1:
             return list(logs)
         self._sums.update({id(one): one for one in committed if one.aggregation == "sum"})
-        totals = _stored(self._sums.values()) if sums else []
+        totals = keras_compat.stored_values(self._sums.values()) if sums else []
         self.sums_are_parts = self.sums_are_parts and not sums
         means, others = [], []
-        for variable, value in zip(committed, _stored(committed), strict=True):
+        for variable, value in zip(committed, keras_compat.stored_values(committed), strict=True):
             if variable.aggregation != "sum":
                 is_mean = variable.aggregation == "mean" and value.is_floating_point()
                 (means if is_mean else others).append(value)
@@ -140,38 +140,33 @@ class FitRules(Rules):
         return results[len(targets) :]
 
 
-def _stored(variables: Iterable[keras.Variable]) -> list[torch.Tensor]:
-    return [value.detach() for value in keras_compat.stored_values(variables)]
-
-
 def combined(
     scopes: Sequence[ReplicaScope],
     written: Mapping[int, keras.Variable],
     targets: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Returns what replicas assigned to variables, combined by each variable's aggregation."""
-    first, device = scopes[0], targets[0].device
-    brought: list[dict[int, torch.Tensor]] = []
+    stored = dict(zip(written, targets, strict=True))
+    values: dict[int, torch.Tensor] = {}
     for scope in scopes:
-        own: dict[int, torch.Tensor] = {}
-        for key in written:
+        equal = scope.written_equal
+        brought = {
+            key: scope.state_mapping[key].detach()
+            for key in scope.written
             # Of equal values, the first replica's are enough.
-            is_known = scope is not first and key in scope.written_equal and key in first.written
-            if key in scope.written and not is_known:
-                own[key] = scope.state_mapping[key].detach()
-        brought.append(dict(zip(own, moved_together(device, list(own.values())), strict=True)))
-    values: list[torch.Tensor] = []
-    for (key, variable), target in zip(written.items(), targets, strict=True):
-        given = [own[key].to(target.device) for own in brought if key in own]
-        if variable.aggregation == "sum":
-            # Replica 0 started from the value itself, the others from zero.
-            values.append(added(given if key in brought[0] else [target, *given]))
-        elif variable.aggregation == "mean" and target.is_floating_point():
-            weights = [one.weight for one, own in zip(scopes, brought, strict=True) if key in own]
-            # By its part of the weights: 1, which does not round, of a single value.
-            total = sum(weights)
-            parts = [one * (weight / total) for one, weight in zip(given, weights, strict=True)]
-            values.append(added(parts))
-        else:
-            values.append(given[0])
-    return values
+            if key in stored and not (key in values and key in equal)
+        }
+        here = moved_together(targets[0].device, list(brought.values()))
+        for key, value in zip(brought, here, strict=True):
+            target, aggregation = stored[key], written[key].aggregation
+            own = value.to(target.device)
+            if aggregation == "sum":
+                # Replica 0 started from the value itself, the others from zero.
+                values[key] = own if scope is scopes[0] else values.get(key, target) + own
+            elif aggregation == "mean" and target.is_floating_point() and key not in equal:
+                # By its part of the weights: 1, which does not round, of a single value.
+                own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
+                values[key] = values[key] + own if key in values else own
+            else:
+                values.setdefault(key, own)
+    return [values[key] for key in written]

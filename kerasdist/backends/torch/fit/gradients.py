@@ -28,17 +28,14 @@ def weighted_sum(
     overwritten = {i for i, one in enumerate(variables) if one.overwrite_with_gradient}
     home: torch.device | None = None
     for gradients, weight in zip(all_gradients, weights, strict=True):
-        indices = [index for index, one in enumerate(gradients) if one is not None]
-        given = [one for one in gradients if one is not None]
+        given = {index: one for index, one in enumerate(gradients) if one is not None}
         if not given:
             continue
-        home = home or given[0].device
-        here = moved_together(home, given)
+        home = home or next(iter(given.values())).device
+        here = moved_together(home, list(given.values()))
         sums: list[torch.Tensor] = []
         further: list[torch.Tensor] = []
-        for index, own, weighted in zip(
-            indices, here, torch._foreach_mul(here, weight), strict=True
-        ):
+        for index, own, weighted in zip(given, here, torch._foreach_mul(here, weight), strict=True):
             total = totals[index]
             if index in overwritten:
                 totals[index] = own if total is None else torch.maximum(total, own)

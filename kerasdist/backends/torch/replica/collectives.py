@@ -378,9 +378,9 @@ class GlobalSum(torch.autograd.Function):
         # Kept in ctx, since on a GPU torch runs the backward pass in a thread of its own.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
-        scaled = tensors if inner == 1.0 else [tensor * inner for tensor in tensors]
+        scaled = tensors if inner == 1.0 else torch._foreach_mul(tensors, inner)
         sums = replica.exchange(label, scaled)
-        return tuple(sums if outer == 1.0 else [tensor * outer for tensor in sums])
+        return tuple(sums if outer == 1.0 else torch._foreach_mul(sums, outer))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

@@ -14,12 +14,6 @@ from kerasdist import keras_compat
 from kerasdist.core.devices import Device
 
 
-def keras_name(device: Device) -> str:
-    """Returns Keras's name of a device; all logical CPU devices are torch's one CPU."""
-    # On the Mac's one GPU, Keras asks whether its device is "mps".
-    return device.kind if device.kind in ("cpu", "mps") else str(device)
-
-
 def torch_device(device: Device) -> torch.device:
     """Returns the ``torch.device`` of a device."""
     if device.kind == "cpu":
@@ -29,12 +23,15 @@ def torch_device(device: Device) -> torch.device:
 
 def computing_on(device: Device) -> AbstractContextManager[object]:
     """Returns a context in which Keras makes tensors on a device, and CUDA uses it by default."""
-    return _computing_on_gpu(device) if device.kind == "gpu" else keras.device(keras_name(device))
+    if device.kind == "gpu":
+        return _computing_on_gpu(device)
+    # All logical CPU devices are torch's one CPU. On the Mac's one GPU, Keras asks for "mps".
+    return keras.device(device.kind if device.kind in ("cpu", "mps") else str(device))
 
 
 @contextmanager
 def _computing_on_gpu(device: Device) -> Iterator[None]:
-    with keras.device(keras_name(device)), torch.cuda.device(device.index):
+    with keras.device(str(device)), torch.cuda.device(device.index):
         yield
 
 
