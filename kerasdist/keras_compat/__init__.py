@@ -8,7 +8,7 @@ cases in the suites, which run over the oldest Keras, too.
 from __future__ import annotations
 
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
-from keras.src.losses.loss import apply_mask
+from keras.src.losses.loss import apply_mask, reduce_values
 from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
@@ -73,6 +73,7 @@ from kerasdist.keras_compat.models import (
     loss_ids_on,
     losses_on,
     metrics_here,
+    mixes_examples,
     model_of,
     numbers_of,
     ops,

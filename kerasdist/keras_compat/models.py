@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -167,6 +167,27 @@ def is_builtin(function_or_class: object) -> bool:
     module = getattr(function_or_class, "__module__", None) or ""
     # Keras's own tests count as user code.
     return module.partition(".")[0] == "keras" and not module.endswith("_test")
+
+
+def mixes_examples(function: Any, arguments: Mapping[str, Any], rank: int) -> bool:
+    """Returns whether a loss or metric that Keras ships mixes the examples of `rank` dimensions."""
+    name = getattr(function, "__name__", "")
+    if name not in _AXES or not is_builtin(function):
+        return False
+    axes = arguments.get("axis", _AXES[name])
+    return axes is None or 0 in {axis % rank for axis in keras.tree.flatten(axes)}
+
+
+# Functions that compute one value over some axes of a batch, which may be those of the examples:
+# over these by default, None for all.
+_AXES = {
+    "circle": None,
+    "concordance_correlation": -1,
+    "cosine_similarity": -1,
+    "dice": None,
+    "pearson_correlation": -1,
+    "tversky": None,
+}
 
 
 def serialize_as(own: type, stand_in: type) -> None:

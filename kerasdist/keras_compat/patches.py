@@ -22,6 +22,7 @@ from keras.src import backend
 from keras.src.layers.layer import Layer
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
+from keras.src.losses import losses
 from keras.src.metrics import reduction_metrics
 from keras.src.models.model import Trainer as BackendTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -60,6 +61,7 @@ def _row(functions: str, owners: object, names: str, reason: str) -> Patch:
 
 
 _OPTIMIZERS = BaseOptimizer, LossScaleOptimizer  # the second overrides the first
+_LOSS_OF_FUNCTION = losses.LossFunctionWrapper
 _NORMALIZATION = keras.layers.BatchNormalization
 _TRAINER = sys.modules[BackendTrainer.__module__]
 
@@ -93,6 +95,7 @@ PATCHES: tuple[Patch, ...] = (
     _row("track", Layer, "_track_variables", "torch: shards are parameters"),
     _row("keep_placed", _TRAINER, "_distribute_data", "JAX workers: JAX refuses to place it again"),
     # Losses and normalization.
+    _row("call_loss", _LOSS_OF_FUNCTION, "call", "Keras's losses that mix examples see all rows"),
     _row("reduce_loss", loss_module, "reduce_weighted_values", "a share of the global loss"),
     _row("scale_loss scale_outside", loss_module, "scale_loss_for_distribution", "C2's division"),
     _row("unscale_loss scale_outside", loss_module, "unscale_loss_for_distribution", "its inverse"),

@@ -25,7 +25,7 @@ from kerasdist.core import context
 from kerasdist.core.context import one_device_replica
 from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
-from kerasdist.training import layer_losses
+from kerasdist.training import layer_losses, numerics
 from kerasdist.training.binding import bind
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class GlobalBatchMetric:
         replica = context.replica()
         if replica is None or self not in _of_global_batch:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
-        args, kwargs = _gathered(replica, (args, kwargs))
+        args, kwargs = numerics.gather_rows(replica, (args, kwargs))
         # The rows are the global batch now: metrics inside this one must not gather or weight them.
         with context.replica_scope(None):
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
@@ -154,16 +154,6 @@ def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
             keras_compat.change_aggregation(variable, "only_first_replica", value)
 
 
-def _gathered(replica: ReplicaLike, structure: object) -> Any:
-    def gather(leaf: object) -> Any:
-        if leaf is None or isinstance(leaf, str | bool | int | float):
-            return leaf
-        tensor = ops.convert_to_tensor(leaf)
-        return replica.collectives.all_gather(tensor) if len(tensor.shape) else tensor
-
-    return keras.tree.map_structure(gather, structure)
-
-
 def metric_created(
     original: Callable[..., None], metric: keras.Metric, *args: object, **kwargs: object
 ) -> None:
@@ -180,31 +170,39 @@ def update_wrapped(
 ) -> Any:
     """Updates a metric made from a function, ``keras.metrics.MeanMetricWrapper``.
 
-    A function that returns one value per example is exact on the replica's own rows. One that
-    returns a scalar may mix examples, so it gets the rows of all replicas; all replicas must call
-    it. Which it is, its first call tells.
+    A function that returns one value per example is exact on the replica's own rows. One that may
+    mix examples gets the rows of all replicas; all replicas must call it. Which it is, for a user's
+    its first call tells.
     """
     replica = one_device_replica()
-    if replica is not None and not keras_compat.is_builtin(metric._fn):
-        returns_scalar = _returns_scalar.get(metric)
-        if returns_scalar is None:
-            returns_scalar = _returns_scalar[metric] = _mixes(metric, y_true, y_pred)
-        if returns_scalar:
-            y_true, y_pred, sample_weight = _gathered(replica, (y_true, y_pred, sample_weight))
-        elif sample_weight is None and _is_one_row(y_pred) and not hasattr(y_pred, "_keras_mask"):
-            sample_weight = ops.ones((1,))  # its value of a single row may be a scalar
+    if replica is None:
+        return original(metric, y_true, y_pred, sample_weight)
+    if _mixes(metric, y_true, y_pred):
+        rows = numerics.gather_rows(replica, (y_true, y_pred, sample_weight))
+        if replica.replica_id_in_sync_group:
+            return None  # the first replica adds for all
+        with context.replica_scope(None):
+            return original(metric, *rows)
+    is_builtin, has_mask = keras_compat.is_builtin(metric._fn), hasattr(y_pred, "_keras_mask")
+    if not is_builtin and sample_weight is None and _is_one_row(y_pred) and not has_mask:
+        sample_weight = ops.ones((1,))  # its value of a single row may be a scalar
     return original(metric, y_true, y_pred, sample_weight)
 
 
 def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
-    """Returns whether a metric's function returns a scalar, which all rows may be mixed in.
+    """Returns whether a metric's function mixes rows; a user's may if it returns a scalar.
 
     All replicas must find the same: of a single row, a value per example may be a scalar, too.
     """
-    given: Any = (y_true, y_pred)
-    if _is_one_row(y_pred):
-        given = keras.tree.map_structure(lambda one: ops.concatenate([one, one]), given)
-    return _is_scalar(metric._fn(*given, **metric._fn_kwargs))
+    if keras_compat.is_builtin(metric._fn):
+        return numerics.mixes_examples(metric._fn, metric._fn_kwargs, y_pred)
+    found = _returns_scalar.get(metric)
+    if found is None:
+        given: Any = (y_true, y_pred)
+        if _is_one_row(y_pred):
+            given = keras.tree.map_structure(lambda one: ops.concatenate([one, one]), given)
+        found = _returns_scalar[metric] = _is_scalar(metric._fn(*given, **metric._fn_kwargs))
+    return found
 
 
 def _is_one_row(y_pred: object) -> bool:

@@ -15,15 +15,17 @@ loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weight
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import keras
 
 from kerasdist import keras_compat
 from kerasdist.core.context import one_device_replica
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
-    import keras
+    from kerasdist.core.protocols import ReplicaLike
 
 _MEANS = ("sum_over_batch_size", "mean")
 _WEIGHTED_MEAN = "mean_with_sample_weight"
@@ -64,6 +66,49 @@ def per_weight(value: Any, weight: Any) -> Any:
     return ops.divide_no_nan(value, ops.cast(weight, value.dtype))
 
 
+def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
+    """Calls a loss made from a function; one that Keras ships and that mixes examples sees all.
+
+    All replicas must call it. It returns one value for all rows; of `circle` the own rows' values.
+    """
+    replica = one_device_replica()
+    if replica is None or not mixes_examples(loss.fn, loss._fn_kwargs, y_pred):
+        return original(loss, y_true, y_pred)
+    values = original(loss, *gather_rows(replica, (y_true, y_pred)))
+    if loss.fn is not keras.losses.circle:
+        return keras_compat.reduce_values(values, None, loss.reduction)
+    sizes = replica.collectives.all_stack(ops.cast(replica.local_batch.size, "int32"))
+    begin = ops.sum(sizes[: replica.replica_id_in_sync_group])
+    end = begin + replica.local_batch.size
+    own, mask = values[begin:end], keras_compat.get_keras_mask(values)
+    if mask is not None:
+        keras_compat.set_keras_mask(own, mask[begin:end])
+    return own
+
+
+def mixes_examples(function: object, arguments: Mapping[str, Any], y_pred: object) -> bool:
+    """Returns whether a loss or metric that Keras ships mixes the examples of these predictions."""
+    ranks = {len(one.shape) for one in keras.tree.flatten(y_pred)}
+    return any(keras_compat.mixes_examples(function, arguments, rank) for rank in ranks)
+
+
+def gather_rows(replica: ReplicaLike, structure: object) -> Any:
+    """Returns a structure with the rows and masks of all replicas; all replicas must call it."""
+
+    def gather(leaf: object) -> Any:
+        if leaf is None or isinstance(leaf, str | bool | int | float):
+            return leaf
+        tensor = ops.convert_to_tensor(leaf)
+        if len(tensor.shape) == 0:
+            return tensor
+        every, mask = replica.collectives.all_gather(tensor), keras_compat.get_keras_mask(leaf)
+        if mask is not None:
+            keras_compat.set_keras_mask(every, replica.collectives.all_gather(mask))
+        return every
+
+    return keras.tree.map_structure(gather, structure)
+
+
 def reduce_loss(  # noqa: PLR0917  Keras's parameters
     original: Callable[..., Any],
     values: Any,
@@ -75,7 +120,7 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     """Reduces a Keras loss so that the weighted mean over the replicas is the loss of one device.
 
     All replicas must call it: some reductions need the sum of the divisors. The values are those
-    of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean.
+    of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean of the replica's.
     """
     replica = one_device_replica()
     if replica is None:
@@ -85,7 +130,8 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     def reduced(how: str | None) -> Any:
         return original(values, sample_weight, mask, how, dtype)
 
-    if reduction in (None, "none") or len(values.shape) == 0:
+    is_reduced = len(values.shape) == 0 and sample_weight is None and mask is None
+    if reduction in (None, "none") or is_reduced:
         return reduced(reduction)
     # All weights of a replica may be zero, and 0 / 0 has the gradient NaN on PyTorch before Keras
     # 3.15. So the loss is a sum, which is divided once, by the weights of all replicas.

@@ -1,5 +1,6 @@
 """What the loss divides by: reductions, weights, masks, several outputs (C1's numerics)."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -78,6 +79,37 @@ def reduction_none(lab):
             return type(error).__name__
 
     lab.equal(outcome(None), outcome(lab.strategy()))
+
+
+@case("loss reductions", replicas=REPLICAS)
+def of_a_whole_batch(lab):
+    """`Dice`, `Tversky` and `Circle`, each one value of all rows, with weights and as functions."""
+    x, _ = regression(13)
+    kinds = np.random.default_rng(4).integers(0, 2, (13, 3)).astype("float32")
+
+    def segmenter(**options):
+        optimizer = keras.optimizers.SGD(0.1)
+        return stack([keras.layers.Dense(3, "sigmoid")], optimizer, **options)
+
+    options = {"batch_size": 6, "shuffle": False}  # one row at last
+    for loss in (
+        keras.losses.dice,
+        keras.losses.Tversky(reduction="mean_with_sample_weight"),
+        keras.losses.CosineSimilarity(axis=0),
+    ):
+        metrics = [keras.losses.tversky, keras.metrics.ConcordanceCorrelation(axis=0)]
+        build = functools.partial(segmenter, loss=loss, metrics=metrics)
+        lab.same(build, fit(x, kinds, **options), evaluate(x, kinds))
+    options["sample_weight"] = weights_for(13)
+    for loss in ("dice", keras.losses.Dice(reduction="sum")):
+        lab.same(functools.partial(segmenter, loss=loss), fit(x, kinds, **options))
+
+    def embedder():
+        return stack([keras.layers.Dense(3)], keras.optimizers.SGD(1e-4), keras.losses.Circle())
+
+    x, _ = regression(15)
+    labels, weights = np.arange(15) % 2, weights_for(15)
+    lab.same(embedder, fit(x, labels, batch_size=5, shuffle=False, sample_weight=weights))
 
 
 @case("weights", replicas=REPLICAS)
