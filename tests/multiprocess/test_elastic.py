@@ -97,7 +97,7 @@ if everything():
             ("full", "arrays", "arrays"),
             ("passes", "arrays"),
         ],
-        "tensorflow": [("none", "arrays", "tfdata", "pydataset"), ("passes", "arrays")],
+        "tensorflow": [("none", "arrays", "pydataset", "tfdata"), ("passes", "arrays")],
     }
 TRAINING = "tests.multiprocess.elastic_script"
 

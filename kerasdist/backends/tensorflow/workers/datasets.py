@@ -14,7 +14,7 @@ from kerasdist.backends.tensorflow.fit.batches import OwnRows, own_rows, split
 from kerasdist.backends.tensorflow.private.prefetching import in_local_batches
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.replica.values import tensor_of_array
-from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group
+from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group, read_alike
 from kerasdist.input.distributed import (
     DistributedDataset,
     DividedDataset,
@@ -46,8 +46,12 @@ class TensorFlowAdapter(WrappedAdapter):
         If given, `begin` makes each iterator; it gets the function that would make it otherwise.
         """
         inner, group = self._inner, self._group
-        dataset = inner.get_tf_dataset() if group is None else group.batches(inner)
-        if begin is not None and isinstance(dataset, tf.data.Dataset):
+        if group is not None:
+            dataset = group.batches(inner)
+        elif begin is None:
+            return inner.get_tf_dataset()
+        else:
+            dataset = read_alike(inner, lambda _, batch: batch)
             dataset = GlobalBatchDataset(partial(iter, dataset), dataset.element_spec)
         if isinstance(dataset, GlobalBatchDataset):
             dataset.begin = begin

@@ -69,6 +69,19 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         return self._spec
 
 
+def read_alike(adapter: Any, cut: Callable[[tf.Tensor, Any], Any]) -> tf.data.Dataset:
+    """Returns a dataset of ``cut(number, batch)`` of a pipeline's batches.
+
+    It has the same operations for any number of workers, so that a backup of its iterator serves
+    another number, too. What is read ahead are whole batches, which all workers need, so TensorFlow
+    must not read ahead what `cut` returns.
+    """
+    whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return whole.enumerate().map(cut, synchronous=True).with_options(options)
+
+
 class Group:
     """All replicas of a native strategy, in one process; `WorkerGroup` spans several workers.
 
@@ -107,10 +120,9 @@ class Group:
 
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
         """Returns a dataset of a Keras data adapter's batches."""
-        dataset = adapter.get_tf_dataset()
-        return self._iterated(
-            untuned(dataset) if keras_compat.is_array_adapter(adapter) else dataset
-        )
+        if keras_compat.is_array_adapter(adapter):
+            return self._iterated(untuned(adapter.get_tf_dataset()))
+        return self._iterated(read_alike(adapter, lambda _, batch: batch))
 
     def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
         """Returns a dataset whose batches go to the devices ahead, unless these share memory."""

@@ -20,7 +20,7 @@ from kerasdist.backends.tensorflow.private.worker_strategy import WorkersStrateg
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.workers.datasets import dataset_of_shards, rows_of_replicas
-from kerasdist.backends.tensorflow.workers.group import Group, Parts
+from kerasdist.backends.tensorflow.workers.group import Group, Parts, read_alike
 from kerasdist.input.worker_batches import ShardedAdapter
 
 if TYPE_CHECKING:
@@ -80,22 +80,14 @@ class WorkerGroup(Group):
         """Returns a dataset of this worker's rows; no other rows are read from arrays."""
         if isinstance(adapter, ShardedAdapter):
             return dataset_of_shards(adapter.batches)
-        is_array = keras_compat.is_array_adapter(adapter)
-        if is_array:
-            own = keras_compat.tensorflow_rows(
-                adapter,
-                lambda numbers: self.own_rows(numbers).rows,
-                lambda rows, numbers: self.own_rows(numbers)._replace(rows=rows),
-            ).prefetch(tf.data.AUTOTUNE)
-        else:
-            # What is read ahead are whole batches: a backup keeps them for all workers. So
-            # TensorFlow must not read a worker's own rows ahead as well.
-            whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
-            options = tf.data.Options()
-            options.experimental_optimization.inject_prefetch = False
-            own = whole.enumerate().map(self._rows_and_compared, synchronous=True)
-            own = own.with_options(options)
-        return self._iterated(untuned(own) if is_array else own)
+        if not keras_compat.is_array_adapter(adapter):
+            return self._iterated(read_alike(adapter, self._rows_and_compared))
+        own = keras_compat.tensorflow_rows(
+            adapter,
+            lambda numbers: self.own_rows(numbers).rows,
+            lambda rows, numbers: self.own_rows(numbers)._replace(rows=rows),
+        )
+        return self._iterated(untuned(own.prefetch(tf.data.AUTOTUNE)))
 
     def _rows_and_compared(self, number: tf.Tensor, batch: Any) -> OwnRows:
         return self.own_rows(batch)._replace(compared=compared_in(number, batch))
