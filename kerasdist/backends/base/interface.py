@@ -178,7 +178,6 @@ class Backend(abc.ABC):
         Returns:
             The number; None if the framework cannot tell.
         """
-        del function, arguments
         return None
 
     def profiler(self) -> Profiler:
@@ -309,8 +308,7 @@ class ReplicaSet(abc.ABC):
         Args:
             variable: A Keras variable that has a value.
         """
-        del variable  # a worker holds whole ones, unless its backend divides them
-        return ()
+        return ()  # a worker holds whole ones, unless its backend divides them
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker.
