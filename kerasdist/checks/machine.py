@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -16,6 +17,7 @@ from typing import Any, final
 
 from packaging.requirements import Requirement
 
+from kerasdist._version import __version__
 from kerasdist.checks.findings import Finding, judge
 from kerasdist.checks.jobs import has_accelerator
 from kerasdist.cluster import addresses, detection
@@ -55,12 +57,15 @@ def look() -> list[Finding]:
 
 def _versions() -> Iterator[Finding]:
     """The versions of Keras and the frameworks, against those that kerasdist needs."""
-    required = [Requirement(text) for text in metadata.requires("kerasdist") or ()]
+    declared: list[str] = []
+    with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout, which says nothing
+        declared = metadata.requires("kerasdist") or []
+    required = map(Requirement, declared)
     needed = {
         one.name: one for one in required if one.name in (*KNOWN, "keras") and len(one.specifier)
     }
     python = ".".join(map(str, sys.version_info[:3]))
-    found, old = [f"Python {python}", f"kerasdist {metadata.version('kerasdist')}"], []
+    found, old = [f"Python {python}", f"kerasdist {__version__}"], []
     for name, requirement in needed.items():
         version = framework_version(name)
         if version is None:
