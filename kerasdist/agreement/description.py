@@ -313,16 +313,20 @@ def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
     parameters = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
     yield from zip(parameters, defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not set yet
-            continue
-        yield name, value
+    yield from closure_of(function)
     for one in _nested(code):
         for name in one.co_names:
             if name in function.__globals__ and name[:2] != "__":
                 yield name, function.__globals__[name]
+
+
+def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields the variables that a function closes over, by name, as far as they are set."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet
+            continue
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
