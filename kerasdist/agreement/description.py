@@ -147,11 +147,15 @@ def _functions(instance: object) -> dict[str, Any]:
 _WRAPPED = frozenset({"build", "call", "quantize"})
 
 
+ROWS = "checksum of rows"
+"""The key of what tells the values of arrays apart."""
+
+
 def of_array(array: Any) -> dict[str, Any]:
     """Returns the shape and type of an array, and a checksum of its rows, in their order."""
     facts = {"shape": str(tuple(array.shape)), "dtype": str(array.dtype)}
     try:
-        return {**facts, "rows": _rows(array)}
+        return {**facts, ROWS: _rows(array)}
     except Exception:  # noqa: BLE001  sparse, ragged, symbolic
         return facts
 

@@ -11,7 +11,12 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement.description import configuration, described, of_array
-from kerasdist.input.distributed import DistributedDataset, equivalent, shards_itself
+from kerasdist.input.distributed import (
+    DistributedDataset,
+    DividedDataset,
+    equivalent,
+    shards_itself,
+)
 from kerasdist.job.job import Job
 
 # The attribute for the arguments of `compile`; set without Keras's tracking.
@@ -121,7 +126,7 @@ def facts_of_call(
     }
     for name in _DATA:
         if arguments.get(name) is not None:
-            facts[name] = _of_data(arguments[name], job)
+            facts[name] = of_data(arguments[name], job)
     if "callbacks" in arguments:
         facts["callbacks"] = [
             _of_callback(one)
@@ -131,18 +136,20 @@ def facts_of_call(
     return facts
 
 
-def _of_data(data: Any, job: Job) -> Any:
+def of_data(data: Any, job: Job | None) -> Any:
+    """Returns what must be equal on all workers of data, and in a run that goes on with them."""
     if isinstance(data, dict):
-        return {str(name): _of_data(one, job) for name, one in data.items()}
+        return {str(name): of_data(one, job) for name, one in data.items()}
     if isinstance(data, list | tuple):
-        if data and isinstance(data[0], bool | int | float):
+        if data and isinstance(data[0], bool | int | float | str):
             return of_array(np.asarray(data))
-        return [_of_data(one, job) for one in data]
+        return [of_data(one, job) for one in data]
     if isinstance(data, DistributedDataset):
-        return type(equivalent(data)).__name__
+        ours = equivalent(data)  # a single replica has the dataset itself
+        return of_data(ours.source, job) if isinstance(ours, DividedDataset) else _kind_of(ours)
     if shards_itself(data, job):
         return "a part of a tf.data.Dataset"
-    kind = type(data).__name__
+    kind = _kind_of(data)
     if isinstance(data, keras_compat.DataAdapter):
         return "data of the same call"  # `fit` passes its validation data on to `evaluate`
     if keras_compat.is_tf_dataset(data):
@@ -154,6 +161,10 @@ def _of_data(data: Any, job: Job) -> Any:
     if len(getattr(data, "shape", ())) > 0:
         return _of_rows(data)
     return described(data) if isinstance(data, bool | int | float | str | None) else kind
+
+
+def _kind_of(data: object) -> str:
+    return type(data).__name__
 
 
 def _of_rows(data: Any) -> Any:
