@@ -54,27 +54,6 @@ _STATM = Path("/proc/self/statm")
 
 
 @final
-class Clock(keras.callbacks.Callback):
-    """Runs a meter's clock while an epoch's steps run; before the callbacks that read the meter."""
-
-    def __init__(self, meter: Meter) -> None:
-        super().__init__()
-        self._meter = meter
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Starts the clock."""
-        self._meter.begin_epoch()
-
-    def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Stops the clock: what follows is validation."""
-        self._meter.pause()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Stops the clock."""
-        self._meter.pause()
-
-
-@final
 class Telemetry(keras.callbacks.Callback):
     """Writes how fast training is, and where its time goes, while `fit` runs.
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
+import keras
 import numpy as np
 
 from kerasdist.input.fit_adapter import WrappedAdapter
@@ -136,8 +137,8 @@ _MOST_TENSORS = 256
 
 
 @final
-class Meter:
-    """Records the steps of one call of `fit`.
+class Meter(keras.callbacks.Callback):
+    """Records the steps of one call of `fit`; its clock runs while an epoch's steps do.
 
     Attributes:
         steps: How many steps there were, at most: the last call of several may have had fewer.
@@ -152,6 +153,7 @@ class Meter:
     def __init__(
         self, *, knows_data: bool = True, knows_collectives: bool, steps_ahead: int
     ) -> None:
+        super().__init__()
         self.steps = 0
         self.logs: Any = None
         self.knows_data = knows_data
@@ -181,15 +183,22 @@ class Meter:
         self.source = adapter
         return adapter if backend_name() == "tensorflow" else _MeteredAdapter(adapter, self)
 
-    def begin_epoch(self) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Starts the clock."""
         self._calls = 0
         self._data = self._collectives = 0.0
         self._last = time.perf_counter()
         _here.meter = self
 
-    def pause(self) -> None:
-        """Stops the clock: what follows is not training."""
+    def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
+        """Stops the clock: what follows is validation."""
+        self._pause()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
+        """Stops the clock."""
+        self._pause()
+
+    def _pause(self) -> None:
         if _here.meter is not self:
             return
         _here.meter = None

@@ -283,45 +283,16 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
             variable.assign(value)
 
 
-@final
-class Restored:
-    """Gives the variables a backup's values on every worker, and keeps the rest of the backup.
+def with_arrays(
+    model: Any, stored: StoredVariables | None, facts: Mapping[str, Any], count: int
+) -> dict[str, Any]:
+    """Returns a backup's facts with their arrays, which stand behind those of `count` variables.
 
-    Attributes:
-        facts: The facts of the backup, with their arrays.
+    All workers must call it; `stored` is None on those that do not see the backup.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        variables: Sequence[Any],
-        stored: StoredVariables | None,
-        facts: Mapping[str, Any],
-        *,
-        seen_by_all: bool,
-    ) -> None:
-        """Restores the variables. All workers must call it.
-
-        Args:
-            model: The model.
-            variables: Its variables, in the order of the backup.
-            stored: The backup; None on workers that do not see it.
-            facts: The facts of the backup, with numbers for their arrays.
-            seen_by_all: Whether all workers see it, and read what they hold by themselves.
-        """
-        self._model = model
-        self._variables = list(enumerate(variables))
-        self._stored = stored
-        self._seen_by_all = seen_by_all
-        self.restore()
-        count = len(variables)
-        extra = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
-        extra = broadcast_arrays(model, list(extra), facts["arrays"])
-        self.facts = filled(facts, [None] * count + extra)
-
-    def restore(self) -> None:
-        """Restores the variables. All workers must call it."""
-        restore(self._model, self._variables, self._stored, seen_by_all=self._seen_by_all)
+    own = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
+    arrays = broadcast_arrays(model, list(own), facts["arrays"])
+    return filled(facts, [None] * count + arrays)
 
 
 def restore(
