@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
@@ -26,7 +25,6 @@ from kerasdist.callbacks.backup.encoding import filled
 from kerasdist.callbacks.backup.storage import (
     StoredFile,
     Unread,
-    Written,
     bytes_of,
     dtype_of,
 )
@@ -47,8 +45,8 @@ def write_part(
     shards: Mapping[int, Sequence[HeldShard]],
     *,
     mode: int = storage.PRIVATE,
-) -> dict[str, object]:
-    """Writes a worker's part of a backup; returns what the chief's file has to say of it.
+) -> list[str]:
+    """Writes a worker's part of a backup; returns its name and its digest, for the chief's file.
 
     Args:
         folder: The folder of the backups.
@@ -65,33 +63,33 @@ def write_part(
         for _, one in listed
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
-    return asdict(storage.write_file(path, {"shards": places}, arrays, mode))
+    return [path.name, storage.write_file(path, {"shards": places}, arrays, mode)]
 
 
 def _place(region: Region) -> tuple[int, int, int]:
     return region.rows, region.begin, region.end
 
 
-def parts_of(facts: Mapping[str, Any]) -> list[Written]:
-    """Returns the parts that a chief's file names, by rank of the worker that wrote them."""
-    return [Written(**one) for one in facts.get("parts", ())]
+def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the names and digests of a backup's parts, by rank of the worker that wrote them."""
+    return [(name, digest) for name, digest in facts.get("parts", ())]
 
 
-def require_whole_parts(folder: Path, parts: Iterable[Written]) -> None:
+def require_whole_parts(folder: Path, parts: Iterable[tuple[str, str]]) -> None:
     """Refuses parts that are missing, or whose bytes are not those that were written."""
-    for part in parts:
-        with _complaining_of(part):
-            storage.require_whole(folder / part.name, part)
+    for name, digest in parts:
+        with _complaining_of(name):
+            storage.require_whole(folder / name, digest)
 
 
 @contextmanager
-def _complaining_of(part: Written) -> Generator[None]:
+def _complaining_of(name: str) -> Generator[None]:
     try:
         yield
     except BackupError as error:
-        raise BackupError(f"of its part {part.name}, {error}") from error
+        raise BackupError(f"of its part {name}, {error}") from error
     except OSError as error:
-        raise BackupError(f"its part {part.name} cannot be read: {error}") from error
+        raise BackupError(f"its part {name} cannot be read: {error}") from error
 
 
 def remove_orphans(folder: Path, up_to: int | None = None) -> None:
@@ -108,8 +106,8 @@ def remove_orphans(folder: Path, up_to: int | None = None) -> None:
     unknown: set[int] = set()
     for path in storage.newest_first(folder):
         try:
-            kept.update(one.name for one in parts_of(StoredFile(path).facts))
-        except (BackupError, OSError, KeyError, TypeError):  # torn, or of another version
+            kept.update(name for name, _ in parts_of(StoredFile(path).facts))
+        except (BackupError, OSError, TypeError, ValueError):  # torn, or of another version
             unknown.add(storage.number_of(path))
     storage.remove(
         path
@@ -148,11 +146,11 @@ class StoredVariables:
     def _shards(self) -> _Shards:
         return self._shards_in(self._parts)
 
-    def _shards_in(self, parts: Iterable[Written]) -> _Shards:
+    def _shards_in(self, parts: Iterable[tuple[str, str]]) -> _Shards:
         found: _Shards = {}
-        for part in parts:
-            with _complaining_of(part):
-                file = StoredFile(self.chiefs.path.with_name(part.name))
+        for name, _ in parts:
+            with _complaining_of(name):
+                file = StoredFile(self.chiefs.path.with_name(name))
             for index, (variable, *place) in enumerate(file.facts["shards"]):
                 found.setdefault(variable, []).append((Region(*place), file, index))
         return found
