@@ -126,7 +126,7 @@ def _ordered(given: Sequence[Callback], replicas: ReplicaSet) -> list[Callback]:
         backup.beside(others, listed)
     if job is None:
         return [*listed, *backups]
-    return [*listed, InSync(), *backups, Vote(job, others, backups)]
+    return [*listed, InSync(replicas, job), *backups, Vote(job, others, backups)]
 
 
 def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:

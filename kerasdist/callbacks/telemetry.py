@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
 from kerasdist.core import gpus
+from kerasdist.core.backend_choice import is_installed
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import comparison
@@ -109,7 +109,7 @@ class Telemetry(keras.callbacks.Callback):
         super().__init__()
         if every <= 0:
             raise ValueError(f"Expected a positive number of seconds. Received: {every=}.")
-        if tensorboard and not _has_tensorboard():
+        if tensorboard and not is_installed("tensorboard"):
             raise UnsupportedError(
                 "Expected the package tensorboard, which writes its files. Received: "
                 f"{tensorboard=}, without it. Install it: pip install tensorboard; or pass "
@@ -117,7 +117,7 @@ class Telemetry(keras.callbacks.Callback):
             )
         self.log_dir = Path(log_dir)
         self._every = every
-        self._tensorboard = _has_tensorboard() if tensorboard is None else tensorboard
+        self._tensorboard = is_installed("tensorboard") if tensorboard is None else tensorboard
         self._meter: Meter | None = None
         self._replicas: ReplicaSet | None = None
         self._lines: IO[str] | None = None
@@ -277,10 +277,6 @@ def _curves(told: dict[str, Any]) -> dict[str, float]:
         curves |= {f"memory/gpu_{number}_bytes": gpu["bytes"], f"busy/gpu_{number}": gpu["busy"]}
     known = {name: value for name, value in curves.items() if value is not None}
     return {f"telemetry/{name}".replace("%", ""): value for name, value in known.items()}
-
-
-def _has_tensorboard() -> bool:
-    return importlib.util.find_spec("tensorboard") is not None
 
 
 @final

@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  by which NumPy knows the names of bfloat16 and float8
 import numpy as np
 
 from kerasdist.core import whole_files
@@ -91,7 +91,7 @@ class StoredFile:
 
     def columns(self, number: int, region: Region) -> np.ndarray:
         """Reads the columns that a region names, of an array taken as rows."""
-        dtype = dtype_of(self.forms[number][0])
+        dtype = np.dtype(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)
         data = np.memmap(
@@ -207,20 +207,12 @@ def number_of(path: Path) -> int:
     return int(path.stem.removeprefix("backup-"))
 
 
-def dtype_of(name: str) -> np.dtype:
-    """Returns NumPy's type of a name; bfloat16 and float8 come from ml_dtypes."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(getattr(ml_dtypes, name))
-
-
 def bytes_of(form: Sequence[Any] | None) -> int:
     """Returns the size of an array, given its type and shape; 0 for None."""
     if form is None:
         return 0
     name, shape = form
-    return dtype_of(name).itemsize * int(np.prod(shape, dtype=np.int64))
+    return np.dtype(name).itemsize * int(np.prod(shape, dtype=np.int64))
 
 
 def _opened(name: str, mode: int) -> BinaryIO:

@@ -22,12 +22,7 @@ from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.encoding import filled
-from kerasdist.callbacks.backup.storage import (
-    StoredFile,
-    Unread,
-    bytes_of,
-    dtype_of,
-)
+from kerasdist.callbacks.backup.storage import StoredFile, Unread, bytes_of
 from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
@@ -59,7 +54,7 @@ def write_part(
     listed = [(variable, one) for variable, held in shards.items() for one in held if one.is_first]
     places = [[variable, *_place(one.region)] for variable, one in listed]
     arrays = [
-        Unread(dtype_of(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)
+        Unread(np.dtype(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)
         for _, one in listed
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
@@ -185,7 +180,7 @@ class StoredVariables:
         """Reads a region that is laid out in as many rows as the shards in the files."""
         held = self._shards[variable]
         _, file, index = held[0]
-        dtype = dtype_of(file.forms[index][0])
+        dtype = np.dtype(file.forms[index][0])
         joined = np.empty((region.rows, region.end - region.begin), dtype)
         for own, file, index in held:
             begin, end = max(own.begin, region.begin), min(own.end, region.end)
@@ -255,7 +250,7 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
         else:
             dtype = keras.backend.standardize_dtype(keras_compat.stored_value(variable).dtype)
             read = partial(_value, variable)
-            listed.append(Unread(dtype_of(dtype), tuple(variable.shape), read))
+            listed.append(Unread(np.dtype(dtype), tuple(variable.shape), read))
     return listed
 
 
@@ -349,7 +344,7 @@ def broadcast_arrays(
     binding = binding_of(model)
     if binding is None or binding.replicas.job is None or not forms:
         return list(arrays)
-    dtypes = [dtype_of(name) for name, _ in forms]
+    dtypes = [np.dtype(name) for name, _ in forms]
     sizes = list(map(bytes_of, forms))
     raw = np.zeros(sum(sizes), np.uint8)
     if binding.replicas.job.is_chief:
