@@ -20,7 +20,7 @@ from kerasdist.agreement.results import checksum_of
 from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
-from kerasdist.job.comparison import BatchHistory, came_apart, digest
+from kerasdist.job.comparison import ADVICE, BatchHistory, Report, digest
 from kerasdist.job.job import Job
 
 # How many rows of an array are compared, and how many elements of each.
@@ -114,26 +114,19 @@ class FirstBatches:
             return
         report = self.history.end()
         (read, self._checksums), (begins, self._begins) = (self._checksums, {}), (self._begins, {})
-        facts = [
-            digest([report["steps"], report["changes"]]),
-            digest({name: sums.tobytes().hex() for name, sums in read.items()}),
-        ]
-        everyone = job.all_gather_object(f"batches before {when}", facts)
+        sums_of_all = {name: sums.tobytes().hex() for name, sums in read.items()}
+        facts = [report["steps"], report["changes"], sums_of_all]
+        are_equal = job.all_have_one(f"batches before {when}", digest(facts))
         self.history.clear()
-        if all(one == facts for one in everyone):
+        if are_equal:
             return
-        if len({sizes for sizes, _ in everyone}) == 1:
-            texts = {name: [f"{one:08x}" for one in sums] for name, sums in read.items()}
-            self._require_equal(texts, begins, when)
-            return
-        reports = job.all_gather_object(f"sizes of batches before {when}", report)
-        said = came_apart(reports, idle=True)
-        raise DisagreementError(
-            f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
-            f"batches before {when}. Received: {said}. All workers read the same data, and each "
-            "takes its rows of every batch. If each worker has data of its own, pass a "
-            "dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
-        )
+        forms = _forms(report)
+        at = job.first_difference(f"sizes of batches before {when}", forms)
+        if at is not None:
+            own = forms[at] if at < len(forms) else "none, at the end of its data"
+            job.assert_equal(f"batches before {when}", {f"batch {at + 1}": own}, ADVICE)
+        texts = {name: [f"{one:08x}" for one in sums] for name, sums in read.items()}
+        self._require_equal(texts, begins, when)
 
     def _require_equal(
         self,
@@ -194,6 +187,13 @@ class FirstBatches:
             return
         read = {one.name: [one.shown] for one in own}
         self._require_equal(read, {}, "the next step", [one.name for one in own if one.has_order])
+
+
+def _forms(report: Report) -> list[str]:
+    """Returns the form of each batch."""
+    ends = [*(at for at, _ in report["changes"][1:]), report["steps"]]
+    each = zip(report["changes"], ends, strict=False)
+    return [form for (begin, form), end in each for _ in range(begin, end)]
 
 
 _OTHER_ORDER = (
