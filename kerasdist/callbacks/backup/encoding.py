@@ -18,7 +18,7 @@ import types
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 import keras
 import ml_dtypes
@@ -53,17 +53,6 @@ _CODE = (
 
 SKIPPED = {_TAG: "skipped"}
 """The form of what is not kept, and need not be."""
-
-
-@runtime_checkable
-class HasStateDict(Protocol):
-    """An object that saves its own state, with the method names of PyTorch and Lightning."""
-
-    def state_dict(self) -> object:
-        """Returns the state: numbers, strings, arrays, and structures of them."""
-
-    def load_state_dict(self, state: Any) -> object:
-        """Continues from a state."""
 
 
 @final
@@ -105,7 +94,7 @@ class Encoder:
             }
         return self._object(value, where, depth)
 
-    def _object(self, value: object, where: str, depth: int) -> Any:
+    def _object(self, value: Any, where: str, depth: int) -> Any:
         if isinstance(value, _CODE) or id(value) in self._seen:
             return SKIPPED
         self._seen.add(id(value))
@@ -119,21 +108,19 @@ class Encoder:
             return {_TAG: "variables", "values": [self._array(one, where) for one in values]}
         if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
             return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
-        if isinstance(value, HasStateDict):
+        if keras_compat.loads_state(value):
             return {_TAG: "state_dict", "state": self.encode(value.state_dict(), where, depth)}
         torch = registry.torch_states()
         if torch is not None and (state := torch.kept(value)) is not None:
             return {_TAG: "torch", "state": self.encode(state, where)}
         if depth and _is_of_python(value):
-            return {_TAG: "object", "attributes": self.attributes(value, where, depth - 1)}
+            attributes = {
+                name: self.encode(one, f"{where}.{name}", depth - 1)
+                for name, one in vars(value).items()
+            }
+            return {_TAG: "object", "attributes": attributes}
         self.lost[where] = type(value).__name__
         return SKIPPED
-
-    def attributes(self, value: object, where: str, depth: int = _DEPTH) -> dict[str, object]:
-        """Returns the forms of an object's attributes, by name."""
-        return {
-            name: self.encode(one, f"{where}.{name}", depth) for name, one in vars(value).items()
-        }
 
     def _array(self, value: object, where: str) -> Any:
         array = np.asarray(value)
@@ -350,9 +337,9 @@ class Remembering:
 _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
-def _values(callback: object) -> Mapping[str, object]:
+def _values(callback: Any) -> Mapping[str, object]:
     """Returns the attributes of a callback, by name."""
-    if isinstance(callback, HasStateDict):
+    if keras_compat.loads_state(callback):
         return {_STATE_DICT: callback.state_dict()}
     try:
         own = dict(vars(callback))
