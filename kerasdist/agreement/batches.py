@@ -7,7 +7,6 @@ iteration, at the step that uses it, and checksums of all batches at the end of 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,8 +40,8 @@ class Beginning(NamedTuple):
 
     Attributes:
         name: Which array of the batch it is, such as ``y``.
-        has_order: Whether its first rows differ, so that another order of them has another digest.
-        shown: The array's first elements, and a digest of its first rows.
+        has_order: Whether its first rows differ, so that another order has another checksum.
+        shown: The array's first elements, and a checksum of its first rows.
     """
 
     name: str
@@ -253,10 +252,8 @@ def beginnings(batch: object) -> list[Beginning]:
 def _beginning(name: str, leaf: Any) -> Beginning:
     rows = np.asarray(keras_compat.ops.convert_to_numpy(leaf[:ROWS]))
     rows = rows.reshape(len(rows), -1)[:, :ELEMENTS] if rows.size else rows.reshape(0, 0)
-    data = repr(rows.tolist()).encode() if rows.dtype == object else rows.tobytes()
     has_order = bool((rows != rows[:1]).any())
     shown = ", ".join(
         f"{one:.6g}" if rows.dtype.kind == "f" else str(one) for one in rows.flat[:SHOWN]
     )
-    digest_of_rows = hashlib.sha256(data).hexdigest()[:12]
-    return Beginning(name, has_order, f"{shown} (digest {digest_of_rows})")
+    return Beginning(name, has_order, f"{shown} (checksum {checksum_of(rows):08x})")

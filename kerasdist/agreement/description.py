@@ -14,7 +14,6 @@ import inspect
 import json
 import math
 import re
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
@@ -174,18 +173,12 @@ def _rows(array: Any) -> str:
         begins = [begins[number * (len(begins) - 1) // (most - 1)] for number in range(most)]
     checksum = 0
     for begin in begins:
-        checksum = _checksum(_numpy(array[begin : begin + each]), checksum)
+        checksum = checksum_of(_numpy(array[begin : begin + each]), checksum)
     return f"{checksum:08x}"
 
 
 def _numpy(rows: object) -> np.ndarray[Any, Any]:
     return rows if isinstance(rows, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(rows))
-
-
-def _checksum(rows: np.ndarray[Any, Any], start: int) -> int:
-    if rows.dtype == object:
-        return zlib.crc32(repr(rows.tolist()).encode(), start)
-    return checksum_of(rows, start)
 
 
 def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:
@@ -291,7 +284,7 @@ def of_class(kind: type) -> dict[str, str]:
         if is_of_user(parent)
         for name, function in sorted(_functions_of(parent))
     ]
-    return {KEY: hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]} if parts else {}
+    return {KEY: _digest("\n".join(parts).encode())} if parts else {}
 
 
 def _is_compared(name: str, value: object) -> bool:
@@ -348,4 +341,4 @@ def _digest_of_code(code: CodeType) -> str:
         for constant in code.co_consts
     ]
     parts = (code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return _digest(repr(parts).encode())

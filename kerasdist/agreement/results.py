@@ -89,7 +89,10 @@ def _signs() -> np.ndarray[Any, Any]:
 
 def checksum_of(array: object, start: int = 0) -> int:
     """Returns the CRC-32 of an array's bytes, in their order, after those that gave `start`."""
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)
+    values = np.ascontiguousarray(array)
+    if values.dtype == object:
+        return zlib.crc32(repr(values.tolist()).encode(), start)
+    return zlib.crc32(values.reshape(-1).view(np.uint8).data, start)
 
 
 # Workers may have other devices, whose products are exact to three digits only. CPUs round as their

@@ -333,7 +333,7 @@ def on_the_order_of_a_source(lab):
     found = {}
     for kind, make in other.items():
         said = (
-            "same batches before the next step.*Received: x of batch 1=.*digest.*on worker .*, "
+            "same batches before the next step.*Received: x of batch 1=.*checksum.*on worker .*, "
             r".* on worker.* \(further differences: y.*Give what shuffles a seed"
         )
         with lab.raises(kd.errors.DisagreementError, said):

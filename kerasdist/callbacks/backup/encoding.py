@@ -65,8 +65,7 @@ class Encoder:
 
     def __init__(self, leave_out: Sequence[object] = ()) -> None:
         self.lost: dict[str, str] = {}
-        self._seen = {id(one) for one in leave_out}
-        self._keep_alive: list[object] = list(leave_out)
+        self._seen = {id(one): one for one in leave_out}  # as long as they live, so do their ids
 
     def encode(self, value: object, where: str, depth: int = _DEPTH) -> Any:
         """Returns the form of a value."""
@@ -97,8 +96,7 @@ class Encoder:
     def _object(self, value: Any, where: str, depth: int) -> Any:
         if isinstance(value, _CODE) or id(value) in self._seen:
             return SKIPPED
-        self._seen.add(id(value))
-        self._keep_alive.append(value)
+        self._seen[id(value)] = value
         if isinstance(value, np.random.Generator):
             return {_TAG: "numpy", "state": self.encode(value.bit_generator.state, where)}
         if isinstance(value, np.random.RandomState | random.Random):
