@@ -145,8 +145,10 @@ def of_data(data: Any, job: Job | None) -> Any:
             return of_array(np.asarray(data))
         return [of_data(one, job) for one in data]
     if isinstance(data, DistributedDataset):
-        ours = equivalent(data)  # a single replica has the dataset itself
-        return of_data(ours.source, job) if isinstance(ours, DividedDataset) else _kind_of(ours)
+        ours = equivalent(data)
+        if job is None and isinstance(ours, DividedDataset):
+            return of_data(ours.source, job)  # which a single replica has in its place
+        return _kind_of(ours)
     if shards_itself(data, job):
         return "a part of a tf.data.Dataset"
     kind = _kind_of(data)
