@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, final
 
@@ -45,20 +45,13 @@ class _Resume:
     is_late: bool
 
 
-@final
-@dataclass(frozen=True)
-class _Begin:
-    """The state before an iteration over the data.
+_Begin = Mapping[str, Any]
+"""The state before an iteration over the data, as a backup keeps it.
 
-    Attributes:
-        random: The states of the random generators; None for those that the backup has anyway.
-        source: The changed attributes of the source, as forms.
-        epochs: How many epochs Keras's adapter has read, None where no order depends on it.
-    """
-
-    random: Mapping[str, object] | None
-    source: Sequence[object]
-    epochs: int | None
+``random``: the states of the random generators, None for those that the backup has anyway;
+``source``: the changed attributes of the source, as forms; ``epochs read``: how many epochs Keras's
+adapter has read, None where no order depends on it.
+"""
 
 
 @final
@@ -196,7 +189,7 @@ class Position:
         global generators, they have the right states already.
         """
         if self._reads_aside:
-            before = begin or (self._begin.random if self._begin is not None else None)
+            before = begin or (self._begin["random"] if self._begin is not None else None)
             if before is not None and random_states.kept() != before:
                 return
         random_states.put_back(states)
@@ -237,19 +230,17 @@ class Position:
         if not batches and not goes_on:
             begin, passed = self._now(None), 0
         elif not batches and self._is_made:
-            begin = self._since(begin, begin.random)
+            begin = self._since(begin, begin["random"])
         place = following = None
         if places is not None:
             before = passed if goes_on else 0
             place = places.newest(before + batches) if batches or goes_on else places.next()
             following = places.next() if batches and place is not None and not goes_on else None
         return {
-            "random": begin.random,
-            "source": begin.source,
+            **begin,
             "passed": passed,
             "late": self._is_late and bool(batches),
             "epochs": self._epochs - (1 if batches else 0),
-            "epochs read": begin.epochs,
             "place": place,
             "next place": following,
         }
@@ -282,11 +273,14 @@ class Position:
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
         """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
-        return self._now(random) if self._is_heard_later else replace(begin, random=random)
+        return self._now(random) if self._is_heard_later else {**begin, "random": random}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
-        source = copy.deepcopy(self._source.state())
-        return _Begin(random, source, keras_compat.epochs_read(self._adapter))
+        return {
+            "random": random,
+            "source": copy.deepcopy(self._source.state()),
+            "epochs read": keras_compat.epochs_read(self._adapter),
+        }
 
 
 @final
