@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
@@ -57,10 +56,9 @@ def look() -> list[Finding]:
 
 def _versions() -> Iterator[Finding]:
     """The versions of Keras and the frameworks, against those that kerasdist needs."""
-    declared: list[str] = []
-    with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout, which says nothing
-        declared = metadata.requires("kerasdist") or []
-    required = map(Requirement, declared)
+    # A checkout that is not installed declares nothing.
+    declared = metadata.requires("kerasdist") if version_of("kerasdist") else None
+    required = map(Requirement, declared or ())
     needed = {
         one.name: one for one in required if one.name in (*KNOWN, "keras") and len(one.specifier)
     }

@@ -48,10 +48,14 @@ class TestOneMachine:
         assert "jax 0.4.1, where kerasdist needs >=0.8.2" in found.found
 
     def test_a_checkout_that_is_not_installed(self, monkeypatch):
-        def requires(package):
-            raise machine.metadata.PackageNotFoundError(package)
+        version = machine.metadata.version
 
-        monkeypatch.setattr(machine.metadata, "requires", requires)
+        def installed(package):
+            if package == "kerasdist":
+                raise machine.metadata.PackageNotFoundError(package)
+            return version(package)
+
+        monkeypatch.setattr(machine.metadata, "version", installed)
         [found] = machine._versions()
         assert found.verdict == "ok"
         assert f"kerasdist {machine.__version__}" in found.found
