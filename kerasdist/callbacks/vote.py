@@ -168,8 +168,8 @@ class InSync(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the batches before this call."""
-        self._replicas.batch_history.clear()
-        self._job.report_batches(self._replicas.batch_history.report)
+        self._replicas.first_batches.history.clear()
+        self._job.report_batches(self._replicas.first_batches.history.report)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Compares batches and weights. All workers must call it."""

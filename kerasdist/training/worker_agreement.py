@@ -69,7 +69,7 @@ def calling(
         if is_inner:  # called in `fit`: this worker's data may have ended while the others train
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
-            replicas.batch_history.clear()
+            replicas.first_batches.history.clear()
         own = {} if is_inner else models.facts_of(model, anew=name == "fit")
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
@@ -82,7 +82,7 @@ def calling(
                 job.compare_collectives(f"the end of {name}")
         finally:
             if not is_inner:  # what follows, such as train_on_batch, is no part of this call
-                replicas.batch_history.clear()
+                replicas.first_batches.history.clear()
 
 
 @contextmanager

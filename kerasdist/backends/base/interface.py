@@ -220,8 +220,7 @@ class ReplicaSet(abc.ABC):
             with the methods of `kerasdist.TPUStrategy`; None: the backend has no such replicas.
         gradients_travel_as: The type to which gradients are cast between workers; None: not cast.
         initial_broadcast: The new variables that workers have not compared yet.
-        batch_history: The forms of global batches that workers have not compared yet.
-        first_batches: The first batches of iterations that workers have not compared yet.
+        first_batches: What workers have not compared yet of the batches that they have read.
     """
 
     is_in_call = False
@@ -261,7 +260,6 @@ class ReplicaSet(abc.ABC):
         self.first_batches = FirstBatches(
             job, wanted=options.check != "off", count_begun=count_begun
         )
-        self.batch_history = self.first_batches.history
 
     @property
     def divides_state(self) -> bool:
