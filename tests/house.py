@@ -61,8 +61,8 @@ ADDED = {
 }
 
 FIGURES = (
-    Figure("lines of code", 27_921 + sum(ADDED.values()), 23_500),
-    Figure("files", 248, 250),
+    Figure("lines of code", 27_912 + sum(ADDED.values()), 23_500),
+    Figure("files", 247, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),

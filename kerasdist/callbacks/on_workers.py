@@ -16,7 +16,7 @@ import keras
 from keras.callbacks import Callback
 
 from kerasdist import keras_compat
-from kerasdist.agreement.models import callbacks_of
+from kerasdist.agreement.description import callbacks_of
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Meter
 from kerasdist.callbacks.backup import fit_call

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.agreement import models
+from kerasdist.agreement import description
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
@@ -35,7 +35,7 @@ def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
     binding.replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
-    return models.facts_of_call(arguments, job, on_workers.CHANGE_TRAINING)
+    return description.facts_of_call(arguments, job, on_workers.CHANGE_TRAINING)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def working(
         yield
         return
     with job.translating_failures(name):
-        own = {} if models.is_compared(model) else models.facts_of(model, anew=True)
+        own = {} if description.is_compared(model) else description.facts_of(model, anew=True)
         if own or facts:
             _agree(job, name, model, own, {**(facts or {})})
         yield
@@ -70,7 +70,7 @@ def calling(
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.first_batches.history.clear()
-        own = {} if is_inner else models.facts_of(model, anew=name == "fit")
+        own = {} if is_inner else description.facts_of(model, anew=name == "fit")
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
             replicas.first_batches.clear()
@@ -113,7 +113,7 @@ def _agree(
 ) -> None:
     job.assert_equal(f"call of {name}", {"settings": _settings(), **own, **given}, _ADVICE)
     if own:
-        models.mark_compared(model, own)
+        description.mark_compared(model, own)
 
 
 def _settings() -> dict[str, Any]:

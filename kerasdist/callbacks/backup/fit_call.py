@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kerasdist.agreement import description, models
-from kerasdist.agreement.description import described
+from kerasdist.agreement import description
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 
@@ -32,16 +31,16 @@ _SHOWN, _NAMED = 100, 5
 
 def of_model(model: object) -> dict[str, object]:
     """Describes the model, its optimizer, and the arguments of `compile`, before training."""
-    facts = models.facts_of(model, anew=True)
+    facts = description.facts_of(model, anew=True)
     compiled = {name: one for name, one in facts["compile"].items() if name not in _HOW_IT_RUNS}
     return {**facts, "compile": compiled}
 
 
 def of_data(given: Mapping[str, object]) -> dict[str, object]:
     """Describes the data in the arguments of `fit`."""
-    facts = {name: described(given.get(name)) for name in _ARGUMENTS}
+    facts = {name: description.described(given.get(name)) for name in _ARGUMENTS}
     used = {name: given[name] for name in _DATA if given.get(name) is not None}
-    return facts | {name: models.of_data(one, None) for name, one in used.items()}
+    return facts | {name: description.of_data(one, None) for name, one in used.items()}
 
 
 def is_same(
