@@ -7,11 +7,9 @@ iteration, at the step that uses it, and checksums of all batches at the end of 
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -21,7 +19,7 @@ from kerasdist.agreement.results import checksum_of
 from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
-from kerasdist.job.comparison import BatchHistory, came_apart, described_difference, digest
+from kerasdist.job.comparison import ADVICE, BatchHistory, Report, digest
 from kerasdist.job.job import Job
 
 # How many rows of an array are compared, and how many elements of each.
@@ -42,13 +40,11 @@ class Beginning(NamedTuple):
 
     Attributes:
         name: Which array of the batch it is, such as ``y``.
-        digest: A digest of the array's first rows.
-        has_order: Whether these rows differ, so that another order of them has another digest.
-        shown: The array's first elements, as text.
+        has_order: Whether its first rows differ, so that another order has another checksum.
+        shown: The array's first elements, and a checksum of its first rows.
     """
 
     name: str
-    digest: str
     has_order: bool
     shown: str
 
@@ -117,70 +113,55 @@ class FirstBatches:
             return
         report = self.history.end()
         (read, self._checksums), (begins, self._begins) = (self._checksums, {}), (self._begins, {})
-        facts = [
-            digest([report["steps"], report["changes"]]),
-            digest({name: sums.tobytes().hex() for name, sums in read.items()}),
-        ]
-        everyone = job.all_gather_object(f"batches before {when}", facts)
+        sums_of_all = {name: sums.tobytes().hex() for name, sums in read.items()}
+        facts = [report["steps"], report["changes"], sums_of_all]
+        are_equal = job.all_have_one(f"batches before {when}", digest(facts))
         self.history.clear()
-        if all(one == facts for one in everyone):
+        if are_equal:
             return
-        if len({sizes for sizes, _ in everyone}) == 1:
-            self._require_equal_checksums(read, begins, when)
-            return
-        reports = job.all_gather_object(f"sizes of batches before {when}", report)
-        said = came_apart(reports, idle=True)
-        raise DisagreementError(
-            f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
-            f"batches before {when}. Received: {said}. All workers read the same data, and each "
-            "takes its rows of every batch. If each worker has data of its own, pass a "
-            "dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
-        )
+        forms = _forms(report)
+        at = job.first_difference(f"sizes of batches before {when}", forms)
+        if at is not None:
+            own = forms[at] if at < len(forms) else "none, at the end of its data"
+            job.assert_equal(f"batches before {when}", {f"batch {at + 1}": own}, ADVICE)
+        texts = {name: [f"{one:08x}" for one in sums] for name, sums in read.items()}
+        self._require_equal(texts, begins, when)
 
-    def _require_equal_checksums(
-        self, read: Mapping[str, array[int]], begins: Mapping[str, Sequence[int]], when: str
+    def _require_equal(
+        self,
+        read: Mapping[str, Sequence[str]],
+        begins: Mapping[str, Sequence[int]],
+        when: str,
+        ordered: Iterable[str] | None = None,
     ) -> None:
-        """Says which batch differs between workers. All workers must call it, if one does.
+        """Says which batch differs between workers, the earliest first; all must call it.
 
-        The chief sends its checksums, the others where they have others.
+        It is a warning where threads draw what differs; or, if `ordered` is given, where one of
+        these arrays, whose rows differ, is equal, which shows that workers read in one order.
         """
         job = self._job
         assert job is not None
-        told = {name: list(sums) for name, sums in read.items()}
-        chiefs = job.broadcast_object(f"the chief's batches before {when}", told)
-        own: dict[str, list[int]] = {}
-        for name, sums in read.items():
-            # Workers that have read less than the chief have been told so by the sizes of batches.
-            pairs = enumerate(zip(sums, chiefs.get(name, ()), strict=False))
-            for at, (mine, theirs) in pairs:
-                if mine != theirs:
-                    begin = max((one for one in begins.get(name, ()) if one <= at), default=0)
-                    own[name] = [at - begin + 1, mine, theirs]
-                    break
-        everyone = job.all_gather_object(f"batches that differ before {when}", own)
-        apart: dict[str, list[int]] = {}
-        for name, (at, _, chiefs_sum) in ((n, v) for one in everyone for n, v in one.items()):
-            if name not in self._drawn and at <= apart.get(name, [at])[0]:
-                apart[name] = [at, chiefs_sum]
-        if not apart:
-            return
-        named = [
-            {
-                f"{name} of batch {at}": f"{theirs[name][1] if name in theirs else chiefs_sum:08x}"
-                for name, (at, chiefs_sum) in sorted(apart.items(), key=lambda one: one[1])
-            }
-            for theirs in everyone
-        ]
-        said = (
-            f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches "
-            f"before {when}, of which each takes its rows. Received: "
-            f"{described_difference(named)}. "
-        )
-        if self.drawn_by_threads:
-            self._drawn |= set(apart)
-            warn_user(f"{said}{_OTHER_VALUES}")
-        else:
-            raise DisagreementError(f"{said}{_OTHER_ORDER}")
+        job.assert_equal(f"arrays of batches before {when}", dict.fromkeys(read), _OTHER_ORDER)
+        apart = {
+            name: job.first_difference(f"{name} of batches before {when}", texts)
+            for name, texts in read.items()
+        }
+        drawn = self.drawn_by_threads
+        if ordered is not None:
+            drawn = any(apart[name] is None for name in ordered)
+        found = [(at, name) for name, at in apart.items() if at is not None]
+        facts: dict[str, str] = {}
+        for at, name in sorted(one for one in found if one[1] not in self._drawn):
+            begin = max((one for one in begins.get(name, ()) if one <= at), default=0)
+            facts[f"{name} of batch {at - begin + 1}"] = next(iter(read[name][at:]), "none")
+        label = f"batches before {when}, of which each takes its rows"
+        try:
+            job.assert_equal(label, facts, _OTHER_VALUES if drawn else _OTHER_ORDER)
+        except DisagreementError as error:
+            if not drawn:
+                raise
+            self._drawn.update(name for _, name in found)
+            warn_user(str(error))
 
     def clear(self) -> None:
         """Forgets what was recorded, since a new call begins."""
@@ -203,31 +184,15 @@ class FirstBatches:
         job, own = self._job, list(beginning)
         if job is None or not self._wanted or job.all_have_one("first batch of a dataset", own):
             return
-        label = "first batch of a dataset, which differs"
-        difference, drawn = job.choose(label, own, _found_in)
-        said = (
-            f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches, "
-            f"of which each takes its rows. Received as the first batch: {difference}. "
-        )
-        if drawn is None:
-            raise DisagreementError(f"{said}{_OTHER_ORDER}")
-        self._drawn |= set(drawn)
-        warn_user(f"{said}{_OTHER_VALUES}")
+        read = {one.name: [one.shown] for one in own}
+        self._require_equal(read, {}, "the next step", [one.name for one in own if one.has_order])
 
 
-def _found_in(everyone: Sequence[Any]) -> list[Any]:
-    """Returns how first batches differ, and which arrays do if the rows come in one order."""
-    columns = [
-        [Beginning(*one) for one in column]
-        for column in itertools.zip_longest(*everyone, fillvalue=["no array", "", False, ""])
-    ]
-    named = [
-        {one.name: f"{one.shown} (digest {one.digest})" for one in theirs}
-        for theirs in zip(*columns, strict=True)
-    ]
-    drawn = [column[0].name for column in columns if len(set(column)) > 1]
-    in_one_order = any(map(_shows_one_order, columns))
-    return [described_difference(named), drawn if in_one_order else None]
+def _forms(report: Report) -> list[str]:
+    """Returns the form of each batch."""
+    ends = [*(at for at, _ in report["changes"][1:]), report["steps"]]
+    each = zip(report["changes"], ends, strict=False)
+    return [form for (begin, form), end in each for _ in range(begin, end)]
 
 
 _OTHER_ORDER = (
@@ -243,11 +208,6 @@ _OTHER_VALUES = (
     "augmentation that each worker draws by itself, it does no harm, but a run cannot be repeated: "
     "give it a seed. KERASDIST_CHECK=off leaves out this comparison."
 )
-
-
-def _shows_one_order(column: Sequence[Beginning]) -> bool:
-    """Whether an array shows that workers read in one order: it is equal, and its rows differ."""
-    return column[0].has_order and all(one == column[0] for one in column)
 
 
 def _checksum(leaf: Any, number: int) -> int:
@@ -292,9 +252,8 @@ def beginnings(batch: object) -> list[Beginning]:
 def _beginning(name: str, leaf: Any) -> Beginning:
     rows = np.asarray(keras_compat.ops.convert_to_numpy(leaf[:ROWS]))
     rows = rows.reshape(len(rows), -1)[:, :ELEMENTS] if rows.size else rows.reshape(0, 0)
-    data = repr(rows.tolist()).encode() if rows.dtype == object else rows.tobytes()
     has_order = bool((rows != rows[:1]).any())
     shown = ", ".join(
         f"{one:.6g}" if rows.dtype.kind == "f" else str(one) for one in rows.flat[:SHOWN]
     )
-    return Beginning(name, hashlib.sha256(data).hexdigest()[:12], has_order, shown)
+    return Beginning(name, has_order, f"{shown} (checksum {checksum_of(rows):08x})")

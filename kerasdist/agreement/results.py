@@ -17,6 +17,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, Protocol, final
 
 import keras
@@ -24,9 +25,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import DisagreementError
 from kerasdist.job import comparison
-from kerasdist.job.comparison import described_difference
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
@@ -90,7 +89,10 @@ def _signs() -> np.ndarray[Any, Any]:
 
 def checksum_of(array: object, start: int = 0) -> int:
     """Returns the CRC-32 of an array's bytes, in their order, after those that gave `start`."""
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)
+    values = np.ascontiguousarray(array)
+    if values.dtype == object:
+        return zlib.crc32(repr(values.tolist()).encode(), start)
+    return zlib.crc32(values.reshape(-1).view(np.uint8).data, start)
 
 
 # Workers may have other devices, whose products are exact to three digits only. CPUs round as their
@@ -128,24 +130,17 @@ def require_equal_results(
     own.update({f"gradient of {path}": measures_of(one) for path, one in gradients.items()})
     chiefs = job.broadcast_object("results of the first step on the chief", own)
     rounding = _DEVICES if dtypes is None else max(map(rounding_of, dtypes), default=_DEVICES)
-    apart = [name for name in {**chiefs, **own} if _is_apart(name, own, chiefs, rounding)]
-    shown = {name: _shown_result(own.get(name)) for name in apart}
-    everyone = job.all_gather_object("results of the first step that differ", shown)
-    names = list(dict.fromkeys(name for theirs in everyone for name in theirs))
-    if not names:
-        return
-    said = comparison.described_difference(
-        [
-            {name: theirs.get(name, _shown_result(chiefs.get(name))) for name in names}
-            for theirs in everyone
-        ]
-    )
-    raise DisagreementError(
-        f"[worker {job.rank}/{job.num_workers}] Expected all workers to compute the same in the "
-        f"first step, here from the same rows. Received: {said}. The code of the model, its loss "
-        "and metrics, or something that it uses (a global, an attribute of a layer, a file, a "
-        "variable of the environment), is not the same on all of them."
-    )
+    shown = {
+        name: _shown((own if _is_apart(name, own, chiefs, rounding) else chiefs).get(name))
+        for name in {**chiefs, **own}
+    }
+    job.assert_equal("results of the first step, here from the same rows", shown, _OTHER_RESULTS)
+
+
+_OTHER_RESULTS = (
+    "The code of the model, its loss and metrics, or something that it uses (a global, an "
+    "attribute of a layer, a file, a variable of the environment), is not the same on all of them."
+)
 
 
 def _is_apart(
@@ -164,10 +159,13 @@ def _is_apart(
     return difference(one, other) > _DEVICES
 
 
-def _shown_result(value: Any) -> str:
+def _shown(value: Any) -> str:
+    """Returns a number or an array's measures as a text that differs where they do."""
     if value is None:
         return "nothing"
-    return f"{value:.7g}" if isinstance(value, float) else f"norm {value[0]:.7g}"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return f"norm {value[0]:.7g} ({zlib.crc32(repr(value).encode()):08x})"
 
 
 # A program that calls Python holds the address of the function.
@@ -194,19 +192,18 @@ def require_equal_programs(job: Job, program: str) -> str:
     """
     lines = _lines(program)
     first = job.first_difference("program of a step", lines)
-    if first is None:
-        return digest_of(program)
-    own = lines[first].strip() if first < len(lines) else "no further line"
-    facts = {
-        f"line {first + 1} of the program": own[:_CHARACTERS],
-        f"checksum of line {first + 1}": zlib.crc32(own.encode()),  # what differs may come later
-    }
-    said = described_difference(job.all_gather_object("a line of the program", facts))
-    raise DisagreementError(
-        f"[worker {job.rank}/{job.num_workers}] Expected all workers to run the same program. "
-        f"Received: {said}. The model, its step, or the first batch is not the same on all of them."
-    )
+    if first is not None:
+        own = lines[first].strip() if first < len(lines) else "no further line"
+        facts = {
+            f"line {first + 1} of the program": own[:_CHARACTERS],
+            # What differs may come later.
+            f"checksum of line {first + 1}": zlib.crc32(own.encode()),
+        }
+        job.assert_equal("program", facts, _OTHER_PROGRAM)
+    return digest_of(program)
 
+
+_OTHER_PROGRAM = "The model, its step, or the first batch is not the same on all of them."
 
 _NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
 
@@ -293,30 +290,24 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
     sums = replicas.checksums(variables)
     if job.all_have_one(f"weights at {when}", comparison.digest(sums)):
         return
-    everyone = job.all_gather_object(f"checksums at {when}", sums)
-    lengths = {len(theirs) for theirs in everyone}
-    if len(lengths) > 1:
-        said = described_difference([{"number of variables": len(theirs)} for theirs in everyone])
-        raise _disagreement(job, when, said)
-    apart = [index for index, one in enumerate(zip(*everyone, strict=True)) if len(set(one)) > 1]
-    own = [measures_of(ops.convert_to_numpy(variables[index])) for index in apart]
-    measures = job.all_gather_object(f"sizes of what differs at {when}", own)
+    number = {"number of variables": len(variables)}
+    job.assert_equal(f"variables at {when}", number, _OTHER_WEIGHTS)
+    chiefs = job.broadcast_object(f"checksums at {when}", sums)
+    own = [index for index, one in enumerate(sums) if one != chiefs[index]]
+    apart = job.choose(f"what differs at {when}", own, lambda each: sorted(set(chain(*each))))
+    measures = [measures_of(ops.convert_to_numpy(variables[index])) for index in apart]
+    chiefs = job.broadcast_object(f"sizes of what differs at {when}", measures)
+    shown: dict[str, str] = {}
     largest = 0.0
-    for number, index in enumerate(apart):
-        chiefs, *others = [theirs[number] for theirs in measures]
-        between = max(difference(theirs, chiefs) for theirs in others)
+    for index, one, other in zip(apart, measures, chiefs, strict=True):
+        between, variable = difference(one, other), variables[index]
+        said = _shown(other)
+        if between > rounding_of(variable.dtype):
+            said = f"{_shown(one)}, apart by {between:.2g} of its size"
+        shown[f"variable {index} {unnumbered(variable.path)}"] = said
         largest = max(largest, between)
-        rounding = rounding_of(variables[index].dtype)
-        if between > rounding:
-            values = [
-                {variables[index].path: f"norm {theirs[number][0]:.9g} ({sums[index]:08x})"}
-                for theirs, sums in zip(measures, everyone, strict=True)
-            ]
-            said = (
-                f"{described_difference(values)}: apart by {between:.2g} of its size, more than "
-                f"rounding ({rounding:.2g})"
-            )
-            raise _disagreement(job, when, said, len(apart) - 1)
+    job.assert_equal(f"weights at {when}", shown, _OTHER_WEIGHTS)
+    largest = job.choose(f"largest difference at {when}", largest, max)
     replicas.equalize([variables[index] for index in apart])
     warn_user(
         f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
@@ -341,11 +332,7 @@ def _variables(model: keras.Model) -> list[Any]:
     ]
 
 
-def _disagreement(job: Job, when: str, said: str, more: int = 0) -> DisagreementError:
-    further = f" ({more} more variables differ)" if more else ""
-    return DisagreementError(
-        f"[worker {job.rank}/{job.num_workers}] Expected all workers to have the same weights at "
-        f"{when}. Received: {said}{further}. Something has changed them on some workers alone, "
-        "such as `assign` in a callback. Do the same on all workers, or send the chief's to all: "
-        "kerasdist.callbacks.BroadcastGlobalVariables."
-    )
+_OTHER_WEIGHTS = (
+    "Something has changed them on some workers alone, such as `assign` in a callback. Do the same "
+    "on all workers, or send the chief's to all: kerasdist.callbacks.BroadcastGlobalVariables."
+)

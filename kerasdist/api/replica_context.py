@@ -180,7 +180,7 @@ class ReplicaContext:
             ValueError: If a tensor has no such axis.
             ReplicaError: If the replicas do not all make the same call.
         """
-        del options  # each backend chooses by the size of the tensors
+        # Not by `options`: each backend chooses by the size of the tensors.
         self._require_in_force("all_gather")
         gather = self.collectives.all_gather
         return map_leaves(lambda leaf: gather(leaf, checked_axis(leaf, axis)), value)

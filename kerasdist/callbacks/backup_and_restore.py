@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
 
@@ -20,7 +21,6 @@ from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_folder
 from kerasdist.callbacks.backup.variables import (
-    Restored,
     StoredVariables,
     add_up_anew,
     broadcast_arrays,
@@ -30,6 +30,7 @@ from kerasdist.callbacks.backup.variables import (
     shards_of,
     to_write,
     variables_of,
+    with_arrays,
 )
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.core.backend_choice import KNOWN
@@ -155,7 +156,7 @@ class BackupAndRestore(Callback):
         self._position = Position()
         self._epoch = 0
         self._logs: dict[str, object] | None = None
-        self._resumed: Restored | None = None
+        self._resumed: Mapping[str, Any] | None = None
         self._skipped = 0
         self._stops = self._has_said = False
         # Whether this process may be asked to leave (`kerasdist.experimental.preempt`), and was.
@@ -238,11 +239,13 @@ class BackupAndRestore(Callback):
                 return
             facts |= {name: int(facts[name]) for name in ("number", "epoch", "batches")}
             self._files.number = facts["number"]
-            in_parts = self._files.in_parts
             if not of_this_call:
                 self._take_weights(stored, facts["weights"])
                 return
-            self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))
+            pairs, in_parts = list(enumerate(variables)), self._files.in_parts
+            self._restore = partial(restore, model, pairs, stored, seen_by_all=in_parts)
+            self._restore()
+            self._begin(with_arrays(model, stored, facts, len(variables)))
 
     @contextlib.contextmanager
     def _restoring(self) -> Iterator[None]:
@@ -276,9 +279,9 @@ class BackupAndRestore(Callback):
         pairs = zip(numbers, model.weights, strict=True)
         restore(model, pairs, stored, seen_by_all=self._files.in_parts)
 
-    def _begin(self, kept: Restored) -> None:
+    def _begin(self, facts: Mapping[str, Any]) -> None:
         """Restores what must be in place before the epoch begins."""
-        facts, model = kept.facts, self.model
+        model = self.model
         self._remembering.put_back(facts["callbacks"])
         if facts["stopping"] and not facts["batches"]:
             # The uninterrupted run would not have had another epoch.
@@ -287,7 +290,7 @@ class BackupAndRestore(Callback):
             return
         keras_compat.set_initial_epoch(model, facts["epoch"])
         if facts["batches"]:
-            self._resumed = kept
+            self._resumed = facts
         else:
             # The callbacks begin the epoch with their restored state.
             random_states.put_back(facts["random"])
@@ -442,9 +445,9 @@ class BackupAndRestore(Callback):
                 "dicts of them; give it state_dict() and load_state_dict(state) for all else."
             )
 
-    def _go_on(self, kept: Restored) -> None:
-        facts, model = kept.facts, keras_compat.model_of(self)
-        kept.restore()
+    def _go_on(self, facts: Mapping[str, Any]) -> None:
+        model = keras_compat.model_of(self)
+        self._restore()
         self._remembering.put_back(facts["callbacks"])
         self._position.go_to(facts["position"], within=True)
         self._skipped = facts["batches"]

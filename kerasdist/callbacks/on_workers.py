@@ -16,7 +16,7 @@ import keras
 from keras.callbacks import Callback
 
 from kerasdist import keras_compat
-from kerasdist.agreement.models import callbacks_of
+from kerasdist.agreement.description import callbacks_of
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Meter
 from kerasdist.callbacks.backup import fit_call
@@ -26,7 +26,7 @@ from kerasdist.callbacks.chief_only import ChiefOnly, DelegatingCallback
 from kerasdist.callbacks.horovod import LearningRateWarmup, broadcast
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint, SavingModel
 from kerasdist.callbacks.profile import Profile
-from kerasdist.callbacks.telemetry import Bench, Clock, Progress, Telemetry
+from kerasdist.callbacks.telemetry import Bench, Progress, Telemetry
 from kerasdist.callbacks.vote import InSync, Vote
 from kerasdist.core import whole_files
 from kerasdist.errors import UnsupportedError
@@ -61,7 +61,7 @@ def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None
     if meter is not None and profiled is not None:
         listed.insert(0, Profile(profiled, meter, replicas))
     if meter is not None:
-        listed.insert(0, Clock(meter))
+        listed.insert(0, meter)  # before the callbacks that read it
     if meter is not None and launcher.is_benchmark():
         listed.append(Bench(meter))
     callbacks = given["callbacks"]
@@ -126,7 +126,7 @@ def _ordered(given: Sequence[Callback], replicas: ReplicaSet) -> list[Callback]:
         backup.beside(others, listed)
     if job is None:
         return [*listed, *backups]
-    return [*listed, InSync(), *backups, Vote(job, others, backups)]
+    return [*listed, InSync(replicas, job), *backups, Vote(job, others, backups)]
 
 
 def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:

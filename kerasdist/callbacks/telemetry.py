@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
 from kerasdist.core import gpus
+from kerasdist.core.backend_choice import is_installed
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import comparison
@@ -51,27 +51,6 @@ _TRIES = 5
 _LEAST_BYTES = 1 << 20
 
 _STATM = Path("/proc/self/statm")
-
-
-@final
-class Clock(keras.callbacks.Callback):
-    """Runs a meter's clock while an epoch's steps run; before the callbacks that read the meter."""
-
-    def __init__(self, meter: Meter) -> None:
-        super().__init__()
-        self._meter = meter
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Starts the clock."""
-        self._meter.begin_epoch()
-
-    def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Stops the clock: what follows is validation."""
-        self._meter.pause()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Stops the clock."""
-        self._meter.pause()
 
 
 @final
@@ -130,7 +109,7 @@ class Telemetry(keras.callbacks.Callback):
         super().__init__()
         if every <= 0:
             raise ValueError(f"Expected a positive number of seconds. Received: {every=}.")
-        if tensorboard and not _has_tensorboard():
+        if tensorboard and not is_installed("tensorboard"):
             raise UnsupportedError(
                 "Expected the package tensorboard, which writes its files. Received: "
                 f"{tensorboard=}, without it. Install it: pip install tensorboard; or pass "
@@ -138,7 +117,7 @@ class Telemetry(keras.callbacks.Callback):
             )
         self.log_dir = Path(log_dir)
         self._every = every
-        self._tensorboard = _has_tensorboard() if tensorboard is None else tensorboard
+        self._tensorboard = is_installed("tensorboard") if tensorboard is None else tensorboard
         self._meter: Meter | None = None
         self._replicas: ReplicaSet | None = None
         self._lines: IO[str] | None = None
@@ -298,10 +277,6 @@ def _curves(told: dict[str, Any]) -> dict[str, float]:
         curves |= {f"memory/gpu_{number}_bytes": gpu["bytes"], f"busy/gpu_{number}": gpu["busy"]}
     known = {name: value for name, value in curves.items() if value is not None}
     return {f"telemetry/{name}".replace("%", ""): value for name, value in known.items()}
-
-
-def _has_tensorboard() -> bool:
-    return importlib.util.find_spec("tensorboard") is not None
 
 
 @final

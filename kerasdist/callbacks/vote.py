@@ -11,11 +11,11 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
+from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.errors import DisagreementError
 from kerasdist.job.job import Job
-from kerasdist.training.binding import binding_of
 
 _TRAINABLE = "trainable weights"
 _ADVICE = (
@@ -161,19 +161,19 @@ class InSync(keras.callbacks.Callback):
     and before those that back them up.
     """
 
+    def __init__(self, replicas: ReplicaSet, job: Job) -> None:
+        super().__init__()
+        self._replicas = replicas
+        self._job = job
+
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the batches before this call."""
-        binding = binding_of(keras_compat.model_of(self))
-        if binding is not None and binding.replicas.job is not None:
-            history = binding.replicas.batch_history
-            history.clear()
-            binding.replicas.job.report_batches(history.report)
+        self._replicas.first_batches.history.clear()
+        self._job.report_batches(self._replicas.first_batches.history.report)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Compares batches and weights. All workers must call it."""
-        binding, when = binding_of(keras_compat.model_of(self)), f"the end of epoch {epoch + 1}"
-        if binding is not None:
-            binding.replicas.first_batches.require_equal_since(when)
-            if binding.replicas.job is not None:
-                binding.replicas.job.compare_collectives(when)
-            results.require_equal_weights(self.model, binding.replicas, when)
+        when = f"the end of epoch {epoch + 1}"
+        self._replicas.first_batches.require_equal_since(when)
+        self._job.compare_collectives(when)
+        results.require_equal_weights(self.model, self._replicas, when)

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from packaging.requirements import Requirement
 
+from kerasdist._version import __version__
 from kerasdist.checks.findings import Finding, judge
 from kerasdist.checks.jobs import has_accelerator
 from kerasdist.cluster import addresses, detection
@@ -55,12 +56,14 @@ def look() -> list[Finding]:
 
 def _versions() -> Iterator[Finding]:
     """The versions of Keras and the frameworks, against those that kerasdist needs."""
-    required = [Requirement(text) for text in metadata.requires("kerasdist") or ()]
+    # A checkout that is not installed declares nothing.
+    declared = metadata.requires("kerasdist") if version_of("kerasdist") else None
+    required = map(Requirement, declared or ())
     needed = {
         one.name: one for one in required if one.name in (*KNOWN, "keras") and len(one.specifier)
     }
     python = ".".join(map(str, sys.version_info[:3]))
-    found, old = [f"Python {python}", f"kerasdist {metadata.version('kerasdist')}"], []
+    found, old = [f"Python {python}", f"kerasdist {__version__}"], []
     for name, requirement in needed.items():
         version = framework_version(name)
         if version is None:

@@ -108,6 +108,7 @@ from kerasdist.keras_compat.pipelines import (
     begun_at,
     facts_of,
     follow_source,
+    loads_state,
     place_of,
     source_of,
 )

@@ -41,7 +41,7 @@ def source_of(adapter: object) -> Any | None:
         parts = getattr(source, "_data_source", 0), getattr(source, "_sampler", 0)
         return None if any(type(one).__repr__ is object.__repr__ for one in parts) else source
     if isinstance(adapter, TorchDataLoaderAdapter):
-        return adapter._dataloader if _loads_state(adapter._dataloader) else None
+        return adapter._dataloader if loads_state(adapter._dataloader) else None
     if isinstance(adapter, TFDatasetAdapter) and isinstance(adapter._dataset, tf.data.Dataset):
         return adapter._dataset
     return None
@@ -56,7 +56,7 @@ def follow_source(adapter: object, source: object, begun: Begun) -> None:
 
 def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
     """Returns an iterator over a source that goes on from a place."""
-    if _loads_state(source):
+    if loads_state(source):
         source.load_state_dict(place)
         return make()
     iterator = make()
@@ -69,12 +69,13 @@ def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
 
 def place_of(source: Any, iterator: Any) -> Any:
     """Returns the place of the newest iterator over a source."""
-    if _loads_state(source):
+    if loads_state(source):
         return source.state_dict()
     return _state_of(iterator) if _is_of_tensorflow(iterator) else iterator.get_state()
 
 
-def _loads_state(source: object) -> bool:
+def loads_state(source: object) -> bool:
+    """Returns whether an object saves its own state, as PyTorch's and Lightning's do."""
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
@@ -184,7 +185,7 @@ def _followed_by_grain(source: Any, begun: Begun) -> Any:
             return {}  # that of the source's own iterator is kept
 
         def set_state(self, state: dict[str, Any]) -> None:
-            del state
+            """Does nothing, as with `get_state`."""
 
     class Followed(grain.IterDataset):
         def __iter__(self) -> Iterating:

@@ -153,7 +153,6 @@ def _examples_in(given: Mapping[str, Any]) -> int | None:
 
 
 def _make_train_function(self: object, force: bool = False) -> None:
-    del force
 
     def step(_: object, iterator: Iterator[Any]) -> None:
         binding = binding_of(self)
@@ -165,7 +164,6 @@ def _make_train_function(self: object, force: bool = False) -> None:
 
 def _get_jax_state(self: object, **which: bool) -> tuple[()]:
     """Leaves the values in the variables: they are not needed."""
-    del self, which
     return ()
 
 

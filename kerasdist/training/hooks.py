@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.agreement import models
+from kerasdist.agreement import description
 from kerasdist.backends.base import metering
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
@@ -105,7 +105,7 @@ def _compile(original: Original, model: keras.Model, *args: object, **kwargs: ob
         outside.require_no_scope(model)
         return original(model, *args, **kwargs)
     _, *given = _bound(original, model, args, kwargs).arguments.items()
-    models.record_compile(model, dict(given))
+    description.record_compile(model, dict(given))
     with binding.strategy.scope():
         return original(model, *args, **kwargs)
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.agreement import models
+from kerasdist.agreement import description
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
@@ -35,7 +35,7 @@ def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
     binding.replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
-    return models.facts_of_call(arguments, job, on_workers.CHANGE_TRAINING)
+    return description.facts_of_call(arguments, job, on_workers.CHANGE_TRAINING)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def working(
         yield
         return
     with job.translating_failures(name):
-        own = {} if models.is_compared(model) else models.facts_of(model, anew=True)
+        own = {} if description.is_compared(model) else description.facts_of(model, anew=True)
         if own or facts:
             _agree(job, name, model, own, {**(facts or {})})
         yield
@@ -69,8 +69,8 @@ def calling(
         if is_inner:  # called in `fit`: this worker's data may have ended while the others train
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
-            replicas.batch_history.clear()
-        own = {} if is_inner else models.facts_of(model, anew=name == "fit")
+            replicas.first_batches.history.clear()
+        own = {} if is_inner else description.facts_of(model, anew=name == "fit")
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
             replicas.first_batches.clear()
@@ -82,7 +82,7 @@ def calling(
                 job.compare_collectives(f"the end of {name}")
         finally:
             if not is_inner:  # what follows, such as train_on_batch, is no part of this call
-                replicas.batch_history.clear()
+                replicas.first_batches.history.clear()
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _agree(
 ) -> None:
     job.assert_equal(f"call of {name}", {"settings": _settings(), **own, **given}, _ADVICE)
     if own:
-        models.mark_compared(model, own)
+        description.mark_compared(model, own)
 
 
 def _settings() -> dict[str, Any]:

@@ -10,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 
-from kerasdist.callbacks.backup import interval
 from tests.conformance.lab import fresh, optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression, stack
@@ -159,7 +158,7 @@ def with_chosen_interval(lab, run, clock, saves, interruptions):
 
     with (
         mock.patch.object(kd.callbacks.BackupAndRestore, "save", noting),
-        mock.patch.object(interval, "perf_counter", clock),
+        mock.patch("kerasdist.callbacks.backup.interval.perf_counter", clock),
         lab.folder() as whole,
         lab.folder() as torn,
     ):

@@ -101,17 +101,19 @@ def on_the_call(lab):
         (r"argument class_weight\.1", "2.0", "1.0"): {"class_weight": {0: 1.0, 1: pick(2.0, 1.0)}},
         (r"argument validation_split", "0.5", "0.25"): {"validation_split": pick(0.5, 0.25)},
         (r"callbacks\[0\]\.patience", "3", "5"): {"callbacks": [stopping(pick(3, 5))]},
-        (r"x\.rows",): {"data": (pick(moved, x), y)},
-        (r"x\.rows", ".*", ".*"): {"data": (pick(swapped, x), y)},
-        (r"sample_weight\.rows",): {"sample_weight": np.float32([1] * 7 + [1 + odd] + [1] * 4)},
+        (r"x\.checksum of rows",): {"data": (pick(moved, x), y)},
+        (r"x\.checksum of rows", ".*", ".*"): {"data": (pick(swapped, x), y)},
+        (r"sample_weight\.checksum of rows",): {
+            "sample_weight": np.float32([1] * 7 + [1 + odd] + [1] * 4)
+        },
         (r"x\.dtype", "'float64'", "'float32'"): {"data": (x.astype(pick("f8", "f4")), y)},
         (r"x\.shape", r"'\(11, 4\)'", r"'\(12, 4\)'"): {"data": (x[odd:], y[odd:])},
-        (r"validation_data\[0\]\.rows",): {"validation_data": (pick(moved, x), y)},
+        (r"validation_data\[0\]\.checksum of rows",): {"validation_data": (pick(moved, x), y)},
     }
     for said, given in calls.items():
         _refused(lab, said, lambda given=given: _fit(model, **given))
-    _refused(lab, (r"x\.rows",), lambda: model.evaluate(pick(moved, x), y, verbose=0))
-    _refused(lab, (r"x\.rows",), lambda: model.predict(pick(moved, x), verbose=0))
+    _refused(lab, (r"x\.checksum of rows",), lambda: model.evaluate(pick(moved, x), y, verbose=0))
+    _refused(lab, (r"x\.checksum of rows",), lambda: model.predict(pick(moved, x), verbose=0))
     _fit(model)
     lab.alike([array.tolist() for array in values(model.weights)])
 
@@ -331,8 +333,8 @@ def on_the_order_of_a_source(lab):
     found = {}
     for kind, make in other.items():
         said = (
-            "same batches.*first batch: x=.*digest.*on worker .*, .* on worker.* "
-            r"\(further differences: y.*Give what shuffles a seed"
+            "same batches before the next step.*Received: x of batch 1=.*checksum.*on worker .*, "
+            r".* on worker.* \(further differences: y.*Give what shuffles a seed"
         )
         with lab.raises(kd.errors.DisagreementError, said):
             model.fit(make(), epochs=2, verbose=0)
@@ -407,7 +409,9 @@ def _refuse_a_later_epoch(lab, model, odd):
         order[:] = np.roll(order, 1 + odd)
 
     ended = keras.callbacks.LambdaCallback(on_epoch_end=shuffle)
-    with lab.raises(kd.errors.DisagreementError, "same batches.*first batch: x="):
+    with lab.raises(
+        kd.errors.DisagreementError, "same batches before the next step.*Received: x of batch 1="
+    ):
         model.fit(Shuffled(), epochs=3, verbose=0, callbacks=[ended])
     lab.equal([0], epochs)
 
@@ -421,7 +425,7 @@ def draws_of_a_workers_own(lab):
     with lab.told("same batches") as texts:
         model.fit((one for one in _cut(drawn, y)), verbose=0)
     lab.check(len(texts) == 1, f"warnings: {texts}")
-    lab.check("first batch: x=" in texts[0] and "augmentation" in texts[0], texts[0])
+    lab.check("x of batch 1=" in texts[0] and "augmentation" in texts[0], texts[0])
 
 
 @case("workers", backends=("jax",))
@@ -523,7 +527,7 @@ def _losses_by_what_they_use(factor):
 def on_what_code_uses(lab):
     """DEFECTS 26: what a loss or layer uses is found at the first step, wherever it is kept."""
     factor = 9.0 if lab.job.rank == lab.job.num_workers - 1 else 1.0
-    said = "(compute the same in the first step.* loss=|run the same program)"
+    said = "(same results of the first step.* loss=|same program)"
     # What is compared is what they compute, wherever they have it from.
     some = None if everything() else ("an array", "the environment", "a helper's code")
     for kind, loss in _losses_by_what_they_use(factor).items():

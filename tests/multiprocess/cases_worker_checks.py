@@ -80,7 +80,7 @@ def report(lab):
         lab.check(repaired or not needed or "ActivityRegularization" in given.where, str(given))
     x, y = batch
     moved = np.array(x) + (lab.job.rank == 0)
-    with lab.raises(kd.errors.DisagreementError, r"x\.rows"):
+    with lab.raises(kd.errors.DisagreementError, r"x\.checksum of rows"):
         kd.compare_with_one_device(model, moved, y)
 
 

@@ -47,7 +47,6 @@ class Collectives(abc.ABC):
             loss: The loss, scaled.
             is_weighted: Whether the loss has been multiplied by the replica's weight.
         """
-        del optimizer, is_weighted
         return loss
 
     @abc.abstractmethod

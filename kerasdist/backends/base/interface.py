@@ -178,7 +178,6 @@ class Backend(abc.ABC):
         Returns:
             The number; None if the framework cannot tell.
         """
-        del function, arguments
         return None
 
     def profiler(self) -> Profiler:
@@ -221,8 +220,7 @@ class ReplicaSet(abc.ABC):
             with the methods of `kerasdist.TPUStrategy`; None: the backend has no such replicas.
         gradients_travel_as: The type to which gradients are cast between workers; None: not cast.
         initial_broadcast: The new variables that workers have not compared yet.
-        batch_history: The forms of global batches that workers have not compared yet.
-        first_batches: The first batches of iterations that workers have not compared yet.
+        first_batches: What workers have not compared yet of the batches that they have read.
     """
 
     is_in_call = False
@@ -262,7 +260,6 @@ class ReplicaSet(abc.ABC):
         self.first_batches = FirstBatches(
             job, wanted=options.check != "off", count_begun=count_begun
         )
-        self.batch_history = self.first_batches.history
 
     @property
     def divides_state(self) -> bool:
@@ -309,8 +306,7 @@ class ReplicaSet(abc.ABC):
         Args:
             variable: A Keras variable that has a value.
         """
-        del variable  # a worker holds whole ones, unless its backend divides them
-        return ()
+        return ()  # a worker holds whole ones, unless its backend divides them
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker.

@@ -8,14 +8,15 @@ rates of a window of many steps are those of the device.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, final
 
+import keras
 import numpy as np
 
 from kerasdist.input.fit_adapter import WrappedAdapter
@@ -136,8 +137,8 @@ _MOST_TENSORS = 256
 
 
 @final
-class Meter:
-    """Records the steps of one call of `fit`.
+class Meter(keras.callbacks.Callback):
+    """Records the steps of one call of `fit`; its clock runs while an epoch's steps do.
 
     Attributes:
         steps: How many steps there were, at most: the last call of several may have had fewer.
@@ -152,6 +153,7 @@ class Meter:
     def __init__(
         self, *, knows_data: bool = True, knows_collectives: bool, steps_ahead: int
     ) -> None:
+        super().__init__()
         self.steps = 0
         self.logs: Any = None
         self.knows_data = knows_data
@@ -181,18 +183,25 @@ class Meter:
         self.source = adapter
         return adapter if backend_name() == "tensorflow" else _MeteredAdapter(adapter, self)
 
-    def begin_epoch(self) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Starts the clock."""
         self._calls = 0
         self._data = self._collectives = 0.0
         self._last = time.perf_counter()
-        _here.meter = self
+        _here.set(self)
 
-    def pause(self) -> None:
-        """Stops the clock: what follows is not training."""
-        if _here.meter is not self:
+    def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
+        """Stops the clock: what follows is validation."""
+        self._pause()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
+        """Stops the clock."""
+        self._pause()
+
+    def _pause(self) -> None:
+        if _here.get() is not self:
             return
-        _here.meter = None
+        _here.set(None)
         seconds = time.perf_counter() - self._last
         for window in self._windows:
             window.add_waits(seconds, self._data, self._collectives)
@@ -264,34 +273,29 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
     return [float(time / count) for time, count in zip(*sums, strict=True) if count]
 
 
-@final
-class _Here(threading.local):
-    """The meter of the `fit` that the calling thread runs."""
-
-    meter: Meter | None = None
-
-
-_here = _Here()
+# The meter of the `fit` that the calling thread runs.
+_here: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
 @contextmanager
 def measured() -> Generator[None]:
     """Restores the meter of the outer call when a call of `fit` ends, even by an error."""
-    outer = _here.meter
+    outer = _here.get()
     try:
         yield
     finally:
-        _here.meter = outer
+        _here.set(outer)
 
 
 def running() -> Meter | None:
     """Returns the meter of the training of this thread, None if it is not measured."""
-    return _here.meter
+    return _here.get()
 
 
 def waiting_for_workers() -> AbstractContextManager[None]:
     """Returns a context for a call in which the host waits for other workers."""
-    return _NOTHING if _here.meter is None else _here.meter.in_collective()
+    meter = _here.get()
+    return _NOTHING if meter is None else meter.in_collective()
 
 
 def rows_of(batch: object) -> int:

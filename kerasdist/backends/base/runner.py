@@ -74,7 +74,6 @@ class Runner(abc.ABC):
             values: Distributed values.
             options: How to communicate.
         """
-        del options
         return [self.broadcast(self.reduce(op, value, None)) for value in values]
 
     @abc.abstractmethod

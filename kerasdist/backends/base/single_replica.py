@@ -38,17 +38,14 @@ class SoleReplica(Collectives):
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
         """Returns the tensors themselves."""
-        del options
         return list(tensors)
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
         """Returns the tensor itself."""
-        del replicas
         return total
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Returns the tensor itself."""
-        del axis
         return tensor
 
     def apply_gradients(
@@ -100,7 +97,6 @@ class SoleRunner(Runner):
         self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
     ) -> list[Any]:
         """Returns the values."""
-        del op, options
         return _sole_components(list(values))
 
     def broadcast(self, tensor: Any) -> Any:
@@ -135,7 +131,6 @@ class SoleRunner(Runner):
 
     def created(self, variable: keras.Variable) -> bool:
         """Returns True: with one replica, any variable can be used."""
-        del variable
         return True
 
 

@@ -203,14 +203,12 @@ class PlanningBackend(Backend):
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Does nothing: no step runs."""
-        del job, gpus
         return ()
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> JaxReplicaSet:
         """Returns replicas on all described devices; their variables are on this machine's CPU."""
-        del devices, job
         sharding = self._sharding or options.sharding
         if isinstance(sharding, Sharding) and sharding.within is not None:
             raise UnsupportedError(

@@ -113,7 +113,6 @@ class JaxBackend(Backend):
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Compiles a function together with the variables it uses; JAX always compiles with XLA."""
-        del jit_compile
         creation.install()
         return functions.function(function)
 

@@ -129,7 +129,6 @@ class TorchProfiler(Profiler):
 
     def start(self, folder: Path) -> None:
         """Starts to record."""
-        del folder
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             kinds.append(torch.profiler.ProfilerActivity.CUDA)

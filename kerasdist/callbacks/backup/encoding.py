@@ -16,15 +16,16 @@ import pathlib
 import random
 import types
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 import keras
 import ml_dtypes
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.agreement.description import closure_of
 from kerasdist.agreement.results import checksum_of
 from kerasdist.backends import registry
 from kerasdist.callbacks.chief_only import DelegatingCallback
@@ -33,6 +34,8 @@ from kerasdist.keras_compat import ops
 _TAG = "kind"
 _NUMBER = "number of an array"
 _DEPTH = 6
+
+_OF_KERAS = (keras.Variable, keras.Layer, keras.Metric, keras.optimizers.Optimizer)
 
 _PLAIN = (bool, int, float, str, type(None))
 _NUMBERS = "biufc"
@@ -52,17 +55,6 @@ SKIPPED = {_TAG: "skipped"}
 """The form of what is not kept, and need not be."""
 
 
-@runtime_checkable
-class HasStateDict(Protocol):
-    """An object that saves its own state, with the method names of PyTorch and Lightning."""
-
-    def state_dict(self) -> object:
-        """Returns the state: numbers, strings, arrays, and structures of them."""
-
-    def load_state_dict(self, state: Any) -> object:
-        """Continues from a state."""
-
-
 @final
 class Encoder:
     """Turns values into forms.
@@ -73,8 +65,7 @@ class Encoder:
 
     def __init__(self, leave_out: Sequence[object] = ()) -> None:
         self.lost: dict[str, str] = {}
-        self._seen = {id(one) for one in leave_out}
-        self._keep_alive: list[object] = list(leave_out)
+        self._seen = {id(one): one for one in leave_out}  # as long as they live, so do their ids
 
     def encode(self, value: object, where: str, depth: int = _DEPTH) -> Any:
         """Returns the form of a value."""
@@ -102,36 +93,32 @@ class Encoder:
             }
         return self._object(value, where, depth)
 
-    def _object(self, value: object, where: str, depth: int) -> Any:
+    def _object(self, value: Any, where: str, depth: int) -> Any:
         if isinstance(value, _CODE) or id(value) in self._seen:
             return SKIPPED
-        self._seen.add(id(value))
-        self._keep_alive.append(value)
-        for name, (kind, get, _) in _GENERATORS.items():
-            if isinstance(value, kind):
-                return {_TAG: name, "state": self.encode(get(value), where)}
-        if isinstance(value, keras.Variable):
-            return {_TAG: "variable", "value": self._array(ops.convert_to_numpy(value), where)}
-        if isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer):
-            values = [ops.convert_to_numpy(variable) for variable in value.variables]
+        self._seen[id(value)] = value
+        if isinstance(value, np.random.Generator):
+            return {_TAG: "numpy", "state": self.encode(value.bit_generator.state, where)}
+        if isinstance(value, np.random.RandomState | random.Random):
+            return {_TAG: "random", "state": self.encode(value.__getstate__(), where)}
+        if isinstance(value, _OF_KERAS):
+            values = [ops.convert_to_numpy(variable) for variable in _variables(value)]
             return {_TAG: "variables", "values": [self._array(one, where) for one in values]}
         if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
             return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
-        if isinstance(value, HasStateDict):
+        if keras_compat.loads_state(value):
             return {_TAG: "state_dict", "state": self.encode(value.state_dict(), where, depth)}
         torch = registry.torch_states()
         if torch is not None and (state := torch.kept(value)) is not None:
             return {_TAG: "torch", "state": self.encode(state, where)}
         if depth and _is_of_python(value):
-            return {_TAG: "object", "attributes": self.attributes(value, where, depth - 1)}
+            attributes = {
+                name: self.encode(one, f"{where}.{name}", depth - 1)
+                for name, one in vars(value).items()
+            }
+            return {_TAG: "object", "attributes": attributes}
         self.lost[where] = type(value).__name__
         return SKIPPED
-
-    def attributes(self, value: object, where: str, depth: int = _DEPTH) -> dict[str, object]:
-        """Returns the forms of an object's attributes, by name."""
-        return {
-            name: self.encode(one, f"{where}.{name}", depth) for name, one in vars(value).items()
-        }
 
     def _array(self, value: object, where: str) -> Any:
         array = np.asarray(value)
@@ -144,13 +131,9 @@ class Encoder:
         return {_TAG: kind, "value": array}
 
 
-def digests(values: Mapping[str, object], leave_out: Sequence[object]) -> dict[str, int]:
-    """Returns for each value a number that is equal for equal values."""
-    found: dict[str, int] = {}
-    for name, value in values.items():
-        form = Encoder(leave_out).encode(value, name)
-        found[name] = zlib.crc32(json.dumps(form, default=_checksum).encode())
-    return found
+def digest(form: object) -> int:
+    """Returns a number that is equal for the forms of equal values."""
+    return zlib.crc32(json.dumps(form, default=_checksum).encode())
 
 
 def _checksum(array: np.ndarray) -> list[object]:
@@ -212,29 +195,24 @@ def _dict(form: Any, current: Any) -> Any:
 
 def _container(form: Any, current: Any) -> Any:
     kind = _CONTAINERS[form[_TAG]]
-    ordered = type(current) is kind and kind in (list, tuple, collections.deque)
-    now = list(current) if ordered else []
+    is_alike = type(current) is kind
+    now = list(current) if is_alike and kind in (list, tuple, collections.deque) else []
     now += [None] * (len(form["items"]) - len(now))
     items = [decode(one, at) for one, at in zip(form["items"], now, strict=False)]
-    if type(current) is list:
-        current[:] = items
-        return current
-    if type(current) is collections.deque or type(current) is set:
-        current.clear()
-        current.extend(items) if isinstance(current, collections.deque) else current.update(items)
-        return current
-    return kind(items)
+    if not is_alike or kind in (tuple, frozenset):
+        return kind(items)
+    current.clear()
+    (current.update if kind is set else current.extend)(items)
+    return current
 
 
 def _restored(form: Any, kind: str, current: Any) -> Any:
-    if kind in _GENERATORS:
-        known, _, put_back = _GENERATORS[kind]
-        _require(isinstance(current, known), kind, current)
-        put_back(current, decode(form["state"]))
-    elif kind == "variable":
-        current.assign(_array(form["value"]))
+    if kind == "numpy":
+        current.bit_generator.state = decode(form["state"])
+    elif kind == "random":
+        current.__setstate__(decode(form["state"]))
     elif kind == "variables":
-        for variable, value in zip(current.variables, form["values"], strict=True):
+        for variable, value in zip(_variables(current), form["values"], strict=True):
             variable.assign(_array(value))
     elif kind == "torch":
         torch = registry.torch_states()
@@ -244,10 +222,8 @@ def _restored(form: Any, kind: str, current: Any) -> Any:
     elif kind == "tensor":
         return ops.convert_to_tensor(_array(form["value"]))
     elif kind == "state_dict":
-        _require(isinstance(current, HasStateDict), kind, current)
         current.load_state_dict(decode(form["state"]))
     else:
-        _require(_is_of_python(current), kind, current)
         set_attributes(current, form["attributes"])
     return current
 
@@ -260,9 +236,8 @@ def set_attributes(value: object, forms: dict[str, Any]) -> None:
             own[name] = decode(form, own.get(name))
 
 
-def _require(condition: bool, kind: str, current: object) -> None:
-    if not condition:
-        raise ValueError(f"a {kind} is to be restored where there is {current!r:.100}")
+def _variables(value: Any) -> Sequence[Any]:
+    return [value] if isinstance(value, keras.Variable) else value.variables
 
 
 def _is_of_python(value: object) -> bool:
@@ -279,30 +254,6 @@ def _is_of_python(value: object) -> bool:
 
 _CONTAINERS: dict[str, Any] = {
     kind.__name__: kind for kind in (list, tuple, set, frozenset, collections.deque)
-}
-
-
-def _set_bit_generator(generator: Any, state: Any) -> None:
-    generator.bit_generator.state = state
-
-
-# By name: the class, the function that reads the state, and the one that sets it.
-_GENERATORS: dict[str, tuple[Any, Any, Any]] = {
-    "numpy.random.Generator": (
-        np.random.Generator,
-        lambda generator: generator.bit_generator.state,
-        _set_bit_generator,
-    ),
-    "numpy.random.RandomState": (
-        np.random.RandomState,
-        lambda generator: generator.get_state(legacy=False),
-        lambda generator, state: generator.set_state(state),
-    ),
-    "random.Random": (
-        random.Random,
-        lambda generator: generator.getstate(),
-        lambda generator, state: generator.setstate(state),
-    ),
 }
 
 
@@ -336,20 +287,28 @@ class Remembering:
             one.inner if isinstance(one, DelegatingCallback) else one for one in objects
         ]
         self._elsewhere = [*elsewhere, *self._objects]
-        self._at_begin = [digests(_values(one), self._elsewhere) for one in self._objects]
+        self._at_begin = [self._digests(self._encoded(one)[0]) for one in self._objects]
+
+    def _encoded(self, one: object) -> tuple[dict[str, Any], Encoder]:
+        """Returns the forms of an object's values, by name, and what has encoded them."""
+        encoder, name = Encoder(self._elsewhere), type(one).__name__
+        values = _values(one).items()
+        return {key: encoder.encode(value, f"{name}.{key}") for key, value in values}, encoder
+
+    @staticmethod
+    def _digests(forms: Mapping[str, object]) -> dict[str, int]:
+        return {key: digest(form) for key, form in forms.items()}
 
     def state(self) -> list[object]:
         """Returns a form for each object."""
-        encoder = Encoder(self._elsewhere)
-        forms: list[object] = []
+        states: list[object] = []
         for one, begin in zip(self._objects, self._at_begin, strict=True):
-            name, values = type(one).__name__, _values(one)
-            now = digests(values, self._elsewhere)
+            forms, _ = self._encoded(one)
+            now = self._digests(forms)
             # The file has lines of the previous process, which the script does not write again.
-            changed = [key for key in values if key == _CONTENT or begin.get(key) != now[key]]
-            own = {key: encoder.encode(values[key], f"{name}.{key}") for key in changed}
-            forms.append([name, own])
-        return forms
+            changed = [key for key in forms if key == _CONTENT or begin.get(key) != now[key]]
+            states.append([type(one).__name__, {key: forms[key] for key in changed}])
+        return states
 
     def put_back(self, forms: Sequence[Any]) -> None:
         """Restores the attributes of the objects."""
@@ -368,19 +327,17 @@ class Remembering:
             if keras_compat.is_builtin(type(one)):
                 lines += _lines_elsewhere(one)
                 continue
-            name, encoder = type(one).__name__, Encoder(self._elsewhere)
-            for key, value in _values(one).items():
-                encoder.encode(value, f"{name}.{key}")
-            lines += [f"{where} ({kind})" for where, kind in encoder.lost.items()]
+            lost = self._encoded(one)[1].lost
+            lines += [f"{where} ({kind})" for where, kind in lost.items()]
         return lines
 
 
 _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
-def _values(callback: object) -> Mapping[str, object]:
+def _values(callback: Any) -> Mapping[str, object]:
     """Returns the attributes of a callback, by name."""
-    if isinstance(callback, HasStateDict):
+    if keras_compat.loads_state(callback):
         return {_STATE_DICT: callback.state_dict()}
     try:
         own = dict(vars(callback))
@@ -438,16 +395,9 @@ def _closures(callback: object) -> list[str]:
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []
     for hook in vars(callback).values():
-        function: Callable[..., object] = hook
-        if not inspect.isfunction(function) or function.__closure__ is None:
+        if not inspect.isfunction(hook) or keras_compat.is_builtin(hook):
             continue
-        if keras_compat.is_builtin(function):
-            continue
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
+        for name, value in closure_of(hook):
             if isinstance(value, _MUTABLE):
                 found[f"{type(callback).__name__}: {name} ({type(value).__name__})"] = None
     return list(found)

@@ -10,17 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from kerasdist import keras_compat
-from kerasdist.agreement import description, models
-from kerasdist.agreement.description import described, of_array
+from kerasdist.agreement import description
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
-from kerasdist.input.distributed import DistributedDataset, DividedDataset, equivalent
 
 # Of user code, and of the rows of data: to differ there is worth a warning.
-_MAY_DIFFER = frozenset({description.KEY, "uses", "content"})
+_MAY_DIFFER = frozenset({description.KEY, "uses", description.ROWS})
 
 # Of `compile`, what changes how fast a step is, not what it computes.
 _HOW_IT_RUNS = ("jit_compile", "run_eagerly")
@@ -35,34 +31,16 @@ _SHOWN, _NAMED = 100, 5
 
 def of_model(model: object) -> dict[str, object]:
     """Describes the model, its optimizer, and the arguments of `compile`, before training."""
-    facts = models.facts_of(model, anew=True)
+    facts = description.facts_of(model, anew=True)
     compiled = {name: one for name, one in facts["compile"].items() if name not in _HOW_IT_RUNS}
     return {**facts, "compile": compiled}
 
 
 def of_data(given: Mapping[str, object]) -> dict[str, object]:
     """Describes the data in the arguments of `fit`."""
-    facts = {name: described(given.get(name)) for name in _ARGUMENTS}
-    return facts | {name: _form(given[name]) for name in _DATA if given.get(name) is not None}
-
-
-def _form(data: object) -> Any:
-    if isinstance(data, DistributedDataset):
-        ours = equivalent(data)  # a single replica has the dataset itself
-        return _form(ours.source) if isinstance(ours, DividedDataset) else type(ours).__name__
-    if keras_compat.is_tf_dataset(data):
-        return "tf.data.Dataset"
-    if isinstance(data, dict):
-        return {str(name): _form(one) for name, one in data.items()}
-    shape = getattr(data, "shape", ())
-    if len(shape) > 0:
-        plain = getattr(data, "dtype", None) is not None  # a table has one a column
-        rows = of_array(data).get("rows") if plain else None
-        return {"shape": [int(one) for one in shape], "content": rows}
-    if isinstance(data, list | tuple):
-        is_plain = bool(data) and isinstance(data[0], bool | int | float | str)
-        return {"rows": len(data)} if is_plain else [_form(one) for one in data]
-    return type(data).__name__
+    facts = {name: description.described(given.get(name)) for name in _ARGUMENTS}
+    used = {name: given[name] for name in _DATA if given.get(name) is not None}
+    return facts | {name: description.of_data(one, None) for name, one in used.items()}
 
 
 def is_same(

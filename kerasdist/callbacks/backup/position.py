@@ -3,27 +3,134 @@
 Before an epoch (or before the first one, where `fit` has ``steps_per_epoch`` and the data go on
 from epoch to epoch), the states of all random generators are kept, with the attributes of the
 source that have changed. A source that is read again from there yields the same batches, and those
-that were trained on are skipped. Where a source knows its places, it is read on from the last one.
+that were trained on are skipped.
+
+Iterators over ``tf.data`` pipelines and Grain's know their place, and so do loaders that have
+``state_dict`` and ``load_state_dict``: these are read on from the last place that was kept. Keras's
+loops may read ahead of the steps. So where Python reads, places are kept as batches pass, after
+those at which a backup may be made.
 """
 
 from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, final
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
-from kerasdist.callbacks.backup.encoding import Remembering
+from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
 from kerasdist.callbacks.backup.interval import Interval
-from kerasdist.callbacks.backup.places import Places
 from kerasdist.input.autoshard import OwnSource
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sources import samplers_of
 from kerasdist.input.worker_batches import ShardedAdapter
+
+Place = Mapping[str, Any]
+"""A place in a source, in the form that a backup keeps.
+
+``count``: after how many batches of the iteration; ``forms``: of the place, and of what has changed
+of a loader's parts, such as its dataset.
+"""
+
+
+@final
+class Places:
+    """The places of the newest iteration over a source.
+
+    Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
+    the place between two epochs is the beginning of the next one: that iterator is made ahead, and
+    used when Keras asks for it. A place within an epoch goes with that of the next one, too: once a
+    pipeline has read its shuffle to the end, its own place has no seeds any more.
+    """
+
+    def __init__(
+        self,
+        source: object,
+        parts: Remembering,
+        is_due: Callable[[int], bool],
+        *,
+        read_by_python: bool,
+    ) -> None:
+        """Takes a source.
+
+        Args:
+            source: The source.
+            parts: Its parts, which may change without its knowledge.
+            is_due: Returns whether the place after so many batches is of use.
+            read_by_python: Whether Python reads it; else steps in TensorFlow's graphs, not ahead.
+        """
+        self._source = source
+        self._is_due = is_due
+        self._read_by_python = read_by_python
+        self._parts = parts
+        self._kept: list[Place] = []
+        self._make: Callable[[], object] | None = None
+        self._last: object = None
+        self._ahead: object = None
+        self._to: Place | None = None
+        self._ahead_to: Place | None = None
+
+    def begun(self, make: Callable[[], object]) -> object:
+        """Returns an iterator from the beginning, or from the place of `go_to`."""
+        self._make = make
+        ahead, self._ahead = self._ahead, None
+        to, self._to = self._to, None
+        first = make if ahead is None else lambda: ahead
+        count = 0
+        if to is None:
+            self._last = first()
+        else:
+            count, (place, parts) = to["count"], to["forms"]
+            self._last = keras_compat.begun_at(self._source, first, decode(place))
+            self._parts.put_back(parts)
+        if self._ahead_to is not None:
+            [place, _], self._ahead_to = self._ahead_to["forms"], None
+            self._ahead = keras_compat.begun_at(self._source, make, decode(place))
+        self._kept = self._now(self._last, count)
+        return self._followed(self._last, count) if self._read_by_python else self._last
+
+    def _followed(self, iterator: Any, count: int) -> Iterator[object]:
+        for batch in iterator:
+            count += 1
+            if self._last is iterator and self._is_due(count):
+                self._kept += self._now(iterator, count)
+            yield batch
+
+    def newest(self, count: int) -> Place | None:
+        """Returns the last place that is not behind so many batches; forgets those before it."""
+        if not self._read_by_python and self._last is not None and self._is_due(count):
+            self._kept = self._now(self._last, count)
+        there = [one for one in list(self._kept) if one["count"] <= count]
+        del self._kept[: max(len(there) - 1, 0)]
+        return there[-1] if there else None
+
+    def next(self) -> Place | None:
+        """Returns where the next iteration begins, None where each begins alike."""
+        if self._make is None or not keras_compat.is_tf_dataset(self._source):
+            return None
+        if self._ahead is None:
+            self._ahead = self._make()
+        return next(iter(self._now(self._ahead, 0)), None)
+
+    def go_to(self, place: Place, following: Place | None) -> None:
+        """Lets the next iteration go on from a place.
+
+        `following` is the place of the iteration after it, None where each begins alike.
+        """
+        self._to, self._ahead_to = place, following
+
+    def _now(self, iterator: object, count: int) -> list[Place]:
+        """Returns where an iterator is, nothing if that has values which no backup can keep."""
+        encoder = Encoder()
+        place = keras_compat.place_of(self._source, iterator)
+        form = encoder.encode(place, "the place in the data")
+        if encoder.lost:
+            return []
+        return [copy.deepcopy({"count": count, "forms": [form, self._parts.state()]})]
 
 
 @final
@@ -45,20 +152,13 @@ class _Resume:
     is_late: bool
 
 
-@final
-@dataclass(frozen=True)
-class _Begin:
-    """The state before an iteration over the data.
+_Begin = Mapping[str, Any]
+"""The state before an iteration over the data, as a backup keeps it.
 
-    Attributes:
-        random: The states of the random generators; None for those that the backup has anyway.
-        source: The changed attributes of the source, as forms.
-        epochs: How many epochs Keras's adapter has read, None where no order depends on it.
-    """
-
-    random: Mapping[str, object] | None
-    source: Sequence[object]
-    epochs: int | None
+``random``: the states of the random generators, None for those that the backup has anyway;
+``source``: the changed attributes of the source, as forms; ``epochs read``: how many epochs Keras's
+adapter has read, None where no order depends on it.
+"""
 
 
 @final
@@ -196,7 +296,7 @@ class Position:
         global generators, they have the right states already.
         """
         if self._reads_aside:
-            before = begin or (self._begin.random if self._begin is not None else None)
+            before = begin or (self._begin["random"] if self._begin is not None else None)
             if before is not None and random_states.kept() != before:
                 return
         random_states.put_back(states)
@@ -237,19 +337,17 @@ class Position:
         if not batches and not goes_on:
             begin, passed = self._now(None), 0
         elif not batches and self._is_made:
-            begin = self._since(begin, begin.random)
+            begin = self._since(begin, begin["random"])
         place = following = None
         if places is not None:
             before = passed if goes_on else 0
             place = places.newest(before + batches) if batches or goes_on else places.next()
             following = places.next() if batches and place is not None and not goes_on else None
         return {
-            "random": begin.random,
-            "source": begin.source,
+            **begin,
             "passed": passed,
             "late": self._is_late and bool(batches),
             "epochs": self._epochs - (1 if batches else 0),
-            "epochs read": begin.epochs,
             "place": place,
             "next place": following,
         }
@@ -282,11 +380,14 @@ class Position:
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
         """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
-        return self._now(random) if self._is_heard_later else replace(begin, random=random)
+        return self._now(random) if self._is_heard_later else {**begin, "random": random}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
-        source = copy.deepcopy(self._source.state())
-        return _Begin(random, source, keras_compat.epochs_read(self._adapter))
+        return {
+            "random": random,
+            "source": copy.deepcopy(self._source.state()),
+            "epochs read": keras_compat.epochs_read(self._adapter),
+        }
 
 
 @final

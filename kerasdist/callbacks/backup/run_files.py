@@ -179,9 +179,8 @@ class RunFiles:
 
     def _checked(self, chiefs: StoredFile) -> StoredVariables:
         """Checks this worker's share of a backup's parts."""
-        rank, workers = 0, 1
-        if self._job is not None and self.in_parts:
-            rank, workers = self._job.rank, self._job.num_workers
+        job = self._job if self.in_parts else None
+        rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
         variables.require_whole_parts(self._folder, variables.parts_of(chiefs.facts)[rank::workers])
         return StoredVariables(chiefs, rank)
 

@@ -18,14 +18,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  by which NumPy knows the names of bfloat16 and float8
 import numpy as np
 
 from kerasdist.core import whole_files
 from kerasdist.core.sharding import Region
 from kerasdist.errors import BackupError
 
-_MAGIC = b"kerasdist backup 5\n"
+_MAGIC = b"kerasdist backup 6\n"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _CHUNK = 1 << 18
@@ -47,22 +47,6 @@ class Unread:
     dtype: np.dtype
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
-
-
-@final
-@dataclass(frozen=True)
-class Written:
-    """A file that is on the disk.
-
-    Attributes:
-        name: Its name in the folder.
-        size: How many bytes it has.
-        sha256: The digest at its end.
-    """
-
-    name: str
-    size: int
-    sha256: str
 
 
 @final
@@ -107,7 +91,7 @@ class StoredFile:
 
     def columns(self, number: int, region: Region) -> np.ndarray:
         """Reads the columns that a region names, of an array taken as rows."""
-        dtype = dtype_of(self.forms[number][0])
+        dtype = np.dtype(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)
         data = np.memmap(
@@ -140,8 +124,8 @@ def write_bytes(path: Path, chunks: Iterable[bytes], mode: int = PRIVATE) -> Non
 
 def write_file(
     path: Path, facts: Mapping[str, object], arrays: Sequence[Any], mode: int = PRIVATE
-) -> Written:
-    """Writes a file. It is on the disk when this returns.
+) -> str:
+    """Writes a file, and returns its digest. It is on the disk when this returns.
 
     Every array is read, in the same order, also if the disk is full: other workers may take part.
 
@@ -153,7 +137,7 @@ def write_file(
     """
     forms = [None if one is None else [one.dtype.name, list(one.shape)] for one in arrays]
     header = json.dumps({"facts": facts, "arrays": forms}).encode()
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
     left = iter(zip(forms, arrays, strict=True))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,13 +148,12 @@ def write_file(
                 if form is not None:
                     _append(file, _content(one, form), digest)
             file.write(digest.digest())
-            size = file.tell()
     except OSError:
         for _, one in left:
             if isinstance(one, Unread):
                 one.read()
         raise
-    return Written(path.name, size, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def read(path: Path) -> StoredFile:
@@ -179,12 +162,12 @@ def read(path: Path) -> StoredFile:
     return StoredFile(path)
 
 
-def require_whole(path: Path, written: Written | None = None) -> None:
+def require_whole(path: Path, known: str | None = None) -> None:
     """Refuses a file whose bytes are not those that were written.
 
     Args:
         path: The file.
-        written: What is known of it from elsewhere.
+        known: Its digest, where another file has it.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -195,11 +178,9 @@ def require_whole(path: Path, written: Written | None = None) -> None:
             digest.update(chunk)
             left -= len(chunk)
         is_whole = file.read() == digest.digest()
-    if written is not None and written.size != size:
-        raise BackupError(f"it has {size} bytes, and {written.size} were written: it is torn")
     if not is_whole:
         raise BackupError(f"its {size} bytes are not those that were written: it is torn")
-    if written is not None and written.sha256 != digest.hexdigest():
+    if known not in (None, digest.hexdigest()):
         raise BackupError("it is a file of another backup")
 
 
@@ -226,20 +207,12 @@ def number_of(path: Path) -> int:
     return int(path.stem.removeprefix("backup-"))
 
 
-def dtype_of(name: str) -> np.dtype:
-    """Returns NumPy's type of a name; bfloat16 and float8 come from ml_dtypes."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(getattr(ml_dtypes, name))
-
-
 def bytes_of(form: Sequence[Any] | None) -> int:
     """Returns the size of an array, given its type and shape; 0 for None."""
     if form is None:
         return 0
     name, shape = form
-    return dtype_of(name).itemsize * int(np.prod(shape, dtype=np.int64))
+    return np.dtype(name).itemsize * int(np.prod(shape, dtype=np.int64))
 
 
 def _opened(name: str, mode: int) -> BinaryIO:

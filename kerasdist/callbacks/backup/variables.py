@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
@@ -23,13 +22,7 @@ from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.encoding import filled
-from kerasdist.callbacks.backup.storage import (
-    StoredFile,
-    Unread,
-    Written,
-    bytes_of,
-    dtype_of,
-)
+from kerasdist.callbacks.backup.storage import StoredFile, Unread, bytes_of
 from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
@@ -47,8 +40,8 @@ def write_part(
     shards: Mapping[int, Sequence[HeldShard]],
     *,
     mode: int = storage.PRIVATE,
-) -> dict[str, object]:
-    """Writes a worker's part of a backup; returns what the chief's file has to say of it.
+) -> list[str]:
+    """Writes a worker's part of a backup; returns its name and its digest, for the chief's file.
 
     Args:
         folder: The folder of the backups.
@@ -61,37 +54,37 @@ def write_part(
     listed = [(variable, one) for variable, held in shards.items() for one in held if one.is_first]
     places = [[variable, *_place(one.region)] for variable, one in listed]
     arrays = [
-        Unread(dtype_of(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)
+        Unread(np.dtype(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)
         for _, one in listed
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
-    return asdict(storage.write_file(path, {"shards": places}, arrays, mode))
+    return [path.name, storage.write_file(path, {"shards": places}, arrays, mode)]
 
 
 def _place(region: Region) -> tuple[int, int, int]:
     return region.rows, region.begin, region.end
 
 
-def parts_of(facts: Mapping[str, Any]) -> list[Written]:
-    """Returns the parts that a chief's file names, by rank of the worker that wrote them."""
-    return [Written(**one) for one in facts.get("parts", ())]
+def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the names and digests of a backup's parts, by rank of the worker that wrote them."""
+    return [(name, digest) for name, digest in facts.get("parts", ())]
 
 
-def require_whole_parts(folder: Path, parts: Iterable[Written]) -> None:
+def require_whole_parts(folder: Path, parts: Iterable[tuple[str, str]]) -> None:
     """Refuses parts that are missing, or whose bytes are not those that were written."""
-    for part in parts:
-        with _complaining_of(part):
-            storage.require_whole(folder / part.name, part)
+    for name, digest in parts:
+        with _complaining_of(name):
+            storage.require_whole(folder / name, digest)
 
 
 @contextmanager
-def _complaining_of(part: Written) -> Generator[None]:
+def _complaining_of(name: str) -> Generator[None]:
     try:
         yield
     except BackupError as error:
-        raise BackupError(f"of its part {part.name}, {error}") from error
+        raise BackupError(f"of its part {name}, {error}") from error
     except OSError as error:
-        raise BackupError(f"its part {part.name} cannot be read: {error}") from error
+        raise BackupError(f"its part {name} cannot be read: {error}") from error
 
 
 def remove_orphans(folder: Path, up_to: int | None = None) -> None:
@@ -108,8 +101,8 @@ def remove_orphans(folder: Path, up_to: int | None = None) -> None:
     unknown: set[int] = set()
     for path in storage.newest_first(folder):
         try:
-            kept.update(one.name for one in parts_of(StoredFile(path).facts))
-        except (BackupError, OSError, KeyError, TypeError):  # torn, or of another version
+            kept.update(name for name, _ in parts_of(StoredFile(path).facts))
+        except (BackupError, OSError, TypeError, ValueError):  # torn, or of another version
             unknown.add(storage.number_of(path))
     storage.remove(
         path
@@ -148,11 +141,11 @@ class StoredVariables:
     def _shards(self) -> _Shards:
         return self._shards_in(self._parts)
 
-    def _shards_in(self, parts: Iterable[Written]) -> _Shards:
+    def _shards_in(self, parts: Iterable[tuple[str, str]]) -> _Shards:
         found: _Shards = {}
-        for part in parts:
-            with _complaining_of(part):
-                file = StoredFile(self.chiefs.path.with_name(part.name))
+        for name, _ in parts:
+            with _complaining_of(name):
+                file = StoredFile(self.chiefs.path.with_name(name))
             for index, (variable, *place) in enumerate(file.facts["shards"]):
                 found.setdefault(variable, []).append((Region(*place), file, index))
         return found
@@ -187,7 +180,7 @@ class StoredVariables:
         """Reads a region that is laid out in as many rows as the shards in the files."""
         held = self._shards[variable]
         _, file, index = held[0]
-        dtype = dtype_of(file.forms[index][0])
+        dtype = np.dtype(file.forms[index][0])
         joined = np.empty((region.rows, region.end - region.begin), dtype)
         for own, file, index in held:
             begin, end = max(own.begin, region.begin), min(own.end, region.end)
@@ -257,7 +250,7 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
         else:
             dtype = keras.backend.standardize_dtype(keras_compat.stored_value(variable).dtype)
             read = partial(_value, variable)
-            listed.append(Unread(dtype_of(dtype), tuple(variable.shape), read))
+            listed.append(Unread(np.dtype(dtype), tuple(variable.shape), read))
     return listed
 
 
@@ -283,45 +276,16 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
             variable.assign(value)
 
 
-@final
-class Restored:
-    """Gives the variables a backup's values on every worker, and keeps the rest of the backup.
+def with_arrays(
+    model: Any, stored: StoredVariables | None, facts: Mapping[str, Any], count: int
+) -> dict[str, Any]:
+    """Returns a backup's facts with their arrays, which stand behind those of `count` variables.
 
-    Attributes:
-        facts: The facts of the backup, with their arrays.
+    All workers must call it; `stored` is None on those that do not see the backup.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        variables: Sequence[Any],
-        stored: StoredVariables | None,
-        facts: Mapping[str, Any],
-        *,
-        seen_by_all: bool,
-    ) -> None:
-        """Restores the variables. All workers must call it.
-
-        Args:
-            model: The model.
-            variables: Its variables, in the order of the backup.
-            stored: The backup; None on workers that do not see it.
-            facts: The facts of the backup, with numbers for their arrays.
-            seen_by_all: Whether all workers see it, and read what they hold by themselves.
-        """
-        self._model = model
-        self._variables = list(enumerate(variables))
-        self._stored = stored
-        self._seen_by_all = seen_by_all
-        self.restore()
-        count = len(variables)
-        extra = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
-        extra = broadcast_arrays(model, list(extra), facts["arrays"])
-        self.facts = filled(facts, [None] * count + extra)
-
-    def restore(self) -> None:
-        """Restores the variables. All workers must call it."""
-        restore(self._model, self._variables, self._stored, seen_by_all=self._seen_by_all)
+    own = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
+    arrays = broadcast_arrays(model, list(own), facts["arrays"])
+    return filled(facts, [None] * count + arrays)
 
 
 def restore(
@@ -380,7 +344,7 @@ def broadcast_arrays(
     binding = binding_of(model)
     if binding is None or binding.replicas.job is None or not forms:
         return list(arrays)
-    dtypes = [dtype_of(name) for name, _ in forms]
+    dtypes = [np.dtype(name) for name, _ in forms]
     sizes = list(map(bytes_of, forms))
     raw = np.zeros(sum(sizes), np.uint8)
     if binding.replicas.job.is_chief:

@@ -85,7 +85,7 @@ CHANGES = {
     "optimizer": "optimizer.class is 'SGD' in the backup and 'Adam' in this script",
     "loss": "loss is 'mse' in the backup and 'mae' in this script",
     "metrics": "metrics[0] is 'mae' in the backup and 'mse' in this script",
-    "number of rows": "x.shape[0] is 32 in the backup and 36 in this script",
+    "number of rows": "x.shape is '(32, 4)' in the backup and '(36, 4)' in this script",
     "batch size": "batch_size is 4 in the backup and 8 in this script",
     "class weight": "class_weight is None in the backup and",
     "sample weight": "sample_weight is 'nothing' in the backup and",
@@ -164,7 +164,7 @@ def entry_32_weights_alone(lab):
 @case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
 def defect_29_what_may_differ(lab):
     """With another learning rate, or other rows, a warning says what goes on."""
-    said = {"learning rate": "learning_rate is 0.0", "rows": "data.x.content is"}
+    said = {"learning rate": "learning_rate is 0.0", "rows": "data.x.checksum of rows is"}
     for change, part in said.items():
         with lab.folder() as folder, lab.told(part) as told:
             with contextlib.suppress(InterruptionError):

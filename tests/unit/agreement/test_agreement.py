@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasdist.agreement import description, models
+from kerasdist.agreement import description
 from kerasdist.agreement.description import configuration, described, of_array
 from kerasdist.job.comparison import described_difference, digest
 
@@ -18,7 +18,7 @@ def difference(one, other) -> Any:
 
 
 def of_model(*layers):
-    return models.facts_of(keras.Sequential(layers), anew=True)
+    return description.facts_of(keras.Sequential(layers), anew=True)
 
 
 class Own(keras.layers.Layer):
@@ -38,7 +38,7 @@ def functional(swapped=False):
     two = keras.layers.Dense(4)(one)
     pair = [two, one] if swapped else [one, two]
     model = keras.Model(inputs, keras.layers.Concatenate()(pair) * 2.0)
-    return models.facts_of(model, anew=True)
+    return description.facts_of(model, anew=True)
 
 
 def test_another_wiring_is_found():
@@ -141,7 +141,9 @@ class Timed(keras.Model):
 
 
 def test_only_what_a_model_computes_with_counts():
-    one, other, twice = (models.facts_of(Timed(factor), anew=True) for factor in (1.0, 1.0, 2.0))
+    one, other, twice = (
+        description.facts_of(Timed(factor), anew=True) for factor in (1.0, 1.0, 2.0)
+    )
     assert difference(one, other) is None
     assert difference(one, twice).startswith("factor=2.0 on worker 1, 1.0 on worker 0")
 

@@ -18,12 +18,12 @@ def clock(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr(metering.time, "perf_counter", lambda: now.seconds)
     yield now
-    metering._here.meter = None
+    metering._here.set(None)
 
 
 def of_calls(clock, meter, calls):
     """Has a meter hear of calls of the train function: the seconds, steps and samples of each."""
-    meter.begin_epoch()
+    meter.on_epoch_begin(0)
     for seconds, steps, samples in calls:
         clock.seconds += seconds
         meter.done(steps, samples)
@@ -32,7 +32,7 @@ def of_calls(clock, meter, calls):
 def test_waits_and_steps_add_up_to_the_whole_time(clock):
     meter = Meter(knows_collectives=True, steps_ahead=1)
     window = meter.window(math.inf, print)
-    meter.begin_epoch()
+    meter.on_epoch_begin(0)
 
     def slow_batches():
         for samples in (8, 8, 2):
@@ -45,7 +45,7 @@ def test_waits_and_steps_add_up_to_the_whole_time(clock):
             clock.seconds += 0.5
         meter.done(1, samples)
     clock.seconds += 0.5  # the end of the epoch waits for the device
-    meter.pause()
+    meter.on_epoch_end(0)
     clock.seconds += 1000.0  # validation
     figures = window.take()
     assert (figures.steps, figures.samples, figures.seconds) == (3, 18, 5.0)
@@ -62,20 +62,20 @@ def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
 
     def fit_beside():
         assert metering.running() is None
-        second.begin_epoch()
+        second.on_epoch_begin(0)
         with metering.waiting_for_workers():
             clock.seconds += 4.0
         second.done(1, 8)
-        second.pause()
+        second.on_epoch_end(0)
 
     with metering.measured():
-        first.begin_epoch()
+        first.on_epoch_begin(0)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(fit_beside).result()
             assert metering.running() is first
             assert pool.submit(metering.running).result() is None
         first.done(1, 2)
-        first.pause()
+        first.on_epoch_end(0)
     figures = [window.take() for one, window in zip((first, second), windows, strict=True)]
     assert [(one.samples, one.collectives) for one in figures] == [(2, 0.0), (8, 4.0)]
 
@@ -106,7 +106,7 @@ def test_what_a_step_costs():
     for _ in range(2):
         meter.window(math.inf, print)
     batches = meter.timed(iter(lambda: None, 0))
-    meter.begin_epoch()
+    meter.on_epoch_begin(0)
 
     def step():
         next(batches)
@@ -118,5 +118,5 @@ def test_what_a_step_costs():
     try:
         best = min(timeit.repeat(step, number=1000, repeat=5, timer=time.process_time)) / 1000
     finally:
-        metering._here.meter = None
+        metering._here.set(None)
     assert best < 50e-6

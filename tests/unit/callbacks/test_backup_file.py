@@ -144,7 +144,7 @@ def test_defect_29_a_header_of_another_form_is_refused(folder, header):
     folder.mkdir()
     path = folder / "backup-000000000003.kdb"
     text = json.dumps(header).encode()
-    content = b"kerasdist backup 5\n" + len(text).to_bytes(8, "big") + text
+    content = storage._MAGIC + len(text).to_bytes(8, "big") + text
     path.write_bytes(content + hashlib.sha256(content).digest())
     with pytest.raises(BackupError, match="not of the form that kerasdist writes"):
         storage.read(path)

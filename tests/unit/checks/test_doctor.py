@@ -47,6 +47,19 @@ class TestOneMachine:
         assert "keras 3.9.0, where kerasdist needs >=3.12" in found.found
         assert "jax 0.4.1, where kerasdist needs >=0.8.2" in found.found
 
+    def test_a_checkout_that_is_not_installed(self, monkeypatch):
+        version = machine.metadata.version
+
+        def installed(package):
+            if package == "kerasdist":
+                raise machine.metadata.PackageNotFoundError(package)
+            return version(package)
+
+        monkeypatch.setattr(machine.metadata, "version", installed)
+        [found] = machine._versions()
+        assert found.verdict == "ok"
+        assert f"kerasdist {machine.__version__}" in found.found
+
     def test_a_backend_that_is_not_there(self, monkeypatch):
         monkeypatch.setenv("KERAS_BACKEND", "pytorch")
         [found] = machine._backend()

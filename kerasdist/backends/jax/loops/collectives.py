@@ -51,7 +51,6 @@ class JaxCollectives(Collectives):
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
         """Sums each tensor over the replicas, all of them in one collective."""
-        del options
         return self._scope.exchange.total(list(map(keras_compat.ops.convert_to_tensor, tensors)))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:

@@ -71,7 +71,6 @@ class Exchange(abc.ABC):
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
         """Differentiates a function that may exchange values; here simply by `alone`."""
-        del scope, joint, by
         return alone()
 
     def first(self, tensor: jax.Array) -> jax.Array:
@@ -96,7 +95,6 @@ class ByName(Exchange):
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
         """Calls the function inline: JAX traces it once, for all replicas."""
-        del scope
         return call(list(leaves))
 
 

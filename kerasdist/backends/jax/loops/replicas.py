@@ -76,7 +76,7 @@ class JaxReplicaSet(ReplicaSet):
         return CentralPlacement(layout, jax.local_devices(backend=home.kind)[home.index])
 
     def _note_batch(self, form: Hashable) -> None:
-        self.batch_history.add(form)
+        self.first_batches.history.add(form)
         self.first_batches.compare()
 
     @cached_property

@@ -237,8 +237,7 @@ class JaxRunner(Runner):
 
     def divide(self, batch: Any, replicas: int) -> Any:
         """Cuts a batch into a local batch per replica, on the replicas' devices."""
-        del replicas  # always the number of this strategy's
-        return self._maker.divide(batch)
+        return self._maker.divide(batch)  # `replicas` is always the number of this strategy's
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value or variable; anything else as a tuple of one."""

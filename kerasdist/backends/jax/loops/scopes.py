@@ -53,7 +53,6 @@ class Scope(keras.StatelessScope, abc.ABC):
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
         """Sets the value of a variable."""
-        del stack
         self.variables[id(variable)] = variable
         self.state_mapping[id(variable)] = value
 
@@ -96,7 +95,6 @@ class ProgramScope(Scope):
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value unchanged."""
-        del variable
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:

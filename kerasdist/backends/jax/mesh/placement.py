@@ -124,7 +124,6 @@ class Placement:
 
         All workers must enter it. It yields whether `fact()` is equal on all of them.
         """
-        del work, fact
         return contextlib.nullcontext(True)
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
@@ -133,7 +132,6 @@ class Placement:
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values; here there are no other workers."""
-        del variables
 
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the whole value of an array. All workers must call it, if it is sharded."""
@@ -233,7 +231,6 @@ class Placement:
         `seen` has the programs that have run, by the shapes of their batches, where several workers
         compare theirs.
         """
-        del seen
         with donation.launching:
             return program(state, batch)
 
@@ -257,14 +254,12 @@ class Placement:
 
     def _note_batch(self, batch: Any) -> None:
         """Notes a batch of an eager step, if several workers compare theirs."""
-        del batch
 
     def compare(self, program: Any, *arguments: object) -> str:
         """Compares a new program for these arguments, where there are several workers.
 
         Returns its digest, or an empty text.
         """
-        del program, arguments
         return ""
 
     def record(self, *what: object) -> None:
@@ -278,7 +273,7 @@ class Placement:
 
     def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
-        del keeps_rows  # what Keras keeps is read on this process
+        # Also of what Keras keeps, which is read on this process.
         if not isinstance(leaf, jax.Array):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf]))
@@ -296,7 +291,6 @@ class CentralPlacement(Placement):
 
     def state(self, state: Any, variables: Any) -> Any:
         """Moves arrays to the device."""
-        del variables
         return jax.device_put(_apart(state), self._there)
 
     def enter(

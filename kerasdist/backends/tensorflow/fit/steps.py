@@ -114,7 +114,7 @@ class StepsOnIterator:
                 sums = total.numpy().view("uint32").tolist()
                 self._replica_set.first_batches.note(sums)
             else:
-                self._replica_set.batch_history.add(f"{int(total)} examples")
+                self._replica_set.first_batches.history.add(f"{int(total)} examples")
 
     def _do_one_by_one(self, iterator: Any) -> Any:
         done = [self._on_batch(batch) for batch in itertools.islice(_batches(iterator), self.count)]

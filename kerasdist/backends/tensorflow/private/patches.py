@@ -58,8 +58,7 @@ def let_variables_be_read() -> None:
     """
 
     def array(variable: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # `variable.numpy()` returns a copy
-        return np.asarray(variable.numpy(), dtype)
+        return np.asarray(variable.numpy(), dtype)  # `numpy()` returns a copy
 
     conversions: dict[str, Callable[..., Any]] = {
         "__array__": array,
@@ -102,7 +101,6 @@ def keep_sums_of_integers() -> None:
         ranks = iter(range(first, first + replicas))
 
         def assign_share(device: object, variable: object, value: object) -> Any:
-            del value
             part = first_share if next(ranks) == 0 else share
             return values_util.assign_on_device(device, variable, part)
 

@@ -179,7 +179,6 @@ class _Extended(multi_worker.CollectiveAllReduceExtended):
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
         # TensorFlow's own method would use one CPU device, or all GPUs.
-        del cluster_resolver
         kind = tf.DeviceSpec.from_string(self._chosen[0]).device_type
         return tuple(worker_device + device for device in self._chosen), kind
 

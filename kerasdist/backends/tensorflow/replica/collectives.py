@@ -133,7 +133,6 @@ class TensorFlowCollectives(Collectives):
 
     def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighted: bool) -> Any:
         """Returns the loss; differentiating it records whether it has been weighted."""
-        del optimizer
 
         @tf.custom_gradient
         def marked(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:

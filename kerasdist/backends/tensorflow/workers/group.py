@@ -220,7 +220,6 @@ class Group:
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
     ) -> tuple[Any, list[Any]]:
         """Concatenates all replicas' tensors; returns the result and each tensor's size."""
-        del equal_sizes
         check_alike(parts, axis)
         is_dense = not isinstance(parts[0], tf.SparseTensor | tf.RaggedTensor)
         return concat(parts, axis), [tf.shape(part)[axis] for part in parts] if is_dense else []

@@ -67,7 +67,6 @@ def _weighted_sum(tensors: Sequence[torch.Tensor], replica: int, of: str) -> lis
 )
 def all_stack(tensor: torch.Tensor, replica: int, replicas: int) -> torch.Tensor:
     """Returns the replicas' tensors stacked along a new first axis."""
-    del replicas
     own = replica_of(replica)
     own.scope.sums_in_backward = True
     return own.collect(own.label("all_stack"), tensor[None], 0, alike=True)[0]

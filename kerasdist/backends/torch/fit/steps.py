@@ -170,7 +170,7 @@ class Steps:
         if replicas.job is not None:
             replicas.first_batches.compare()
             total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
-            replicas.batch_history.add(total)
+            replicas.first_batches.history.add(total)
         return divide(batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices)
 
     def _shared_out(self, batch: Any) -> Any:

@@ -189,7 +189,7 @@ class TorchTrainer(ReplicatedTrainer):
         return loss
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
-        self.replica_set.batch_history.end()  # while it waits for the others
+        self.replica_set.first_batches.history.end()  # while it waits for the others
         if self.replica_set.job is not None:  # Gloo aborts if they are in a step's sums meanwhile
             self.replica_set.job.all_have_one("end of the data", None)
         if self._steps().end():  # once an epoch, when Keras waits for the device anyway

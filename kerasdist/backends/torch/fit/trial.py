@@ -70,7 +70,6 @@ class TorchTrial(Trial):
 
     def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
         """Returns the copy of a torch module's buffer."""
-        del changing
         return self._buffers.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:

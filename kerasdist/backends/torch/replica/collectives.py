@@ -175,7 +175,6 @@ class TorchCollectives(Collectives):
 
         The last replica to arrive runs the update in cross-replica context, in every process alike.
         """
-        del apply
         # Those of torch's embeddings may be sparse.
         gradients = [None if one is None else one.to_dense() for one in gradients]
 
@@ -213,7 +212,6 @@ class TorchCollectives(Collectives):
         self, optimizer: keras.optimizers.Optimizer, loss: torch.Tensor, *, is_weighted: bool
     ) -> torch.Tensor:
         """Returns the loss, as a `WeightedLoss` if it has the replica's weight already."""
-        del optimizer
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 
     def mean_of_sum(self, total: torch.Tensor, replicas: int) -> torch.Tensor:
@@ -226,7 +224,6 @@ class TorchCollectives(Collectives):
         options: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> list[torch.Tensor]:
         """Returns each tensor summed over the replicas, differentiable (see `GlobalSum`)."""
-        del options
         tensors = [as_tensor(tensor) for tensor in tensors]
         if not tensors:
             return []

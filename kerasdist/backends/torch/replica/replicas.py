@@ -445,7 +445,6 @@ class TorchRunner(Runner):
         self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
     ) -> list[Any]:
         """Returns the sum or mean of each value on every replica's device."""
-        del options
         return [self._mirrored(self.reduce(op, value, None)) for value in values]
 
     def broadcast(self, tensor: Any) -> Any:

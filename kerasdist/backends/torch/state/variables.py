@@ -101,7 +101,6 @@ class Rules(abc.ABC):
 
         Returns whether it did; if not, the replica keeps its value until `commit`.
         """
-        del scope, variable, value
         return False
 
     @abc.abstractmethod

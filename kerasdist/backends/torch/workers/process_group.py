@@ -171,7 +171,6 @@ class Group:
 
     def check_alike(self, label: str, tensors: Sequence[torch.Tensor]) -> None:
         """Refuses tensors that differ in shape or type between the processes."""
-        del label, tensors
 
     def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the processes' tensors, stacked along a new axis 0."""
@@ -184,7 +183,6 @@ class Group:
 
         Their sizes along the axis may differ. Returns also where this process's begin there.
         """
-        del label, axis
         return [(tensor, 0) for tensor in tensors]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
