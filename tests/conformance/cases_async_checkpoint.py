@@ -155,20 +155,6 @@ def faster_than_the_disk(lab):
         lab.equal(slow.at_once, 1)
 
 
-@case("callbacks", like="async_checkpoint.checkpoints_and_backups")
-def best_alone(lab):
-    """`save_best_only` and `initial_value_threshold` decide as Keras's do, in plain Keras too."""
-    options = {"monitor": "loss", "save_best_only": True, "initial_value_threshold": 0.4}
-    for scope in (lab.strategy().scope(), contextlib.nullcontext()):
-        with scope:
-            model = dense(keras.optimizers.SGD(0.3))
-        with lab.folder() as folder:
-            ours, plain = listed = twins(folder, "{epoch}.keras", **options)
-            fit(model, listed, epochs=4)
-            lab.equal(ours.best, plain.best)
-            require_equal_twins(lab, folder, len(list(folder.glob("sync-*"))))
-
-
 @case("callbacks")
 def failing_disk(lab):
     """A file that cannot be written: `fit` raises it after a batch, once; the old one stays."""

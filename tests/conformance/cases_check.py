@@ -160,35 +160,6 @@ def choices(lab):
         lab.strategy(check="loud")
 
 
-@case(
-    "the first-batch check",
-    backends=("tensorflow", "torch"),
-    replicas=(2,),
-    like="check.later_batch",
-)
-def central_storage(lab):
-    """The first-batch check under `CentralStorageStrategy`: finds, is silent, leaves no traces."""
-    x, y = regression(11)
-
-    def made(build, check):
-        fresh()
-        with kd.CentralStorageStrategy(lab.devices, "cpu:0", check=check).scope():
-            return build()
-
-    def trained(check):
-        model = made(residual, check)
-        with checked() as checks:
-            said = warned(model, (x, y))
-        lab.equal([said, checks], [[], [] if check == "off" else ["compared"]])
-        return values([*model.variables, *model.optimizer.variables])
-
-    alike = map(np.array_equal, trained("off"), trained("warn"))
-    lab.check(all(alike), "training goes on in another way")
-    model, batch = made(lambda: added_sum(lab.backend, repaired=False), "warn")
-    lab.equal(len(warned(model, batch)), 1)
-    lab.check(not kd.compare_with_one_device(model, *batch).equal, "the report disagrees")
-
-
 @case("the first-batch check", replicas=(2,))
 def other_threads(lab):
     """The first-batch check: other threads' variables, optimizers and draws are left alone.

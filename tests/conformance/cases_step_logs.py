@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import keras
 from tests.conformance.models import largest_error, regression
 from tests.conformance.registry import case
 
@@ -203,13 +203,6 @@ def results_in_a_function_of_the_user(lab):
         return of_few_metrics(model, y, y_pred, loss)
 
     check(lab, report, rows=((9, 4),), decorate=tf.function)
-
-
-@case("custom steps", backends=("tensorflow",), replicas=(2,))
-def results_in_central_storage(lab):
-    """The same, where all replicas share one copy of each variable."""
-    strategy = kd.CentralStorageStrategy(lab.devices)
-    check(lab, of_few_metrics, rows=((9, 4),), strategy=strategy)
 
 
 @case("custom steps")

@@ -217,37 +217,3 @@ def loss_weights(lab):
         fit(x, y, batch_size=BATCH, epochs=2, sample_weight=weights),
         evaluate(x, y, batch_size=BATCH),
     )
-
-
-@case("several outputs", like="losses.loss_weights")
-def mixed_reductions(lab):
-    """One output's loss is a sum, the other's a weighted mean; one is masked, the other is not."""
-    n = rows_for(lab)
-    x, number = regression(n)
-    y = {"number": number, "kind": classification(n)[1]}
-
-    def build():
-        model = two_outputs()
-        kind_loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
-        model.compile(
-            keras.optimizers.SGD(0.02),
-            loss={"number": keras.losses.MeanSquaredError(reduction="sum"), "kind": kind_loss},
-            loss_weights={"number": 0.5, "kind": 1.5},
-        )
-        return model
-
-    weights = {"number": weights_for(n), "kind": weights_for(n, 9)}
-    lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights))
-
-    def masked():
-        inputs = keras.Input((STEPS_IN_TIME,), dtype="int32")
-        embedded = keras.layers.Embedding(11, 4, mask_zero=True)(inputs)
-        pooled = keras.layers.GlobalAveragePooling1D()(embedded)
-        steps = keras.layers.Dense(1, name="steps")(embedded)
-        outputs = {"steps": steps, "whole": keras.layers.Dense(1, name="whole")(pooled)}
-        model = keras.Model(inputs, outputs)
-        model.compile(keras.optimizers.SGD(0.1), loss={"steps": "mse", "whole": "mae"})
-        return model
-
-    targets = {"steps": sequence_targets(n), "whole": number}
-    lab.same(masked, fit(tokens(n), targets, batch_size=BATCH))
