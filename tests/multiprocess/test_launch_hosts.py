@@ -113,20 +113,6 @@ def test_defect_24_a_host_is_no_option_of_ssh(tmp_path, path, host):
     assert not (tmp_path / "bin" / "ssh.log").exists()
 
 
-def test_one_fails_and_the_others_end(tmp_path, path):
-    body = """
-mark(f"pid{rank}")
-wait_for("pid0", "pid1", "pid2")
-if rank == 2: sys.exit(6)
-time.sleep(60)
-"""
-    script = write(tmp_path, body)
-    done = finish("run", "--workers", 3, "--hosts", "localhost,n1,n2", script, **path)
-    assert done.returncode == 6, done.stderr
-    assert "worker 2/3 failed" in done.stderr
-    assert left_after(wait_for(tmp_path, "pid0", "pid1", "pid2"), 1) == []
-
-
 def test_a_signal_goes_through(tmp_path, path):
     body = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("got it", rank)))
