@@ -118,27 +118,6 @@ def large_sharded_state(lab):
         lab.check(len(checks) == 1 and expected in checks[0], f"{expected}: {checks}")
 
 
-@case("the first-batch check", backends=CHECKED, like="worker_checks.found")
-def no_traces(lab):
-    """On workers `fit` with the check gives the same bits as without, losses and state."""
-    x, y = regression(11)
-
-    def outcome(check):
-        model = made(lab, lambda _: residual(metrics=["mae"]), check=check)
-        with checked() as checks:
-            history = model.fit(x, y, batch_size=6, epochs=2, verbose=0).history
-        lab.equal(checks.count("compared"), 2 if check == "warn" else 0)  # of 6 rows, and of 5
-        state = [*values([*model.variables, *model.optimizer.variables]), history]
-        if check == "warn":
-            given = kd.compare_with_one_device(model, x, y)
-            lab.check(given.equal, f"nothing should differ after training, received: {given}")
-        return state
-
-    plain, tried = outcome("off"), outcome("warn")
-    for one, other in zip(plain, tried, strict=True):
-        lab.check(np.array_equal(one, other), f"another value: {one} {other}")
-
-
 @case("the first-batch check", backends=CHECKED)
 def own_rows(lab):
     """Workers that read different numbers of rows by themselves are checked together."""
