@@ -155,7 +155,7 @@ def faster_than_the_disk(lab):
         lab.equal(slow.at_once, 1)
 
 
-@case("callbacks")
+@case("callbacks", like="async_checkpoint.same_bytes")
 def failing_disk(lab):
     """A file that cannot be written: `fit` raises it after a batch, once; the old one stays."""
     model = lab.made(lambda: dense("adam"))
@@ -188,7 +188,7 @@ def failing_disk(lab):
         lab.check(path.read_bytes() != before, "no file is written after an error")
 
 
-@case("callbacks")
+@case("callbacks", like="async_checkpoint.same_bytes")
 def interrupted(lab):
     """`fit` ends with an error, or by Ctrl-C, when the file that it was writing is there."""
     model = lab.made(lambda: dense("adam"))

@@ -86,6 +86,7 @@ def clip_case(option, value):
         "clipping",
         replicas=REPLICAS,
         name=f"{option}_opposing",
+        like="" if option == "global_clipnorm" else "optimizers.global_clipnorm_opposing",
         title=f"`{option}` of gradients that nearly cancel",
     )(check)
 

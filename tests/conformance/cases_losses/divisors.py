@@ -21,6 +21,8 @@ from tests.conformance.models import (
 from tests.conformance.registry import REPLICAS, case
 
 REDUCTIONS = ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+# Divided by a size, or by the weights, at the same place of a step.
+LIKE = {"sum": "sum_over_batch_size", "mean": "mean_with_sample_weight"}
 
 
 N, BATCH = 11, 6
@@ -55,8 +57,9 @@ def reduction_case(reduction, masked, weighted):
         lab.same(build, fit(x, y, shuffle=False, **options), evaluate(x, y, **options))
 
     name = "_".join([reduction, *["masked"] * masked, *["weighted"] * weighted])
-    like = "" if masked and weighted else f"losses.{reduction}_masked_weighted"
+    like = f"losses.{LIKE.get(reduction, reduction)}_masked_weighted"
     extra = " and ".join([*["masks"] * masked, *["sample weights"] * weighted]) or "neither"
+    like = "" if like == f"losses.{name}" else like
     case("loss reductions", name=name, title=f"`{reduction}` with {extra}", like=like)(check)
 
 
@@ -115,7 +118,7 @@ def class_weight(lab):
     lab.same(classifier, fit(x, y, batch_size=BATCH, class_weight=weights), on_batch, on_batch)
 
 
-@case("masks")
+@case("masks", like="few_rows.masks_and_weights")
 def embedding_and_lstm(lab):
     """`Embedding(mask_zero=True)` and `LSTM`, a label a sequence."""
     x, y = tokens(N), binary(N)[1]
