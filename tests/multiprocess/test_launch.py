@@ -38,36 +38,24 @@ class TestCommandLine:
         )
         assert done.returncode == 0
         assert "warning: 2 workers ran, and none joined the job" in said(done)
-        told = {}
-        for line in done.stdout.splitlines():
-            prefix, _, text = line.partition("] ")
-            told[prefix] = json.loads(text)
-        assert set(told) == {"[worker 0/2", "[worker 1/2"}
-        coordinators, secrets, jobs, opened = set(), set(), set(), []
-        for rank, (given, variables) in enumerate(told[key] for key in sorted(told)):
-            assert given == arguments
-            coordinators.add(variables.pop("KERASDIST_COORDINATOR"))
-            secrets.add(variables.pop("KERASDIST_SECRET"))
-            jobs.add(variables.pop("KERASDIST_JOB_ID"))
-            opened.append(variables.pop("KERASDIST_COORDINATOR_FD", None))
-            assert not Path(variables.pop("KERASDIST_JOINED_FILE")).exists()
-            memory = variables.pop("KERASDIST_MEMORY")
-            assert memory == f"/dev/shm/kerasdist-{max(jobs).rpartition('-')[0]}"
-            assert variables == {
-                "KERASDIST_WORKERS": "2",
-                "KERASDIST_RANK": str(rank),
-                "KERASDIST_LOCAL_RANK": str(rank),
-                "KERASDIST_LOCAL_WORKERS": "2",
-                "KERASDIST_RESTART": "0",
-                "KERASDIST_CPU_DEVICES": "3",
-                "PYTHONUNBUFFERED": "1",
-                "MINE": "a=b",
-            }
-        [coordinator], [secret], [_] = coordinators, secrets, jobs
-        assert coordinator.startswith("127.0.0.1:")
-        assert len(secret) == 64
-        assert opened[0].isdecimal()
-        assert opened[1] is None
+        lines = (line.partition("] ") for line in sorted(done.stdout.splitlines()))
+        named, told = zip(*((prefix, json.loads(text)) for prefix, _, text in lines), strict=True)
+        assert named == ("[worker 0/2", "[worker 1/2")
+        assert [given for given, _ in told] == [arguments] * 2
+        # Which variables there are besides: `tests/unit/launch/test_dry_run.py`.
+        chief, other = (variables for _, variables in told)
+        joined = [Path(one.pop("KERASDIST_JOINED_FILE")) for one in (chief, other)]
+        assert not any(path.exists() for path in joined)
+        own = {"KERASDIST_RANK": "0", "KERASDIST_LOCAL_RANK": "0"}
+        assert chief.pop("KERASDIST_COORDINATOR_FD").isdecimal()
+        assert chief == other | own
+        assert other["KERASDIST_RANK"] == other["KERASDIST_LOCAL_RANK"] == "1"
+        assert other["KERASDIST_COORDINATOR"].startswith("127.0.0.1:")
+        assert len(other["KERASDIST_SECRET"]) == 64
+        job = other["KERASDIST_JOB_ID"].rpartition("-")[0]
+        assert other["KERASDIST_MEMORY"] == f"/dev/shm/kerasdist-{job}"
+        assert (other["KERASDIST_CPU_DEVICES"], other["MINE"]) == ("3", "a=b")
+        assert other["PYTHONUNBUFFERED"] == "1"
 
     def test_a_module(self, tmp_path):
         write(tmp_path, "print(__name__, sys.argv[1:])", "some_module.py")
