@@ -1,35 +1,14 @@
 """Workers on other machines, through an ``ssh`` that runs the command here, by a shell, as sshd."""
 
 import json
-import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from kerasdist.launch import supervisor
+from tests.multiprocess import hosts
 from tests.multiprocess.launching import finish, left_after, said, started, wait_for, write
-
-# As ssh does: options with a value first, then the host, then words that a shell gets, joined by
-# spaces. What is not on the command line is not there: another machine has its own environment.
-SSH = f"""#!{sys.executable}
-import os, sys
-words = sys.argv[1:]
-while words[0].startswith("-"):
-    if words[0] == "--":
-        words = words[1:]
-        break
-    words = words[2:] if words[0] == "-o" else words[1:]
-host, *command = words
-if host == "down":
-    sys.stderr.write("ssh: connect to host down port 22: Connection refused\\n")
-    sys.exit(255)
-keep = {{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}}
-with open(__file__ + ".log", "a") as log:
-    log.write(" ".join(sys.argv) + "\\n")
-os.execve("/bin/sh", ["sh", "-c", " ".join(command)], {{**keep, "ON": host}})
-"""
 
 TELL = """
 import json
@@ -45,10 +24,9 @@ def path(tmp_path) -> dict[str, str]:
     """The variables with which the fake ssh is found, and kerasdist by it."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "ssh").write_text(SSH, encoding="utf-8")
-    (folder / "ssh").chmod(0o755)
-    root = str(Path(__file__).parents[2])
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": root}
+    hosts.take_down(folder, "down")
+    # Another machine has its own environment: what is not on the command line is not there.
+    return hosts.make(folder, "PATH", "HOME", "LANG")
 
 
 def test_each_host_gets_its_share(tmp_path, path):
