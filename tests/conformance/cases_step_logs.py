@@ -122,18 +122,6 @@ def of_the_batch(model, y, y_pred, loss):
     }
 
 
-def renamed(model, y, y_pred, loss):
-    """Everything that Keras's own methods return, under other keys."""
-    logs = {
-        f"compiled_{key}": value for key, value in model.compute_metrics(None, y, y_pred).items()
-    }
-    model.trackers.total.update_state(loss)
-    results = model.get_metrics_result()
-    logs.update({f"got_{key}": value for key, value in results.items()})
-    logs.update({f"own_{one.name}": one.result() for one in model.metrics[1:] if one.variables})
-    return logs
-
-
 def assemble(lab, report, *, metrics=None, decorate=None, **options):
     def build():
         kind = steps.reporting_model(lab.backend, report)()
@@ -209,12 +197,6 @@ def results_in_a_function_of_the_user(lab):
 def values_of_the_batch(lab):
     """Steps that return means over the batch, numbers and weights, and no metric's result."""
     check(lab, of_the_batch)
-
-
-@case("custom steps", like="step_logs.results_of_metrics")
-def renamed_results(lab):
-    """Steps that rename what `compute_metrics` and `get_metrics_result` return."""
-    check(lab, renamed, rows=((11, 4),), metrics=["mae", keras.metrics.RootMeanSquaredError()])
 
 
 @case("custom steps", like="step_logs.results_of_metrics")

@@ -10,7 +10,6 @@ from tests.conformance.models import (
     STEPS_IN_TIME,
     binary,
     classification,
-    classifier,
     dense,
     regression,
     stack,
@@ -93,29 +92,6 @@ def sample_weight(lab):
         fit(x, y, validation_data=(x, y, weights_for(N, 8)), epochs=2, **options),
         evaluate(x, y, **options),
     )
-
-
-@case("weights", like="losses.replica_all_masked")
-def sample_weight_all_zero_on_a_replica(lab):
-    """All weights of one replica's share are zero."""
-    x, y = regression(8)
-    weights = np.array([0, 0, 0, 0, 1, 2, 3, 0.5], "float32")
-    for reduction in ("sum_over_batch_size", "mean_with_sample_weight"):
-        lab.same(
-            lambda reduction=reduction: dense(
-                loss=keras.losses.MeanSquaredError(reduction=reduction)
-            ),
-            fit(x, y, batch_size=8, sample_weight=weights, shuffle=False),
-        )
-
-
-@case("weights", like="losses.sample_weight")
-def class_weight(lab):
-    """`class_weight`, in `fit` and `train_on_batch`."""
-    x, y = classification(N)
-    weights = {0: 1.0, 1: 2.5, 2: 0.25}
-    on_batch = lambda model: model.train_on_batch(x, y, class_weight=weights)  # noqa: E731
-    lab.same(classifier, fit(x, y, batch_size=BATCH, class_weight=weights), on_batch, on_batch)
 
 
 @case("masks", like="few_rows.masks_and_weights")
