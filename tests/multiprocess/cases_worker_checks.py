@@ -6,8 +6,8 @@ from unittest import mock
 
 import numpy as np
 
-from tests.conformance.cases_check import WARNED, checked, warned
-from tests.conformance.lab import fresh, values
+from tests.conformance.cases_check import checked, warned
+from tests.conformance.lab import MIXES, fresh, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.mixing import EXAMPLES, added_sum
 from tests.conformance.models import regression
@@ -89,7 +89,7 @@ def choices(lab):
     """`check="raise"` raises on every worker, before the step; `"off"` says nothing."""
     model, batch = made(lab, lambda backend: added_sum(backend, repaired=False), check="raise")
     before = values(model.variables)
-    with lab.raises(kd.errors.NotOneDeviceError, WARNED):
+    with lab.raises(kd.errors.NotOneDeviceError, MIXES):
         model.fit(*batch, batch_size=12, verbose=0)
     lab.check(all(map(np.array_equal, before, values(model.variables))), "a step was taken")
     rows = 48 * lab.replicas  # of which some do
