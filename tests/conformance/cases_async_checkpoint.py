@@ -155,21 +155,7 @@ def faster_than_the_disk(lab):
         lab.equal(slow.at_once, 1)
 
 
-@case("callbacks", like="async_checkpoint.checkpoints_and_backups")
-def best_alone(lab):
-    """`save_best_only` and `initial_value_threshold` decide as Keras's do, in plain Keras too."""
-    options = {"monitor": "loss", "save_best_only": True, "initial_value_threshold": 0.4}
-    for scope in (lab.strategy().scope(), contextlib.nullcontext()):
-        with scope:
-            model = dense(keras.optimizers.SGD(0.3))
-        with lab.folder() as folder:
-            ours, plain = listed = twins(folder, "{epoch}.keras", **options)
-            fit(model, listed, epochs=4)
-            lab.equal(ours.best, plain.best)
-            require_equal_twins(lab, folder, len(list(folder.glob("sync-*"))))
-
-
-@case("callbacks")
+@case("callbacks", like="async_checkpoint.same_bytes")
 def failing_disk(lab):
     """A file that cannot be written: `fit` raises it after a batch, once; the old one stays."""
     model = lab.made(lambda: dense("adam"))
@@ -202,7 +188,7 @@ def failing_disk(lab):
         lab.check(path.read_bytes() != before, "no file is written after an error")
 
 
-@case("callbacks")
+@case("callbacks", like="async_checkpoint.same_bytes")
 def interrupted(lab):
     """`fit` ends with an error, or by Ctrl-C, when the file that it was writing is there."""
     model = lab.made(lambda: dense("adam"))

@@ -180,20 +180,3 @@ def callback_reads_and_writes(lab):
         return seen
 
     lab.same(dense, action)
-
-
-@case("callbacks")
-def error_in_a_callback(lab):
-    """A callback that raises: the error comes out, and the strategy goes on."""
-    x, y, _ = data()
-
-    def raising(batch, logs):
-        raise KeyError("the user's own")
-
-    strategy = lab.strategy()
-    with strategy.scope():
-        model = dense()
-    callback = keras.callbacks.LambdaCallback(on_train_batch_end=raising)
-    with lab.raises(KeyError, "the user's own"):
-        model.fit(x, y, batch_size=BATCH, callbacks=[callback], verbose=0)
-    lab.still_usable(strategy)

@@ -8,15 +8,13 @@ from unittest import mock
 import numpy as np
 
 from tests.conformance import threads
-from tests.conformance.lab import fresh, values
+from tests.conformance.lab import MIXES, fresh, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.mixing import EXAMPLES, added_sum, supervised_contrastive
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 from tests.conformance.unmixing import MODELS, network, residual
 from tests.environment import everything
-
-WARNED = "does not compute under"
 
 
 def warned(model, batch, **options):
@@ -25,7 +23,7 @@ def warned(model, batch, **options):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model.fit(*batch, **{"batch_size": 12, "shuffle": False, "verbose": 0, **options})
-    return [str(one.message) for one in said if WARNED in str(one.message)]
+    return [str(one.message) for one in said if MIXES in str(one.message)]
 
 
 @contextlib.contextmanager
@@ -90,18 +88,17 @@ for _build in EXAMPLES:
 
 @case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
 def silent(lab):
-    """The first-batch check: nothing is said of thirty models that mix no examples."""
+    """The first-batch check: nothing is said of models that draw, and mix no examples."""
     strategy = lab.strategy()
     complaints = []
     # Each number of replicas has half of them: a model takes a second.
     for name, (build, data) in list(MODELS.items())[lab.replicas % 2 :: 2]:
         fresh()
         with strategy.scope():
-            model = build(lab.backend)
+            model = build()
         model.run_eagerly = True  # a graph of each would take longest
-        x, y, *weights = data()
         with checked() as checks:
-            said = warned(model, (x, y), **dict(zip(["sample_weight"], weights, strict=False)))
+            said = warned(model, data())
         if said or checks != ["compared"]:
             complaints.append(f"{name}: {checks} {said}")
     lab.check(not complaints, "\n".join(complaints))
@@ -143,8 +140,8 @@ def choices(lab):
         try:
             said[choice] = len(warned(model, batch))
         except kd.errors.NotOneDeviceError as error:
-            said[choice] = "differs" if WARNED in str(error) else str(error)
-            with lab.raises(kd.errors.NotOneDeviceError, WARNED):
+            said[choice] = "differs" if MIXES in str(error) else str(error)
+            with lab.raises(kd.errors.NotOneDeviceError, MIXES):
                 model.train_on_batch(*batch)
     needed = lab.backend != "jax"
     expected = {"raise": "differs", "off": 0, "warn": 1} if needed else dict.fromkeys(said, 0)
@@ -158,35 +155,6 @@ def choices(lab):
         lab.check(len(said) == 1 and f"40 of the {len(y)} examples" in said[0], said)
     with lab.raises(ValueError, r"Expected check to be one of .*Received: check='loud'"):
         lab.strategy(check="loud")
-
-
-@case(
-    "the first-batch check",
-    backends=("tensorflow", "torch"),
-    replicas=(2,),
-    like="check.later_batch",
-)
-def central_storage(lab):
-    """The first-batch check under `CentralStorageStrategy`: finds, is silent, leaves no traces."""
-    x, y = regression(11)
-
-    def made(build, check):
-        fresh()
-        with kd.CentralStorageStrategy(lab.devices, "cpu:0", check=check).scope():
-            return build()
-
-    def trained(check):
-        model = made(residual, check)
-        with checked() as checks:
-            said = warned(model, (x, y))
-        lab.equal([said, checks], [[], [] if check == "off" else ["compared"]])
-        return values([*model.variables, *model.optimizer.variables])
-
-    alike = map(np.array_equal, trained("off"), trained("warn"))
-    lab.check(all(alike), "training goes on in another way")
-    model, batch = made(lambda: added_sum(lab.backend, repaired=False), "warn")
-    lab.equal(len(warned(model, batch)), 1)
-    lab.check(not kd.compare_with_one_device(model, *batch).equal, "the report disagrees")
 
 
 @case("the first-batch check", replicas=(2,))

@@ -244,17 +244,6 @@ def validation(lab):
     )
 
 
-@case("data", like="data.sparse_inputs_with_adam")
-def scipy_sparse(lab):
-    """SciPy's sparse matrices."""
-    import scipy.sparse as sparse
-
-    x, y = regression(N)
-    lab.same(
-        dense, fit(sparse.csr_matrix(np.where(x > 0, x, 0)), y, batch_size=BATCH, shuffle=False)
-    )
-
-
 @case("data")
 def sparse_inputs_with_adam(lab):
     """Sparse tensors as a layer's inputs, with an optimizer that squares gradients."""

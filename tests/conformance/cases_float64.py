@@ -10,11 +10,8 @@ from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import (
-    STEPS_IN_TIME,
-    VOCABULARY,
     regression,
     stack,
-    tokens,
     weights_for,
 )
 from tests.conformance.registry import case
@@ -69,33 +66,6 @@ def normalization(lab):
         )
 
     train_and_test(lab, build, x, y)
-
-
-@case("float64", replicas=EVERYWHERE, like="float64.normalization")
-@in_double
-def masks(lab):
-    """A mask, an LSTM, weights for each step in time, accumulation of gradients."""
-    x = tokens(N)
-    y = np.random.default_rng(3).normal(size=(N, STEPS_IN_TIME, 1))
-    weights = np.random.default_rng(4).uniform(0.1, 2.0, size=(N, STEPS_IN_TIME))
-
-    def build():
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((STEPS_IN_TIME,), dtype="int32"),
-                layers.Embedding(VOCABULARY, 4, mask_zero=True),
-                layers.LSTM(3, return_sequences=True),
-                layers.BatchNormalization(),
-                layers.Dense(1),
-            ]
-        )
-        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-        optimizer = keras.optimizers.AdamW(0.01, gradient_accumulation_steps=2)
-        model.compile(optimizer, loss, metrics=["mae"], weighted_metrics=["mse"])
-        return model
-
-    train_and_test(lab, build, x, y, sample_weight=weights)
 
 
 @case("float64", backends=("jax",), replicas=EVERYWHERE)

@@ -162,7 +162,7 @@ LIKE = {
     "attention": "layers.dense",
     "conv_1d": "layers.conv_2d",
     "conv_3d": "layers.conv_2d",
-    "recurrent": "losses.embedding_and_lstm",
+    "recurrent": "few_rows.masks_and_weights",
     "preprocessing": "layers.dense",
 }
 

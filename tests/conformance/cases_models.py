@@ -78,7 +78,7 @@ def sequential_built_by_data(lab):
     )
 
 
-@case("models", like="models.nested_models")
+@case("models", like="models.subclassed_model")
 def functional_with_branches(lab):
     """Branches, a shared layer; inputs and outputs as dicts, of several dtypes and ranks."""
     x, y = regression(N)
@@ -132,7 +132,7 @@ def subclassed_model(lab):
     )
 
 
-@case("models")
+@case("models", like="models.subclassed_model")
 def nested_models(lab):
     """A model inside a model, with a subclassed one between."""
     x, y = regression(N)

@@ -90,30 +90,27 @@ def moving_statistics(lab):
     lab.equal([5.0, 25.0], [float(np.array(v)[0]) for v in layer.get_weights()[2:]])
 
 
+def masked():
+    layers = [keras.layers.Masking(), keras.layers.BatchNormalization(momentum=0.8)]
+    layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+    return stack([*layers], inputs=(5, 4))
+
+
+def series():
+    x = np.random.default_rng(0).normal(size=(N, 5, 4)).astype("float32")
+    x[tokens(N) == 0] = 0.0
+    return x, regression(N)[1]
+
+
+def trained(*data):
+    options = {"batch_size": BATCH}
+    return [fit(*data, shuffle=False, **options), evaluate(*data, **options)]
+
+
 @case("batch normalisation")
 def with_masks(lab):
     """A mask: only unmasked steps count."""
-    x = np.random.default_rng(0).normal(size=(N, 5, 3)).astype("float32")
-    x[tokens(N) == 0] = 0.0
-    y = regression(N)[1]
-
-    def build():
-        return stack(
-            [
-                keras.layers.Masking(),
-                keras.layers.BatchNormalization(momentum=0.8),
-                keras.layers.GlobalAveragePooling1D(),
-                keras.layers.Dense(1),
-            ],
-            inputs=(5, 3),
-        )
-
-    lab.same(
-        build,
-        fit(x, y, batch_size=BATCH, shuffle=False),
-        evaluate(x, y, batch_size=BATCH),
-        tolerance=NORMAL,
-    )
+    lab.same(masked, *trained(*series()), tolerance=NORMAL)
 
 
 @case("batch normalisation", replicas=REPLICAS)
@@ -121,23 +118,9 @@ def of_many_replicas(lab):
     """The moments of large jobs, which are not gathered: ragged batches, and a mask."""
     from kerasdist.training import batch_norm
 
-    x, y = regression(N)
-    series = np.random.default_rng(0).normal(size=(N, 5, 4)).astype("float32")
-    series[tokens(N) == 0] = 0.0
-
-    def masked():
-        layers = [keras.layers.Masking(), keras.layers.BatchNormalization(momentum=0.8)]
-        layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
-        return stack([*layers], inputs=(5, 4))
-
     with mock.patch.object(batch_norm, "MOST_GATHERED", 1):
-        for build, inputs in ((normalised, x), (masked, series)):
-            lab.same(
-                build,
-                fit(inputs, y, batch_size=BATCH, shuffle=False),
-                evaluate(inputs, y, batch_size=BATCH),
-                tolerance=NORMAL,
-            )
+        for build, data in ((normalised, regression(N)), (masked, series())):
+            lab.same(build, *trained(*data), tolerance=NORMAL)
 
 
 @case("batch normalisation", like="normalization.synchronised")
@@ -178,12 +161,12 @@ def per_replica(lab):
     n = 4 * lab.replicas
     x = np.repeat(np.arange(lab.replicas, dtype="float32"), 4)[:, None]
 
-    def trained(build, factor):
+    def ended(build, factor):
         data = factor * x, np.zeros((n, 1), "float32")
         _, outcome = lab.run(build, [fit(*data, batch_size=n, shuffle=False)], strategy)
         return [one.item() for one in outcome.weights[2:]], outcome.results[0]["history"]["history"]
 
-    statistics, history = trained(only_normalisation, 10.0)
+    statistics, history = ended(only_normalisation, 10.0)
     lab.equal([5.0 * (lab.replicas - 1), 0.0], statistics)
     # Every replica sees its own constant: nothing is left after normalisation.
     lab.equal([0.0], history["loss"])
@@ -196,4 +179,4 @@ def per_replica(lab):
         return model
 
     # From 0 half of the way to the mean of the replicas' means, and half of the rest.
-    lab.equal([3.0 * (lab.replicas - 1), 0.25], trained(called_twice, 8.0)[0])
+    lab.equal([3.0 * (lab.replicas - 1), 0.25], ended(called_twice, 8.0)[0])

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, quiet_fit
-from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, NORMAL, Tolerance
+from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, NORMAL
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack, tagger, tokens
 from tests.conformance.registry import REPLICAS, case
@@ -86,6 +86,7 @@ def clip_case(option, value):
         "clipping",
         replicas=REPLICAS,
         name=f"{option}_opposing",
+        like="" if option == "global_clipnorm" else "optimizers.global_clipnorm_opposing",
         title=f"`{option}` of gradients that nearly cancel",
     )(check)
 
@@ -321,14 +322,3 @@ def learning_rate_assigned(lab):
         model.optimizer.learning_rate = 0.01
 
     lab.same(dense, fit(x, y, batch_size=4), lower, fit(x, y, batch_size=4))
-
-
-@case("optimizers", like="optimizers.adam")
-def long_adam(lab):
-    """Sixty Adam steps stay close to one device."""
-    x, y = regression(29)
-    lab.same(
-        lambda: dense(keras.optimizers.Adam(0.01)),
-        quiet_fit(x, y, batch_size=5, epochs=10, shuffle=True),
-        tolerance=Tolerance(1e-3, 1e-4, "sixty Adam steps add up what one step's rounding differs"),
-    )

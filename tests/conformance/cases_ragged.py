@@ -48,22 +48,6 @@ def fewer_examples_than_replicas(lab):
         )
 
 
-def batches_of(*sizes):
-    def make():
-        for index, size in enumerate(sizes):
-            yield regression(size, seed=index)
-
-    return make
-
-
-@case("ragged batches", replicas=REPLICAS, like="ragged.every_tail")
-def uneven_batches(lab):
-    """The first batch is the uneven one; then uneven batches between even ones."""
-    sources = [(1, 6, 6), (6, 1, 5, 6, 3, 2)]
-    actions = [fit(batches_of(*sizes)) for sizes in sources]
-    lab.same(dense, *actions, evaluate(batches_of(3, 6, 1)), length_unknown=True)
-
-
 @case("predict", replicas=REPLICAS)
 def predict_in_order(lab):
     """`predict` on `arange(N)` for every N up to 17, in order."""

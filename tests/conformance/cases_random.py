@@ -93,20 +93,6 @@ def rematerialized_dropout(lab):
         lab.same(lambda: build("full"), *actions)
 
 
-@case("random draws", limitation=BY_REPLICA, like="random.dropout")
-def wide_dropout(lab):
-    """Dropout in wide layers, with one device's draws on JAX, repeatable on the others."""
-    x, y = regression(80)
-
-    def build():
-        layers = [keras.layers.Dense(256, "tanh"), keras.layers.Dropout(0.4)]
-        return stack([*layers, keras.layers.Dense(256)], keras.optimizers.SGD(0.01))
-
-    as_one_device_or_by_the_seed(
-        lab, build, fit(x, np.repeat(y, 256, axis=1), batch_size=64, epochs=3)
-    )
-
-
 @case("random draws", limitation=BY_REPLICA)
 def dropout_in_a_cell(lab):
     """`LSTM(dropout=...)`, which keeps its mask on the cell that the replicas share."""
@@ -195,24 +181,3 @@ def shuffling_repeats(lab):
     action = fit(x, y, batch_size=3, epochs=3, shuffle=True)
     first = lab.run(dense, [action], lab.strategy())[1]
     lab.equal(first.parts(True), lab.run(dense, [action], lab.strategy())[1].parts(True))
-
-
-@case("random draws", limitation=BY_REPLICA, like="random.dropout")
-def image_augmentation(lab):
-    """Random image layers inside the model."""
-    x = np.random.default_rng(0).uniform(size=(N, 6, 6, 1)).astype("float32")
-    y = regression(N)[1]
-
-    def build():
-        layers = keras.layers
-        return stack(
-            [
-                layers.RandomFlip("horizontal"),
-                layers.RandomBrightness(0.2, value_range=(0.0, 1.0)),
-                layers.Flatten(),
-                layers.Dense(1),
-            ],
-            inputs=(6, 6, 1),
-        )
-
-    as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH))

@@ -1,7 +1,5 @@
 """Variables that are made in a scope read as numbers, as in plain Keras."""
 
-import contextlib
-
 import numpy as np
 
 from tests.conformance.actions import quiet_fit
@@ -73,26 +71,6 @@ def fit_and_read(model):
 def in_callbacks_and_after(lab):
     """`float(learning_rate)`, `int(iterations)`, `np.array(v.value)` in and after `fit`."""
     lab.same(model, fit_and_read)
-
-
-@case("reading variables", like="reading.in_callbacks_and_after")
-def in_the_scope_again(lab):
-    """The same in the scope, and for a model that was loaded there."""
-
-    def read(strategy):
-        trained, outcome = lab.run(model, [fit_and_read], strategy)
-        with strategy.scope() if strategy else contextlib.nullcontext():
-            loaded = keras.models.clone_model(trained)
-            loaded.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-            loaded.optimizer.build(loaded.trainable_variables)
-            loaded.set_weights(trained.get_weights())
-            for new, old in zip(
-                loaded.optimizer.variables, trained.optimizer.variables, strict=True
-            ):
-                new.assign(keras.ops.convert_to_numpy(old))
-            return [outcome.results, readings(trained), readings(loaded)]
-
-    lab.equal(read(None), read(lab.strategy()))
 
 
 @case("reading variables", backends=("tensorflow",))

@@ -13,23 +13,6 @@ from tests.conformance.registry import REPLICAS, case
 N, BATCH = 23, 4
 
 
-# Plain Keras on torch refuses it: what to compare with there is one step an execution, below.
-@case(
-    "steps per execution",
-    backends=("tensorflow", "jax"),
-    like="training.steps_per_execution_equals_single_steps",
-)
-def steps_per_execution_not_dividing(lab):
-    """`steps_per_execution=4`, which does not divide 6 batches."""
-    x, y = regression(N)
-    lab.same(
-        lambda: dense(steps_per_execution=4),
-        fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x[:7], y[:7])),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    )
-
-
 @case("steps per execution")
 def steps_per_execution_equals_single_steps(lab):
     """`steps_per_execution` changes no number: weights, history, predictions (torch too).

@@ -69,6 +69,27 @@ def parts(model):
     model.judge_loss = keras.metrics.Mean(name="judge_loss")
 
 
+def two_parts_model():
+    """Both halves, built, on TensorFlow and PyTorch."""
+
+    class TwoParts(keras.Model):
+        def __init__(self):
+            super().__init__()
+            parts(self)
+
+        def build(self, shape):
+            self.maker.build(shape)
+            self.judge.build((None, 3))
+            self.judge_optimizer.build(self.judge.trainable_variables)
+            self.optimizer.build(self.maker.trainable_variables)
+            self.built = True
+
+        def call(self, x):
+            return self.judge(self.maker(x))
+
+    return TwoParts
+
+
 def losses_of_two(made, real, judged_made, judged_real):
     """(judge's, maker's): raw means over the batch."""
     ops = keras.ops

@@ -1,13 +1,12 @@
 """Steps of the user with TensorFlow's signature."""
 
-import keras
 import tensorflow as tf
 
 from tests.conformance.steps import (
     in_order,
     losses_of_two,
     mixing_losses_of_two,
-    parts,
+    two_parts_model,
     with_raw_mean,
 )
 
@@ -46,21 +45,7 @@ def vector_loss_model():
 
 
 def two_optimizer_model():
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            parts(self)
-
-        def build(self, shape):
-            self.maker.build(shape)
-            self.judge.build((None, 3))
-            self.judge_optimizer.build(self.judge.trainable_variables)
-            self.optimizer.build(self.maker.trainable_variables)
-            self.built = True
-
-        def call(self, x):
-            return self.judge(self.maker(x))
-
+    class Model(two_parts_model()):
         def train_step(self, data):
             x, _ = data
             real = x[:, :3]

@@ -1,9 +1,8 @@
 """Steps of the user with PyTorch's signature."""
 
-import keras
 import torch
 
-from tests.conformance.steps import in_order, losses_of_two, mixing_losses_of_two, parts
+from tests.conformance.steps import in_order, losses_of_two, mixing_losses_of_two, two_parts_model
 
 mean, total, square = torch.mean, torch.sum, torch.square
 
@@ -21,21 +20,7 @@ def update(model, forward, scale=1.0):
 
 
 def two_optimizer_model():
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            parts(self)
-
-        def build(self, shape):
-            self.maker.build(shape)
-            self.judge.build((None, 3))
-            self.judge_optimizer.build(self.judge.trainable_variables)
-            self.optimizer.build(self.maker.trainable_variables)
-            self.built = True
-
-        def call(self, x):
-            return self.judge(self.maker(x))
-
+    class Model(two_parts_model()):
         def train_step(self, data):
             x, _ = data
             real = x[:, :3]

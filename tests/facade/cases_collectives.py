@@ -200,28 +200,6 @@ def gathering(lab, size):
 
 
 @case
-def gradients_in_compiled_steps(lab):
-    """The gradients of both in a compiled function."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(1.0)
-
-    def step(x):
-        def loss():
-            total = here().all_reduce("SUM", x * v)
-            every = here().all_gather(ops.reshape(x * v, (1,)), axis=0)
-            return total + 10.0 * ops.sum(every)
-
-        return kd.value_and_grad(loss, [v])[1][0]
-
-    compiled = kd.function(lambda x: strategy.run(step, args=(x,)))
-    x = numbered(strategy, lambda i: np.float32(i + 1))
-    # (i+1) * 2 of either, the second ten times.
-    for _ in range(2):
-        lab.equal([22.0, 44.0], lab.components(compiled(x), strategy), FLOAT32)
-
-
-@case
 def second_gradients(lab):
     """A gradient of a gradient of an all-sum, compiled or not."""
     strategy = lab.strategy()

@@ -113,20 +113,6 @@ def gradients_of_gradients(lab):
 
 
 @case
-def a_penalty_on_the_gradient(lab):
-    """A gradient penalty, as in a GAN: a gradient in the loss that is differentiated."""
-    v, x = keras.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])
-
-    def loss():
-        _, [by_x] = kd.value_and_grad(lambda: ops.sum(v * v * x), [x])
-        return ops.sum(by_x * by_x)
-
-    value, [by_v] = kd.value_and_grad(loss, [v])
-    lab.equal(17.0, value)
-    lab.equal([4.0, 32.0], by_v)
-
-
-@case
 def what_the_function_assigns_stays(lab):
     """Moving statistics and counters that the function writes persist, in and out of steps."""
     counter = keras.Variable(0.0, trainable=False)

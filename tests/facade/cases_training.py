@@ -127,23 +127,13 @@ def keras_loss_objects(lab):
 
 
 OPTIMIZERS = {
-    "adam": lambda: keras.optimizers.Adam(0.01),
     "adam_clipnorm": lambda: keras.optimizers.Adam(0.01, clipnorm=0.05),
     "sgd_global_clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
-    "sgd_clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.01),
     "adam_ema": lambda: keras.optimizers.Adam(
         0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
     ),
     "sgd_accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-    "adamw_decay": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "sgd_schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
-    ),
 }
-
-
-# Each clips its own, and updates element by element.
-LIKE_ADAM_CLIPNORM = {"adam", "sgd_clipvalue", "adamw_decay", "sgd_schedule"}
 
 
 def optimizing(name):
@@ -152,9 +142,8 @@ def optimizing(name):
 
 
 for _name in OPTIMIZERS:
-    _like = "training.adam_clipnorm" if _name in LIKE_ADAM_CLIPNORM else ""
     _title = f"A custom loop with {_name.replace('_', ', ')}"
-    case(name=_name, title=_title, like=_like)(optimizing(_name))
+    case(name=_name, title=_title)(optimizing(_name))
 
 
 @case

@@ -31,7 +31,7 @@ SELECTED = frozenset(
         "steps.gradient_penalty",
         "steps.two_optimizers",
         "training.on_batch_methods",
-        "training.steps_per_execution_not_dividing",
+        "training.steps_per_execution_equals_single_steps",
         "facade.collectives.booleans_have_no_sum",
         "facade.collectives.gradient_of_a_ragged_all_gather",
         "facade.collectives.sums_and_means_of_nests",

@@ -15,7 +15,7 @@ SELECTED = frozenset(
     {
         "callbacks.callback_reads_and_writes",
         "data.tf_data",
-        "models.nested_models",
+        "models.subclassed_model",
         "normalization.synchronised",
         "own_data.nothing_built_eagerly",
         "ragged.fewer_examples_than_replicas",
@@ -37,8 +37,8 @@ ON_TORCH = frozenset(
         "losses.regularizers",
         "losses.sample_weight",
         "metrics.of_the_user",
+        "models.nested_models",
         "models.sequential_built_by_data",
-        "models.subclassed_model",
         "optimizers.accumulation",
         "optimizers.adam",
         "optimizers.ema_overwrite",

@@ -42,7 +42,6 @@ _NOT_IN_SCOPE = (
     "worker_saves.chief_alone_in_the_scope",  # it is there anyway
     "worker_saves.save_on_some_workers",
     "workers.equal_results",
-    "workers.mixed_float16",
     "workers.model_made_outside_of_the_scope",
     "workers.strategy_of_one_process_beside_the_jobs",
 )

@@ -13,7 +13,7 @@ from tests.conformance.actions import fit, predict
 from tests.conformance.cases_sharding import even, parts, parts_of
 from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
-from tests.conformance.lab import fresh, values
+from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
@@ -351,35 +351,6 @@ def in_double(lab):
     x, y = (one.astype("float64") for one in regression(9))
     with double_precision(lab.backend):
         lab.same(wide, fit(x, y, batch_size=4, epochs=2), tolerance=FLOAT64)
-
-
-@case(TOPIC, backends=BACKENDS)
-def restarts_with_another_sharding(lab):
-    """A backup is restored with another `sharding`."""
-    x, y = regression(12)
-    options = {"batch_size": 4, "verbose": 0}
-
-    def model_of(strategy):
-        fresh()
-        with strategy.scope():
-            return wide()
-
-    untouched = model_of(lab.strategy(sharding=None))
-    untouched.fit(x, y, epochs=4, **options)
-    own = lab.strategy()
-    others = [kd.Sharding(state, min_size=1) for state in ("full", "optimizer")]
-    changes = [(own, lab.strategy(sharding=other)) for other in (*others, None)]
-    if lab.shards < lab.replicas:
-        changes += [(other, own) for _, other in changes[::2]]
-    for before, after in changes:
-        with lab.folder() as folder:
-            backup = lambda: kd.callbacks.BackupAndRestore(  # noqa: E731
-                folder, delete_checkpoint=False
-            )
-            model_of(before).fit(x, y, epochs=2, callbacks=[backup()], **options)
-            resumed = model_of(after)
-            resumed.fit(x, y, epochs=4, callbacks=[backup()], **options)
-            lab.equal(untouched.get_weights(), resumed.get_weights(), ADAPTIVE)
 
 
 @case(TOPIC, backends=BACKENDS, like="sharded_models.frozen_and_unfrozen")

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -181,48 +180,6 @@ def data_policy(lab):
     lab.equal(max(map(len, own)), len(dataset))  # of 4 workers' last step, nobody has rows
     check_loop(lab, dataset, own)
     model.check(strategy.distribute_dataset(BATCHES, options("BATCH")), BATCHES, epochs=1)
-
-
-@case("workers", backends=("jax",))
-def exchanges_of_sizes(lab):
-    """A batch that lasts several steps takes one exchange of sizes; one more ends an epoch.
-
-    A pipeline whose types say its sizes takes none. In a loop workers exchange the shapes of each
-    step's components, too; in `fit` they do not.
-    """
-    import tensorflow as tf
-
-    strategy, workers = lab.strategy(), lab.job.num_workers
-    original, labels = type(lab.job).all_gather_object, []
-
-    def counting(job, label, *args, **kwargs):
-        labels.append(label)
-        return original(job, label, *args, **kwargs)
-
-    own = OWN[:workers]
-    for policy, source, exchanges, steps in (
-        ("DATA", BATCHES, -(-len(BATCHES) // workers), len(by_steps(in_turns(BATCHES, workers)))),
-        ("OFF", own[lab.job.rank], len(by_steps(own)), len(by_steps(own))),
-    ):
-        dataset = strategy.distribute_dataset(source, options(policy))
-        labels.clear()
-        with mock.patch.object(type(lab.job), "all_gather_object", counting):
-            lab.equal(steps, len(list(dataset.source)))  # as `fit` reads it
-            lab.equal(["the next batch of a dataset"] * (exchanges + 1), labels)
-            labels.clear()
-            lab.equal(steps, len(list(dataset)))
-        of_components = labels.count("components of a distributed value")
-        lab.equal([steps, exchanges + 1], [of_components, len(labels) - of_components])
-
-    whole = tf.data.Dataset.from_tensor_slices(joined(BATCHES)).batch(6, drop_remainder=True)
-    of_all = strategy.distribute_dataset(whole, options("DATA"))
-    each = strategy.distribute_datasets_from_function(lambda context: whole)
-    Linear(lab).check(of_all, by_steps(in_turns(BATCHES[:4], workers)))
-    for dataset in (of_all, each):
-        labels.clear()
-        with mock.patch.object(type(lab.job), "all_gather_object", counting):
-            linear_model(strategy).fit(dataset, epochs=2, verbose=0)
-        lab.check(labels and "the next batch of a dataset" not in labels, f"received: {labels}")
 
 
 @case("workers")

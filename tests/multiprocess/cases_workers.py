@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import random
 import tracemalloc
 import warnings
@@ -13,10 +14,9 @@ import numpy as np
 from kerasdist.core import ownership
 from tests.conformance.actions import fit, predict
 from tests.conformance.cases_training import check_predict_to, two_outputs
-from tests.conformance.compare import FLOAT16
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, in_half_precision, regression, stack, weights_for
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 from tests.multiprocess.loops import squared_error_step
 
@@ -243,15 +243,6 @@ def eagerly_each_has_its_rows(lab):
     lab.alike([array.tolist() for array in values(model.variables)])
 
 
-@case("workers", like="workers.equal_results")
-def mixed_float16(lab):
-    """`mixed_float16` in uneven batches: one device's results, and the same on every worker."""
-    x, y = regression(11)
-    uneven = fit(x, y, batch_size=4, sample_weight=weights_for(11), epochs=2)
-    model = lab.same(in_half_precision, uneven, tolerance=FLOAT16)
-    lab.alike([array.tolist() for array in values([*model.variables, *model.optimizer.variables])])
-
-
 @case("workers")
 def chief_alone_prints(lab):
     """The progress bar is the chief's; by default there is a line per epoch, and no bar."""
@@ -468,6 +459,15 @@ def statistics_travel_with_the_gradients(lab):
 
     one, three = collectives(1), collectives(3)
     lab.check(one == three > 0, f"collectives: {one} with one layer, {three} with three")
+
+
+@case("workers", backends=("jax", "torch"))
+def threads_of_gloo_wait_for_their_turn(lab):
+    """Threads of the framework that exchange bytes do not interrupt those that compute."""
+    threads = [int(one.name) for one in Path("/proc/self/task").iterdir()]
+    kinds = [os.sched_getscheduler(one) for one in threads]
+    lab.check(os.SCHED_BATCH in kinds, f"{kinds}")
+    lab.equal(os.SCHED_OTHER, os.sched_getscheduler(0))
 
 
 @case("workers")

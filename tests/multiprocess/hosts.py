@@ -21,17 +21,24 @@ while words[0].startswith("-"):
     words = words[2:] if words[0] == "-o" else words[1:]
 host, *command = words
 down = os.path.join(os.path.dirname(__file__), "down-" + host)
+with open(__file__ + ".log", "a") as log:
+    log.write(" ".join(sys.argv) + "\\n")
 if os.path.exists(down):
+    print(f"ssh: connect to host {{host}} port 22: Connection refused", file=sys.stderr)
     sys.exit(255)
-code = subprocess.call(["sh", "-c", " ".join(command)], env={{**os.environ, "ON": host}})
+kept = {{name: os.environ[name] for name in KEPT or os.environ if name in os.environ}}
+code = subprocess.call(["sh", "-c", " ".join(command)], env={{**kept, "ON": host}})
 sys.exit(255 if os.path.exists(down) else 128 - code if code < 0 else code)
 """
 
 
-def make(folder: Path) -> dict[str, str]:
-    """Makes the ssh in a folder; returns the variables with which it is found."""
+def make(folder: Path, *kept: str) -> dict[str, str]:
+    """Makes the ssh in a folder; returns the variables with which it is found.
+
+    The hosts have all variables that ssh has, or those that are kept alone.
+    """
     ssh = folder / "ssh"
-    ssh.write_text(_SSH, encoding="utf-8")
+    ssh.write_text(_SSH.replace("KEPT", repr(kept)), encoding="utf-8")
     ssh.chmod(0o755)
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, paths))

@@ -77,13 +77,6 @@ def chief_is_killed(job: Job):
     job.all_gather_object("the next step", None)
 
 
-def be_killed_while_another_is_busy(job: Job):
-    """As in a collective that never ends, which no exception can reach."""
-    if job.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(LONG)
-
-
 def be_stopped(job: Job):
     if job.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -111,12 +104,6 @@ def raise_an_error(job: Job):
 
 def disagree(job: Job):
     job.assert_equal("models", {"layers": 3, "units": 4 + job.rank})
-
-
-def end_early(job: Job):
-    if job.rank == 1:
-        return
-    job.all_gather_object("the next step", None)
 
 
 def exit_with_3(job: Job):
@@ -179,17 +166,6 @@ def stand_still_in_other_collectives(job: Job):
         for kind in ("all_reduce", "broadcast" if job.rank == 1 else "all_gather"):
             job.collectives.record(kind, "float32[4] in the group of all workers")
         time.sleep(LONG)
-
-
-def have_other_batches(job: Job):
-    """No step finds it: each goes on at its own pace until the chief has compared."""
-    history = BatchHistory()
-    job.report_batches(history.report)
-    with job.translating_failures("fit"):
-        for step in range(int(LONG / 0.01)):
-            job.step_started()
-            history.add(12 if job.rank == 1 and step >= 7 else 6)
-            time.sleep(0.01)
 
 
 def hang_in_other_batches(job: Job):

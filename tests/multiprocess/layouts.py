@@ -121,6 +121,7 @@ _ON_LARGER = (
     "shards.arrays_by",
     "shards.data_policy",
     "layout_maps.",
+    "jax_workers.",
 )
 
 # Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`, and a
@@ -183,6 +184,8 @@ _NOT_ON_SHARDED = (
     "in_scope.",
     "callbacks.backup_and_restore",  # Keras's own, refused
     "disagreements.on_a_weight",  # found as it is assigned
+    "jax_workers.",
+    "torch_workers.",
     "worker_callbacks.broadcast_of_variables",
     "worker_callbacks.kerass_own_backups",
     "worker_compilation.",  # refused with gathered weights
@@ -192,7 +195,10 @@ _NOT_ON_SHARDED = (
 
 # What differs where the devices of a worker share no memory.
 GPUS = {"tensorflow": (Layout(2, 2, _LIKE_GPUS),), "jax": (), "torch": ()}
-_ON_GPUS = ("optimizers.global_clipnorm_opposing", "training.steps_per_execution_not_dividing")
+_ON_GPUS = (
+    "optimizers.global_clipnorm_opposing",
+    "training.steps_per_execution_equals_single_steps",
+)
 
 OWN = "tests.multiprocess"
 

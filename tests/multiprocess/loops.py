@@ -1,24 +1,11 @@
-"""What workers' cases share: the step of their custom loops, and how a script runs its cases."""
+"""What workers' cases share: the step of their custom loops, and what torch launches."""
 
 import contextlib
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 from tests.conformance.lazy import kd, keras
-
-
-def run_cases(cases: Sequence[Callable[[], None]]):
-    """Prints a line a case; ends with one that fails: the other workers are elsewhere then."""
-    for one in cases:
-        try:
-            one()
-        except Exception:  # noqa: BLE001
-            traceback.print_exc()
-            print("failed", one.__name__, flush=True)
-            break
-        print("passed", one.__name__, flush=True)
 
 
 @contextlib.contextmanager

@@ -84,20 +84,13 @@ def test_what_is_no_range(tmp_path, text):
 
 
 # Sizes 3, 2, 4, 1: a change in the middle of each call of `fit`.
-RUNS = {"torch": [("none", "loader"), ("passes", "arrays")]}
+RUNS = {"torch": [("none", "loader")]}
 if everything():
+    others = [("full", "arrays", "arrays"), ("passes", "arrays")]
     RUNS = {
-        "torch": [
-            ("none", "arrays", "loader", "tfdata"),
-            ("full", "arrays", "arrays"),
-            ("passes", "arrays"),
-        ],
-        "jax": [
-            ("none", "arrays", "pydataset"),
-            ("full", "arrays", "arrays"),
-            ("passes", "arrays"),
-        ],
-        "tensorflow": [("none", "arrays", "pydataset", "tfdata"), ("passes", "arrays")],
+        "torch": [("none", "arrays", "loader", "tfdata"), *others],
+        "jax": [("none", "arrays", "pydataset"), *others],
+        "tensorflow": [("none", "arrays", "pydataset", "tfdata"), others[1]],
     }
 TRAINING = "tests.multiprocess.elastic_script"
 

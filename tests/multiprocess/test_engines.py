@@ -1,12 +1,7 @@
-"""What is a backend's own in its engine of many workers, and the order of their collectives.
+"""The order of workers' collectives, and a group of the script's own, by pairs of real processes.
 
-Scripts of cases, each by one pair of real processes. In `order_script` workers record their
-collectives (`KERASDIST_DEBUG_COLLECTIVES=1`).
+In `order_script` workers record their collectives (`KERASDIST_DEBUG_COLLECTIVES=1`).
 """
-
-import functools
-import re
-from pathlib import Path
 
 import pytest
 
@@ -17,21 +12,12 @@ from tests.multiprocess.processes import Ended, Processes, report
 
 SECONDS = 900
 WORKERS = 2
-# By script and backend: what its workers have in the environment. Two devices a worker on JAX,
-# where a worker may have several.
 RECORDING = {"KERASDIST_DEBUG_COLLECTIVES": "1", "KERASDIST_MEETING_TIMEOUT": "100"}
-JOBS = {
-    ("jax_script", "jax"): {"KERASDIST_CPU_DEVICES": "2"},
-    ("torch_script", "torch"): {},
-    **{("order_script", backend): RECORDING for backend in BACKENDS},
+CASES = {
+    "tensorflow": ("late_at_each_point", "another_order_is_named"),
+    "jax": ("late_at_each_point", "another_order_of_programs_is_named"),
+    "torch": ("late_at_each_point", "another_order_is_named", "each_collective_is_recorded"),
 }
-
-
-def cases(script: str, backend: str) -> list[str]:
-    """The names of a script's cases, as its decorators say."""
-    text = Path(__file__).with_name(f"{script}.py").read_text(encoding="utf-8")
-    found = re.findall(r"@case(?:\((.*)\))?\ndef (\w+)", text)
-    return [name for on, name in found if on in ("", "*ALL") or f'"{backend}"' in on]
 
 
 def run(command: list[str], backend: str, **own: str) -> list[Ended]:
@@ -49,25 +35,13 @@ def run(command: list[str], backend: str, **own: str) -> list[Ended]:
         return processes.join(SECONDS)
 
 
-@functools.cache
-def ended(script: str, backend: str) -> list[Ended]:
-    """How the workers of a script ended, which run once."""
-    return run(["-m", f"tests.multiprocess.{script}"], backend, **JOBS[script, backend])
-
-
-@pytest.mark.parametrize(
-    ("script", "backend", "name"), [(*job, one) for job in JOBS for one in cases(*job)]
-)
-def test_case(script, backend, name):
-    workers = ended(script, backend)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_collectives_have_one_order(backend):
+    workers = run(["-m", "tests.multiprocess.order_script"], backend, **RECORDING)
     for one in workers:
-        assert f"passed {name}\n" in one.output, report(workers)
-
-
-@pytest.mark.parametrize(("script", "backend"), JOBS)
-def test_ends_well(script, backend):
-    workers = ended(script, backend)
-    assert [one.code for one in workers] == [0] * WORKERS, report(workers)
+        for name in CASES[backend]:
+            assert f"passed {name}\n" in one.output, report(workers)
+        assert one.code == 0, report(workers)
 
 
 def test_all_workers_record_or_none():

@@ -35,16 +35,13 @@ def _left_early(others: str) -> str:
 # they say, and after how many seconds at the latest.
 LOSSES = [
     ("be_killed", LOST, "worker 1 .* is lost: .* it was killed", 0),
-    ("be_killed_while_another_is_busy", LOST, "worker 1 .* is lost: .* it was killed", 0),
     ("be_stopped", LOST, "worker 1 .* has not given a sign of life for 2 s", HEARTBEAT),
     ("raise_an_error", LOST, "worker 1 .* ended with KeyError: .*a mistake", 0),
-    ("end_early", LOST, _left_early("'the next step'"), 0),
     ("exit_with_3", LOST, _left_early("'the next step'"), 0),
     ("exit_with_a_message", LOST, "worker 1 .*: it ended with exit code 1: no more data", 0),
     ("exit_with_0", LOST, _left_early("'step 2 of fit'"), 0),
     ("go_elsewhere", 1, _apart("'end of epoch 1'", "'step 6'"), 0),
     ("disagree", 1, "same models. Received: units=5 on worker 1, 6 on worker 2, 4 on worker 0", 0),
-    ("have_other_batches", 1, "batch 8='12' on worker 1, '6' on workers 0, 2", 0),
     (
         "hang_in_other_batches",
         1,

@@ -1,35 +1,14 @@
 """Workers on other machines, through an ``ssh`` that runs the command here, by a shell, as sshd."""
 
 import json
-import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from kerasdist.launch import supervisor
+from tests.multiprocess import hosts
 from tests.multiprocess.launching import finish, left_after, said, started, wait_for, write
-
-# As ssh does: options with a value first, then the host, then words that a shell gets, joined by
-# spaces. What is not on the command line is not there: another machine has its own environment.
-SSH = f"""#!{sys.executable}
-import os, sys
-words = sys.argv[1:]
-while words[0].startswith("-"):
-    if words[0] == "--":
-        words = words[1:]
-        break
-    words = words[2:] if words[0] == "-o" else words[1:]
-host, *command = words
-if host == "down":
-    sys.stderr.write("ssh: connect to host down port 22: Connection refused\\n")
-    sys.exit(255)
-keep = {{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}}
-with open(__file__ + ".log", "a") as log:
-    log.write(" ".join(sys.argv) + "\\n")
-os.execve("/bin/sh", ["sh", "-c", " ".join(command)], {{**keep, "ON": host}})
-"""
 
 TELL = """
 import json
@@ -45,10 +24,9 @@ def path(tmp_path) -> dict[str, str]:
     """The variables with which the fake ssh is found, and kerasdist by it."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "ssh").write_text(SSH, encoding="utf-8")
-    (folder / "ssh").chmod(0o755)
-    root = str(Path(__file__).parents[2])
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": root}
+    hosts.take_down(folder, "down")
+    # Another machine has its own environment: what is not on the command line is not there.
+    return hosts.make(folder, "PATH", "HOME", "LANG")
 
 
 def test_each_host_gets_its_share(tmp_path, path):
@@ -111,20 +89,6 @@ def test_defect_24_a_host_is_no_option_of_ssh(tmp_path, path, host):
     assert done.returncode == 1
     assert "does not begin with a dash. Received: hosts='-oProxyCommand=touch x'" in done.stderr
     assert not (tmp_path / "bin" / "ssh.log").exists()
-
-
-def test_one_fails_and_the_others_end(tmp_path, path):
-    body = """
-mark(f"pid{rank}")
-wait_for("pid0", "pid1", "pid2")
-if rank == 2: sys.exit(6)
-time.sleep(60)
-"""
-    script = write(tmp_path, body)
-    done = finish("run", "--workers", 3, "--hosts", "localhost,n1,n2", script, **path)
-    assert done.returncode == 6, done.stderr
-    assert "worker 2/3 failed" in done.stderr
-    assert left_after(wait_for(tmp_path, "pid0", "pid1", "pid2"), 1) == []
 
 
 def test_a_signal_goes_through(tmp_path, path):

@@ -36,17 +36,11 @@ def test_a_missing_device_is_refused_and_the_cure_is_named():
         check_available([Device("cpu", 1)], [Device("cpu", 0)], "jax", [Device("cpu", 0)])
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
-def test_a_machine_without_gpus_is_told_so(backend):
-    gpus, cpus = [Device("gpu", 0), Device("gpu", 1)], [Device("cpu", 0)]
-    said = (
-        rf"Expected a GPU, but the backend {backend} sees none.*\['cpu:0'\].*"
-        r"Received: devices=\['gpu:0', 'gpu:1'\].*CUDA"
-    )
-    with pytest.raises(DeviceError, match=said):
-        check_available(gpus, [], backend, cpus)
+def test_a_missing_gpu_is_named():
+    """Where there is none: `errors.devices_and_arguments_that_are_none` of `tests/facade`."""
+    gpus = [Device("gpu", 0), Device("gpu", 1)]
     with pytest.raises(DeviceError, match=r"which has \['gpu:0'\]. Received: devices=\['gpu:1'\]"):
-        check_available(gpus, gpus[:1], backend, cpus)
+        check_available(gpus, gpus[:1], "torch", [Device("cpu", 0)])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from tests.conformance.models import (
     STEPS_IN_TIME,
     binary,
     classification,
-    classifier,
     dense,
     regression,
     stack,
@@ -22,6 +21,8 @@ from tests.conformance.models import (
 from tests.conformance.registry import REPLICAS, case
 
 REDUCTIONS = ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+# Divided by a size, or by the weights, at the same place of a step.
+LIKE = {"sum": "sum_over_batch_size", "mean": "mean_with_sample_weight"}
 
 
 N, BATCH = 11, 6
@@ -56,8 +57,9 @@ def reduction_case(reduction, masked, weighted):
         lab.same(build, fit(x, y, shuffle=False, **options), evaluate(x, y, **options))
 
     name = "_".join([reduction, *["masked"] * masked, *["weighted"] * weighted])
-    like = "" if masked and weighted else f"losses.{reduction}_masked_weighted"
+    like = f"losses.{LIKE.get(reduction, reduction)}_masked_weighted"
     extra = " and ".join([*["masks"] * masked, *["sample weights"] * weighted]) or "neither"
+    like = "" if like == f"losses.{name}" else like
     case("loss reductions", name=name, title=f"`{reduction}` with {extra}", like=like)(check)
 
 
@@ -124,30 +126,7 @@ def sample_weight(lab):
     )
 
 
-@case("weights", like="losses.replica_all_masked")
-def sample_weight_all_zero_on_a_replica(lab):
-    """All weights of one replica's share are zero."""
-    x, y = regression(8)
-    weights = np.array([0, 0, 0, 0, 1, 2, 3, 0.5], "float32")
-    for reduction in ("sum_over_batch_size", "mean_with_sample_weight"):
-        lab.same(
-            lambda reduction=reduction: dense(
-                loss=keras.losses.MeanSquaredError(reduction=reduction)
-            ),
-            fit(x, y, batch_size=8, sample_weight=weights, shuffle=False),
-        )
-
-
-@case("weights", like="losses.sample_weight")
-def class_weight(lab):
-    """`class_weight`, in `fit` and `train_on_batch`."""
-    x, y = classification(N)
-    weights = {0: 1.0, 1: 2.5, 2: 0.25}
-    on_batch = lambda model: model.train_on_batch(x, y, class_weight=weights)  # noqa: E731
-    lab.same(classifier, fit(x, y, batch_size=BATCH, class_weight=weights), on_batch, on_batch)
-
-
-@case("masks")
+@case("masks", like="few_rows.masks_and_weights")
 def embedding_and_lstm(lab):
     """`Embedding(mask_zero=True)` and `LSTM`, a label a sequence."""
     x, y = tokens(N), binary(N)[1]
@@ -249,37 +228,3 @@ def loss_weights(lab):
         fit(x, y, batch_size=BATCH, epochs=2, sample_weight=weights),
         evaluate(x, y, batch_size=BATCH),
     )
-
-
-@case("several outputs", like="losses.loss_weights")
-def mixed_reductions(lab):
-    """One output's loss is a sum, the other's a weighted mean; one is masked, the other is not."""
-    n = rows_for(lab)
-    x, number = regression(n)
-    y = {"number": number, "kind": classification(n)[1]}
-
-    def build():
-        model = two_outputs()
-        kind_loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
-        model.compile(
-            keras.optimizers.SGD(0.02),
-            loss={"number": keras.losses.MeanSquaredError(reduction="sum"), "kind": kind_loss},
-            loss_weights={"number": 0.5, "kind": 1.5},
-        )
-        return model
-
-    weights = {"number": weights_for(n), "kind": weights_for(n, 9)}
-    lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights))
-
-    def masked():
-        inputs = keras.Input((STEPS_IN_TIME,), dtype="int32")
-        embedded = keras.layers.Embedding(11, 4, mask_zero=True)(inputs)
-        pooled = keras.layers.GlobalAveragePooling1D()(embedded)
-        steps = keras.layers.Dense(1, name="steps")(embedded)
-        outputs = {"steps": steps, "whole": keras.layers.Dense(1, name="whole")(pooled)}
-        model = keras.Model(inputs, outputs)
-        model.compile(keras.optimizers.SGD(0.1), loss={"steps": "mse", "whole": "mae"})
-        return model
-
-    targets = {"steps": sequence_targets(n), "whole": number}
-    lab.same(masked, fit(tokens(n), targets, batch_size=BATCH))

@@ -2,7 +2,7 @@
 
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
-from tests.conformance.models import binary, dense, regression, stack, weights_for
+from tests.conformance.models import dense, regression, stack, weights_for
 from tests.conformance.registry import case
 
 N, BATCH = 11, 6
@@ -80,36 +80,6 @@ def added_losses_read_after_a_step(lab):
         losses_after(lambda model: model.evaluate(x, y, **options)),
         losses_after(lambda model: model.predict(x, **options)),
     )
-
-
-LOSSES = {
-    "mean_absolute_error": regression,
-    "huber": regression,
-    "log_cosh": regression,
-    "cosine_similarity": lambda n: regression(n, outputs=3),
-    "binary_crossentropy": binary,
-    "hinge": binary,
-    "binary_focal_crossentropy": binary,
-}
-
-
-@case("loss functions", like="losses.loss_weights")
-def losses_by_name(lab):
-    """Losses given by name, an output each."""
-    data = {name: make(N) for name, make in LOSSES.items()}
-
-    def build():
-        inputs = keras.Input((4,))
-        heads = {
-            name: keras.layers.Dense(y.shape[1], "sigmoid" if "binary" in name else None, name=name)
-            for name, (_, y) in data.items()
-        }
-        model = keras.Model(inputs, {name: head(inputs) for name, head in heads.items()})
-        model.compile(keras.optimizers.SGD(0.1), {name: name for name in data})
-        return model
-
-    targets = {name: y for name, (_, y) in data.items()}
-    lab.same(build, fit(regression(N)[0], targets, batch_size=BATCH))
 
 
 @case("loss functions")

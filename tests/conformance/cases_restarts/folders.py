@@ -243,7 +243,7 @@ def defect_29_two_runs_in_one_folder(lab):
         lab.equal(list(folder.iterdir()), [])
 
 
-@case("restarts", replicas=(2,), like="restarts.stopped_already")
+@case("restarts", replicas=(2,), like="restarts.py_dataset")
 def defect_24_backups_are_the_owners(lab):
     """Other users cannot read a backup, unless the script allows it."""
     for options, mode in (({}, 0o600), ({"file_mode": 0o640}, 0o640)):

@@ -110,7 +110,7 @@ def several_steps(lab):
     exact(lab, arrays(), at=(9, 14, 16.5) if everything() else (9, 16.5), build=build)
 
 
-@case("restarts", replicas=(2,))
+@case("restarts", replicas=(2,), like="restarts.py_dataset")
 def stopped_already(lab):
     """A run that EarlyStopping has stopped, and that dies as it ends, trains no further."""
 

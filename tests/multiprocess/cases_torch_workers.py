@@ -1,0 +1,229 @@
+"""What is torch's own on several workers: buckets of gradients, when their sums start, their order.
+
+Also what no other backend's step has: layers that a backward pass may leave out.
+"""
+
+import threading
+from unittest import mock
+
+import numpy as np
+
+from tests.conformance.actions import fit
+from tests.conformance.compare import BFLOAT16
+from tests.conformance.lab import values
+from tests.conformance.lazy import LazyModule, kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+from tests.multiprocess.loops import torch_launches
+
+torch = LazyModule("torch")
+buckets = LazyModule("kerasdist.backends.torch.workers.buckets")
+threads = LazyModule("kerasdist.backends.torch.replica.threads")
+
+TORCH = ("torch",)
+STEPS, BATCH = 7, 7
+X, Y = regression(45)
+
+
+def calls_of(owner, name):
+    """Notes the calls of a function or method, which goes on as before."""
+    original = getattr(owner, name)
+    return mock.patch.object(owner, name, autospec=True, side_effect=original)
+
+
+def trained(lab, build=dense, epochs=2, **options):
+    model = lab.made(build, **options)
+    model.fit(X, Y, batch_size=BATCH, epochs=epochs, verbose=0)
+    return model
+
+
+def by_layer():
+    """Each layer's gradients are in a bucket of their own."""
+    return {"communication_options": kd.CommunicationOptions(bytes_per_pack=64)}
+
+
+def branching(takes_branch, normalizes=False):
+    """One layer in every step, one in some, one never; with normalization, or without."""
+
+    class Branching(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.always = keras.layers.Dense(5, activation="tanh")
+            self.sometimes = keras.layers.Dense(5, activation="tanh")
+            self.never = keras.layers.Dense(3)
+            self.norm = keras.layers.BatchNormalization() if normalizes else keras.layers.Identity()
+            self.last = keras.layers.Dense(1)
+            self.step = 0
+
+        def build(self, shape):
+            for layer in (self.always, self.sometimes, self.never):
+                layer.build(shape)
+            self.norm.build((None, 5))
+            self.last.build((None, 5))
+            self.built = True
+
+        def call(self, x, training=None):
+            hidden = self.always(x)
+            if normalizes:
+                hidden = self.norm(hidden, training=training)
+            if x.device.type != "meta":
+                self.step += 1
+                rows = takes_branch(self.step, x)
+                if bool(rows.any()):
+                    hidden = hidden + torch.where(rows, self.sometimes(x), 0.0)
+            return self.last(hidden)
+
+    model = Branching()
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
+    return model
+
+
+def every_third(step, x):
+    return torch.full((len(x), 1), step % 3 == 0)
+
+
+def where_large(step, x):
+    """Of some rows only: in some steps on one worker alone, in some on none."""
+    return x[:, :1] > 0.9
+
+
+@case("workers", backends=TORCH)
+def one_replica_meets_nobody(lab):
+    """A worker's replica runs in the thread that calls (HOUSE, move 9)."""
+    before = threading.enumerate()
+    strategy = lab.strategy(check="off")
+    with calls_of(threads.ThreadPool, "__init__") as pools:
+        trained(lab, check="off")
+        strategy.run(lambda: kd.get_replica_context().all_reduce("SUM", torch.ones(())))
+    lab.equal(0, pools.call_count)
+    new = [one.name for one in threading.enumerate() if one not in before]
+    lab.check(not [name for name in new if "replica" in name], f"{new}")
+
+
+@case("workers", backends=TORCH)
+def sums_start_in_the_backward_pass(lab):
+    """From the second step on a bucket's sum starts within the backward pass, metrics' once."""
+    import torch.distributed as dist
+
+    running, started = [], []
+    backward, all_reduce = torch.Tensor.backward, dist.all_reduce
+
+    def watched_backward(*arguments, **keywords):
+        running.append(True)
+        try:
+            return backward(*arguments, **keywords)
+        finally:
+            running.clear()
+
+    def watched_sum(*arguments, **keywords):
+        started.append(bool(running) if keywords.get("async_op") else "metrics")
+        return all_reduce(*arguments, **keywords)
+
+    with (
+        mock.patch.object(torch.Tensor, "backward", watched_backward),
+        mock.patch.object(dist, "all_reduce", watched_sum),
+        calls_of(buckets.GradientSum, "__call__") as first_steps,
+    ):
+        trained(lab, epochs=2, **by_layer())
+    lab.equal(1, first_steps.call_count)
+    # The two buckets of each step but the first, and who has gradients; metrics of an epoch.
+    sums = [one for one in started if one != "metrics"]
+    lab.equal([False] * 2 + [True] * 2 * (2 * STEPS - 1), sums)
+    lab.equal(2, started.count("metrics"))
+
+
+@case("workers", backends=TORCH)
+def collectives_are_launched_in_one_order(lab):
+    """DEFECTS 20: NCCL's would wait for each other for ever, unlike Gloo's."""
+    with torch_launches() as noted:
+        lab.same(
+            lambda: branching(where_large, normalizes=True),
+            fit(X, Y, batch_size=BATCH, epochs=2),
+            strategy=lab.strategy(**by_layer()),
+        )
+    lab.check(len(noted) > 10 * STEPS, f"{noted}")
+    lab.alike(noted)
+
+
+@case("workers", backends=TORCH)
+def variables_in_the_place_of_others_are_compared(lab):
+    """One worker's new variables may have the ids of old ones: all compare them, or none."""
+    compared = []
+    total = buckets.GradientSum(lab.strategy().replica_set.group, lab.job)
+    with mock.patch.object(lab.job, "assert_equal", lambda *facts: compared.append(facts)):
+        variables = [keras.Variable(1.0)]
+        total._agree(variables, 1)
+        total._agree(variables, 1)
+        lab.equal(1, len(compared))
+        [key] = total._agreed
+        del variables
+        new = [keras.Variable(2.0)]
+        total._agreed[tuple(map(id, new))] = total._agreed.pop(key)  # as if of the same id
+        total._agree(new, 1)
+    lab.equal(2, len(compared))
+
+
+@case("workers", backends=TORCH)
+def layers_in_some_steps(lab):
+    """Layers that some steps leave out, on all workers or on one alone; freezing between fits."""
+    train = fit(X, Y, batch_size=BATCH, epochs=3)
+    for takes_branch in (every_third, where_large):
+        lab.same(lambda takes=takes_branch: branching(takes), train)
+
+    def freeze(model):
+        model.layers[0].trainable = False
+
+    lab.same(dense, fit(X, Y, batch_size=BATCH), freeze, fit(X, Y, batch_size=BATCH))
+
+
+@case("workers", backends=TORCH)
+def errors_of_a_step(lab):
+    """A second backward pass is refused; an error in a step is not the end of training."""
+
+    class Twice(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            loss = torch.mean((y_true - y_pred) ** 2, -1)
+            if loss.requires_grad:
+                loss.sum().backward(retain_graph=True)
+            return loss
+
+    model = lab.made(lambda: dense(loss=Twice()))
+    with lab.raises(RuntimeError, "one backward pass"):
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+    model = trained(lab)
+    loss, model.compute_loss = model.compute_loss, None
+    with lab.raises(TypeError, ""):
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+    model.compute_loss = loss
+    history = model.fit(X, Y, batch_size=BATCH, verbose=0).history
+    lab.check(np.isfinite(history["loss"]).all(), f"{history}")
+
+
+@case("workers", backends=TORCH)
+def compression(lab):
+    """Gradients that travel in bfloat16: close to one device, and equal on every worker."""
+    import torch.distributed as dist
+
+    small = lab.strategy(communication_options=kd.CommunicationOptions(compression="bf16"))
+    with calls_of(dist, "all_reduce") as sums:
+        train = fit(X, Y, batch_size=BATCH, epochs=2)
+        model = lab.same(dense, train, strategy=small, tolerance=BFLOAT16)
+    types = {call.args[0].dtype for call in sums.call_args_list}
+    lab.check(torch.bfloat16 in types, f"{types}")
+    lab.alike([one.tolist() for one in values(model.weights)])
+
+
+@case("workers", backends=TORCH)
+def types_that_torch_does_not_add(lab):
+    """DEFECTS 11: they are gathered, and a sum is refused by name; so are several devices."""
+    with lab.raises(kd.errors.UnsupportedError, "kerasdist run --workers N"):
+        kd.MultiWorkerMirroredStrategy(devices=["cpu:0", "cpu:1"])
+    strategy, workers = lab.strategy(), lab.job.num_workers
+    for name in ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"):
+        kind = getattr(torch, name)
+        value = strategy.run(lambda kind=kind: torch.full((1,), lab.job.rank + 1.0).to(kind))
+        gathered = strategy.gather(value, axis=0)
+        lab.check(gathered.dtype is kind, f"{gathered}")
+        lab.equal([one + 1.0 for one in range(workers)], gathered.float().tolist())
+        with lab.raises(TypeError, f"dtype={name}"):
+            strategy.reduce("SUM", value, axis=None)
