@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kerasdist._version import __version__
+from kerasdist.core import __version__
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental

@@ -21,7 +21,7 @@ FRAMEWORK_OF = {
 # A unit is a module or folder of the package, in api/ each module; backends/ is what all share. The
 # command line is the top, whatever folder it is in.
 LAYERS = (
-    ("_version", "errors"),
+    ("errors",),
     ("core",),
     ("config", "api.options", "api.values"),
     ("keras_compat", "cluster"),
