@@ -13,11 +13,10 @@ from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.autoshard import KnownSizes, own_source, policy_of
+from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
 from kerasdist.input.sharding import rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
-from kerasdist.input.worker_batches import WorkerBatches
 
 if TYPE_CHECKING:
     from kerasdist.core.protocols import StrategyLike
@@ -114,9 +113,9 @@ class ShardedDataset(DistributedDataset):
 
     def __len__(self) -> int:
         """Returns the number of steps until all workers' data have ended."""
-        if self.source.length is None:
+        if self.source.num_batches is None:
             raise TypeError("The number of batches of this dataset is not known.")
-        return self.source.length
+        return self.source.num_batches
 
     def _local_batches(self) -> Iterator[Sequence[Any]]:
         replicas = len(self.strategy.local_replicas)
@@ -245,23 +244,13 @@ def equivalent(dataset: object) -> Any:
 _EQUIVALENTS: WeakKeyDictionary[Any, DistributedDataset] = WeakKeyDictionary()
 
 
-# Functions that return a framework's equivalent of a `DistributedDataset`, or None.
-_NATIVE: list[Callable[[DistributedDataset], Any | None]] = []
-
-
-def register_native(make: Callable[[DistributedDataset], Any | None]) -> None:
-    """Registers a function that returns a framework's equivalent of `DistributedDataset`s."""
-    _NATIVE.append(make)
-
-
 def _preferred(ours: DistributedDataset) -> Any:
     """Returns the framework's equivalent of a dataset, if there is one, else the dataset."""
-    for make in _NATIVE:
-        own = make(ours)
-        if own is not None:
-            _EQUIVALENTS[own] = ours
-            return own
-    return ours
+    own = ours.strategy.runner.native_dataset(ours)
+    if own is None:
+        return ours
+    _EQUIVALENTS[own] = ours
+    return own
 
 
 def _is_ours(dataset: object) -> bool:
