@@ -129,7 +129,6 @@ class StrategyExtended:
         Raises:
             ScopeError: In replica context.
         """
-        del destinations
         context.require_cross_replica("extended.broadcast_to", "get_replica_context().merge_call")
         return self._strategy.runner.broadcast(tensor)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import checked_axis
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives
-from kerasdist.backends.base.single_replica import SoleReplica
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives, SoleReplica
 from kerasdist.core import context
 from kerasdist.core.protocols import StrategyLike
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
@@ -170,7 +169,7 @@ class ReplicaContext:
             value: A tensor of at least one dimension, or nested lists, tuples and dicts of them;
                 equal in all replicas but for the size along `axis`.
             axis: The axis; negative values count from the end.
-            options: How to communicate.
+            options: Without effect: each backend chooses by the size of the tensors.
 
         Returns:
             The same structure, gathered.
@@ -180,7 +179,6 @@ class ReplicaContext:
             ValueError: If a tensor has no such axis.
             ReplicaError: If the replicas do not all make the same call.
         """
-        del options  # each backend chooses by the size of the tensors
         self._require_in_force("all_gather")
         gather = self.collectives.all_gather
         return map_leaves(lambda leaf: gather(leaf, checked_axis(leaf, axis)), value)

@@ -13,8 +13,7 @@ from kerasdist.api.extended import StrategyExtended
 from kerasdist.api.options import ReduceOp, RunOptions
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
-from kerasdist.backends.base.runner import Runner
-from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack

@@ -69,7 +69,6 @@ class _Steps:
 
     model: Any
     batch: TriedBatch
-    trials: Any
     wants_outputs: bool
     draws: RecordedDraws = field(init=False)
 
@@ -82,8 +81,8 @@ class _Steps:
         """Takes the step; with a number, weights and unrepeated draws are a little different."""
         is_fresh = self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
-        trial = self.trials.trial(
-            draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
+        trial: Trial = self.model.replica_set.trial_class(
+            self.model, draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
         )
         self.draws.begin()
         state = _state_of(self.model)
@@ -181,8 +180,8 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     replicas.begin_step()  # variables that are new become equal on all workers
     with _python_state_kept(model):
         with _all_do(job, "the first step on one device"):
-            trials = replicas.trials(model)
-            steps = _Steps(model, trials.gathered(batch, spares=spares), trials, outputs)
+            tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
+            steps = _Steps(model, tried, outputs)
             expected, alone = steps.taken(alone=True)
             steps.draws.end_recording()
             drawn = "" if job is None else steps.draws.digest(alone.as_array)

@@ -184,7 +184,7 @@ def _followed_by_grain(source: Any, begun: Begun) -> Any:
             return {}  # that of the source's own iterator is kept
 
         def set_state(self, state: dict[str, Any]) -> None:
-            del state
+            """Does nothing, likewise."""
 
     class Followed(grain.IterDataset):
         def __iter__(self) -> Iterating:

@@ -69,7 +69,6 @@ class TPUStrategy(Strategy):
                 several workers, or with `sharding`.
             ValueError: If `sharding` is none of its values.
         """
-        del experimental_spmd_xla_partitioning
         self._resolver = _resolver(tpu_cluster_resolver)
         place = None if self._resolver is None else self._resolver.membership()
         backend = registry.current()

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.collectives import Collectives
-from kerasdist.backends.base.single_replica import SoleReplica
+from kerasdist.backends.base.collectives import Collectives, SoleReplica
 from kerasdist.core import context
 from kerasdist.keras_compat import ops
 

@@ -57,7 +57,6 @@ class ReplicatedTrainer:
 
         On most frameworks there is nothing to prepare.
         """
-        del model, replicas
 
     @property
     def _binding(self) -> Binding:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from kerasdist.api.options import CommunicationOptions
+from kerasdist.api.values import sole_component
+from kerasdist.core import context
 from kerasdist.core.protocols import StrategyLike
 from kerasdist.core.structures import Arguments
 
@@ -47,7 +49,6 @@ class Collectives(abc.ABC):
             loss: The loss, scaled.
             is_weighted: Whether the loss has been multiplied by the replica's weight.
         """
-        del optimizer, is_weighted
         return loss
 
     @abc.abstractmethod
@@ -148,3 +149,35 @@ class Collectives(abc.ABC):
             gradients: This replica's gradients; None for a variable without a gradient.
             variables: The gradients' variables, or None.
         """
+
+
+@final
+class SoleReplica(Collectives):
+    """The collectives of a strategy's only replica."""
+
+    def merge_call(
+        self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
+    ) -> Any:
+        """Calls the function, in cross-replica context."""
+        with context.replica_scope(None):
+            return sole_component(given.call(function, strategy))
+
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
+        """Returns the tensors themselves."""
+        return list(tensors)
+
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns the tensor itself."""
+        return total
+
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Returns the tensor itself."""
+        return tensor
+
+    def apply_gradients(
+        self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
+    ) -> Any:
+        """Calls Keras's own ``apply``."""
+        return apply(optimizer, gradients, variables)

@@ -29,7 +29,7 @@ from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.runner import Runner
-    from kerasdist.backends.base.trial import Trials
+    from kerasdist.backends.base.trial import Trial
     from kerasdist.core.sharding import HeldShard
     from kerasdist.job.job import Job
 
@@ -178,7 +178,6 @@ class Backend(abc.ABC):
         Returns:
             The number; None if the framework cannot tell.
         """
-        del function, arguments
         return None
 
     def profiler(self) -> Profiler:
@@ -309,7 +308,6 @@ class ReplicaSet(abc.ABC):
         Args:
             variable: A Keras variable that has a value.
         """
-        del variable  # a worker holds whole ones, unless its backend divides them
         return ()
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
@@ -320,19 +318,17 @@ class ReplicaSet(abc.ABC):
         """
         return [checksum_of(ops.convert_to_numpy(variable)) for variable in variables]
 
-    def trials(self, model: Any) -> Trials:
-        """Returns what makes trials of a model's training step, on one device and on these.
-
-        Args:
-            model: A model with the trainer of `trainer_class`, built.
+    @property
+    def trial_class(self) -> type[Trial]:
+        """The class of trials of a training step, on one device and on these.
 
         Raises:
             UnsupportedError: If there is one device, so that there is nothing to compare.
         """
         raise UnsupportedError(
-            "Expected a strategy of several devices, to compare it with one device. Received: "
-            f"model={model.name!r}, made under one of devices="
-            f"{[str(device) for device in self.devices]}. There is nothing to compare."
+            "Expected a strategy of several devices, to compare it with one device. Received: a "
+            f"model made under one of devices={[str(device) for device in self.devices]}. There is "
+            "nothing to compare."
         )
 
     def free_bytes(self) -> int | None:
