@@ -37,7 +37,7 @@ LAYERS = (
     ("strategies", "plan"),
     ("checks",),
     ("launch.app",),
-    ("__main__",),
+    ("__main__", "public"),
 )
 LAYER_OF = {unit: height for height, units in enumerate(LAYERS) for unit in units}
 # Imports from a layer that is not below, made by a function when it is called.
