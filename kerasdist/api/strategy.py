@@ -10,16 +10,16 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from kerasdist.api.extended import StrategyExtended
-from kerasdist.api.options import ReduceOp, RunOptions
+from kerasdist.api.options import ReduceOp, RunOptions, options_of
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
-from kerasdist.input.array_dataset import RowDataset
 from kerasdist.input.distributed import distributed, from_function
 from kerasdist.input.options import InputContext, InputOptions, ValueContext
+from kerasdist.input.sources import RowDataset
 
 if TYPE_CHECKING:
     from kerasdist.cluster.resolver import ClusterResolver
@@ -292,7 +292,7 @@ class Strategy:
             TensorFlow.
         """
         context.require_cross_replica("distribute_dataset", "the dataset itself")
-        return distributed(dataset, self, InputOptions.of(options))
+        return distributed(dataset, self, options_of(InputOptions, options, "options"))
 
     distribute_dataset = experimental_distribute_dataset
 
@@ -309,7 +309,7 @@ class Strategy:
             A `DistributedDataset`: every replica takes the next batch of its pipeline.
         """
         context.require_cross_replica("distribute_datasets_from_function", "the dataset itself")
-        return from_function(dataset_fn, self, InputOptions.of(options))
+        return from_function(dataset_fn, self, options_of(InputOptions, options, "options"))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> RowDataset:
         """Returns a dataset of the rows of arrays, one per element, to shuffle and batch.

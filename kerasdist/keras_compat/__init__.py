@@ -15,12 +15,10 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
 # Each name that these files define is a name of this package.
-from kerasdist.keras_compat.array_rows import *
 from kerasdist.keras_compat.data import *
 from kerasdist.keras_compat.models import *
 from kerasdist.keras_compat.optimizers import *
 from kerasdist.keras_compat.patches import *
 from kerasdist.keras_compat.pipelines import *
-from kerasdist.keras_compat.settings import *
 from kerasdist.keras_compat.snapshots import *
 from kerasdist.keras_compat.variables import *

@@ -171,8 +171,6 @@ def metric_created(
     original(metric, *args, **kwargs)
     if has_strategy():
         bind(metric, ReplicatedMetric)
-        if not keras_compat.is_builtin(type(metric)):
-            bind(metric, GlobalBatchMetric)
 
 
 def update_wrapped(
