@@ -1,14 +1,14 @@
 """The public names, from where they are defined.
 
 Importing `kerasdist` imports no framework, so it imports this file when one of the names is first
-used; type checkers see them at once.
+used; type checkers see them at once. What is not here, nor in the packages `callbacks`, `cluster`,
+`config`, `errors` and `experimental`, is private.
 
 A new name needs a line here, one in ``kerasdist.__all__``, and one in the test of public names.
 """
 
 from __future__ import annotations
 
-from kerasdist.api.extended import StrategyExtended
 from kerasdist.api.functions import function, value_and_grad
 from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
 from kerasdist.api.options import (
@@ -25,7 +25,7 @@ from kerasdist.api.scopes import (
     in_cross_replica_context,
     print,
 )
-from kerasdist.api.strategy import Strategy
+from kerasdist.api.strategy import Strategy, StrategyExtended
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
 from kerasdist.core.partitions import DeviceAssignment

@@ -6,7 +6,6 @@ layers; without these protocols the types would go in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -48,15 +47,6 @@ class StrategyLike(Protocol):
 
     def scope(self) -> AbstractContextManager[Any]:
         """Opens the strategy's scope."""
-        ...
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls a function once per replica."""
         ...
 
     @property

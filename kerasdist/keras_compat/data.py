@@ -248,7 +248,8 @@ def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     taken = _taker(
         adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
     )
-    for numbers in _Numbers(adapter).get_jax_iterator():
+    own: Any = _Numbers(adapter)
+    for numbers in own.get_jax_iterator():
         yield taken(chosen(numbers)), len(numbers)
 
 
@@ -259,7 +260,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
 
     taken = _taker(adapter, "torch", tensor)
-    loader = _Numbers(adapter).get_torch_dataloader()
+    loader: Any = _Numbers(adapter).get_torch_dataloader()
     # Here, not with the first batch: a loader draws a random number when an iteration starts, and
     # Keras starts iterations from which it reads nothing.
     iter(loader)

@@ -28,7 +28,7 @@ LAYERS = (
     ("job", "input", "api.losses"),
     ("agreement",),
     ("launch", "backends"),
-    ("api.extended", "api.functions", "api.replica_context", "api.scopes"),
+    ("api.functions", "api.replica_context", "api.scopes"),
     ("training.binding",),
     ("callbacks",),
     ("experimental", "training", "api.strategy"),

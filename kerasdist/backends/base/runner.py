@@ -198,12 +198,6 @@ class SoleRunner(Runner):
         checked_axis(value, axis)
         return value
 
-    def reduce_to(
-        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> list[Any]:
-        """Returns the values."""
-        return sole_component(list(values))
-
     def broadcast(self, tensor: Any) -> Any:
         """Returns the tensor."""
         return tensor
