@@ -116,26 +116,23 @@ def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
 def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
     """Returns the part of a dataset that this worker reads. All workers must call it."""
     everything, once = batches_of(dataset), inspect.isgenerator(dataset)
-    if policy is AutoShardPolicy.OFF:
-        epochs = _Epochs(dataset, dataset)
-        length = length_of(dataset)
-        sizes = KnownSizes.of(dataset)
-        return OwnSource(
-            dataset, epochs.start, length, 1, everything, sizes, once, epochs.pass_over
-        )
-    workers = job.num_workers
-    shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
-    own = shard(dataset, job)
-    epochs, length = _Epochs(own, dataset), length_of(own)
+    own, steps = dataset, 1
+    if policy is not AutoShardPolicy.OFF:
+        shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
+        own, steps = shard(dataset, job), job.num_workers
+    epochs, batches = _Epochs(own, dataset), length_of(own)
 
-    def steps() -> Iterator[Any]:
+    def start() -> Iterator[Any]:
         for batch in epochs.start():
-            for bounds in bounds_of_replicas(examples(batch), workers):
+            if steps == 1:
+                yield batch
+                continue
+            for bounds in bounds_of_replicas(examples(batch), steps):
                 yield rows(batch, *bounds)
 
-    steps_in_all = None if length is None else length * workers
-    sizes = KnownSizes.of(own, workers)
-    return OwnSource(own, steps, steps_in_all, workers, everything, sizes, once, epochs.pass_over)
+    length = None if batches is None else batches * steps
+    sizes = KnownSizes.of(own, steps)
+    return OwnSource(own, start, length, steps, everything, sizes, once, epochs.pass_over)
 
 
 def _by_batch(dataset: Any, job: Job) -> Any:
@@ -287,9 +284,7 @@ class WorkerBatches(keras_compat.DataAdapter):
 
     def form(self) -> Any:
         """Returns a batch without rows, for its types and shapes."""
-        like = next(self.source.start(), _NONE)
-        if like is _NONE:
-            like = next(self.source.everything(), _NONE)
+        like = next(self.source.everything(), _NONE)
         if like is _NONE:
             raise self._without_any(self._job.rank)
         return rows(like, 0, 0)

@@ -59,15 +59,12 @@ class Trial(keras.StatelessScope, abc.ABC):
     variable: a variable that they touch is copied, and the copy is dropped with the trial.
 
     Attributes:
-        sees_inside: Whether gradients and outputs are recorded.
         draws: The random draws.
         seed: The seed of draws that are not seeded by Keras.
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
         outputs: The outputs of the model's first call, by replica; None stands for one device.
         layer_losses: What layers added by ``add_loss`` on one device.
     """
-
-    sees_inside = True
 
     def __init__(
         self, model: keras.Model, draws: Draws, *, alone: bool, outputs: bool, seed: int
