@@ -11,12 +11,9 @@ import importlib
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from kerasdist.core.protocols import ReplicaLike, StrategyLike
 from kerasdist.errors import ScopeError
-
-if TYPE_CHECKING:
-    from kerasdist.core.protocols import ReplicaLike, StrategyLike
 
 
 class _Here(threading.local):

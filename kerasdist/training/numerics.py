@@ -16,14 +16,13 @@ loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weight
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
 
 from kerasdist import keras_compat
 from kerasdist.core.context import one_device_replica
 from kerasdist.keras_compat import ops
-
-if TYPE_CHECKING:
-    import keras
 
 _MEANS = ("sum_over_batch_size", "mean")
 _WEIGHTED_MEAN = "mean_with_sample_weight"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
+
+import keras
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.values import sole_component
 from kerasdist.core import context
 from kerasdist.core.protocols import StrategyLike
 from kerasdist.core.structures import Arguments
-
-if TYPE_CHECKING:
-    import keras
 
 # The variables of gradients; None: all that the optimizer was built for.
 Variables = list[Any] | None

@@ -8,20 +8,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, final
 
+import keras
 import numpy as np
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, sole_component
 from kerasdist.backends.base.checks import checked_axis
 from kerasdist.core import context
+from kerasdist.core.protocols import StrategyLike
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.input.sharding import split_batch
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
-    import keras
-
-    from kerasdist.core.protocols import StrategyLike
     from kerasdist.input.distributed import DistributedDataset
 
 
