@@ -99,11 +99,12 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[str, ...]:
         """The names of the devices this replica computes on."""
-        replica_set = self.strategy.replica_set
-        if replica_set is None or not isinstance(self.replica_id_in_sync_group, int):
+        replica_set, number = self.strategy.replica_set, self.replica_id_in_sync_group
+        if not isinstance(number, int) or replica_set is None:
             return ()
-        device = replica_set.device_of(self.replica_id_in_sync_group)
-        return () if device is None else (str(device),)
+        here = replica_set.local_replicas
+        first = (number - here.start) * replica_set.options.devices_per_replica
+        return (str(replica_set.devices[first]),) if number in here else ()
 
     def merge_call(
         self,

@@ -6,6 +6,7 @@ import abc
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
@@ -101,8 +102,8 @@ class DividedDataset(DistributedDataset):
             yield split_batch(batch, replicas)[here.start : here.stop]
 
     def _batches(self) -> Iterator[Any]:
-        divide, replicas = self.strategy.runner.divide, self.strategy.num_replicas_in_sync
-        return (divide(batch, replicas) for batch in lasting_batches_of(self.source)())
+        divide = partial(self.strategy.runner.divide, self.strategy)
+        return map(divide, lasting_batches_of(self.source)())
 
 
 @final

@@ -45,7 +45,7 @@ def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     """Returns the weight by which a replica's gradients must still be multiplied.
 
     It is 1, or 0 on an empty replica, if the loss was multiplied by the weight before a
-    LossScaleOptimizer scaled it (`Collectives.weights_scaled_losses`).
+    LossScaleOptimizer scaled it.
     """
     # Still 0 for an empty replica, whose gradients may be NaN.
     return presence(weight) if is_weighted_by_loss(optimizer) else weight

@@ -28,25 +28,20 @@ class Collectives(abc.ABC):
     """The collectives of one replica. All replicas must make the same calls in the same order.
 
     Attributes:
-        weights_scaled_losses: Whether a loss that a LossScaleOptimizer scales is multiplied by the
-            replica's weight before that, so that `apply_gradients` does not weight its gradients.
         own_moments: The framework's kernel for mean and variance of the replica's own rows, one
             value per channel each. The kernel returns None for rows on which Keras's operations
             are better. The attribute is None if there is no such kernel.
     """
 
-    weights_scaled_losses = False
     own_moments: Callable[[Any, Sequence[int]], tuple[Any, Any] | None] | None = None
 
-    def differentiated_loss(
-        self, optimizer: keras.Optimizer, loss: Any, *, is_weighted: bool
-    ) -> Any:
+    def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
         """Returns the loss with which the backward pass is to begin.
 
         Args:
-            optimizer: The optimizer that will apply the gradients.
-            loss: The loss, scaled.
-            is_weighted: Whether the loss has been multiplied by the replica's weight.
+            loss: The loss, scaled by its optimizer.
+            is_weighted: Whether it has been multiplied by the replica's weight before that, so that
+                `apply_gradients` does not weight its gradients.
         """
         return loss
 

@@ -268,17 +268,6 @@ class ReplicaSet(abc.ABC):
         """Whether the workers of a job may each hold a part of a variable."""
         return self.job is not None and self.options.sharding is not None
 
-    def device_of(self, replica: int) -> Device | None:
-        """Returns the first device of a replica, None for a replica of another process.
-
-        Args:
-            replica: The replica's number.
-        """
-        here = self.local_replicas
-        if replica not in here:
-            return None
-        return self.devices[(replica - here.start) * self.options.devices_per_replica]
-
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.
 

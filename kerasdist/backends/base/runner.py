@@ -115,17 +115,20 @@ class Runner(abc.ABC):
             values: One structure of arrays, or of other objects, per replica.
         """
 
-    def divide(self, batch: Any, replicas: int) -> Any:
+    def divide(self, strategy: StrategyLike, batch: Any) -> Any:
         """Returns a value whose components are consecutive local batches of a global batch.
 
         Args:
+            strategy: The strategy.
             batch: Arrays with the examples along axis 0, in any structure.
-            replicas: Into how many local batches to cut it.
 
         Raises:
             InputError: If the arrays differ in their number of examples.
         """
-        return self.per_replica(split_batch(batch, replicas))
+        here = strategy.local_replicas
+        return self.per_replica(
+            split_batch(batch, strategy.num_replicas_in_sync)[here.start : here.stop]
+        )
 
     def native_dataset(self, dataset: DistributedDataset) -> Any | None:
         """Returns the framework's equivalent of a distributed dataset; None if it has none.

@@ -235,9 +235,8 @@ class JaxRunner(Runner):
         """Puts components into one array on all devices."""
         return self._maker.per_replica(values)
 
-    def divide(self, batch: Any, replicas: int) -> Any:
+    def divide(self, strategy: Strategy, batch: Any) -> Any:
         """Cuts a batch into a local batch per replica, on the replicas' devices."""
-        del replicas  # always the number of this strategy's
         return self._maker.divide(batch)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:

@@ -33,7 +33,6 @@ from kerasdist.backends.tensorflow.workers.datasets import native_dataset
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.core.structures import Arguments, map_leaves, transpose
 from kerasdist.errors import UnsupportedError
-from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -164,11 +163,6 @@ class TensorFlowRunner(Runner):
             return None if parts[0] is None else per_replica(parts)
 
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
-
-    def divide(self, batch: Any, replicas: int) -> Any:
-        """Divides a batch, and puts each local batch on its replica's device."""
-        here = self._replica_set.local_replicas
-        return self.per_replica(split_batch(batch, replicas)[here.start : here.stop])
 
     def native_dataset(self, dataset: DistributedDataset) -> Any | None:
         """Returns the equivalent ``tf.distribute`` dataset of a ``tf.data`` source."""

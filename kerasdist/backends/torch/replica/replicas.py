@@ -49,7 +49,6 @@ from kerasdist.core.sharding import HeldShard
 from kerasdist.core.structures import Arguments, map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.autoshard import WorkerBatches
-from kerasdist.input.sharding import split_batch
 from kerasdist.job.job import Job
 from kerasdist.job.protocol import Timeouts
 from kerasdist.training import layer_losses
@@ -480,11 +479,6 @@ class TorchRunner(Runner):
             for device, structure in zip(self._devices, values, strict=True)
         ]
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
-
-    def divide(self, batch: Any, replicas: int) -> Any:
-        """Returns a value whose components are this process's local batches of a global batch."""
-        local = self._replica_set.local_replicas
-        return self.per_replica(split_batch(batch, replicas)[local.start : local.stop])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value or variable; anything else as a tuple of one."""
