@@ -11,7 +11,7 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives, SoleReplica
 from kerasdist.core import context
-from kerasdist.core.protocols import StrategyLike
+from kerasdist.core.context import StrategyLike
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 

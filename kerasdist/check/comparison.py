@@ -29,7 +29,7 @@ from kerasdist.check.differences import (
     worst,
 )
 from kerasdist.core import context
-from kerasdist.core.protocols import ReplicaLike
+from kerasdist.core.context import ReplicaLike
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops

@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Generic, TypeVar, final
 
 from kerasdist.core import context
-from kerasdist.core.protocols import StrategyLike
+from kerasdist.core.context import StrategyLike
 from kerasdist.errors import ScopeError
 
 _Entry = TypeVar("_Entry")

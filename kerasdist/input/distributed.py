@@ -20,7 +20,7 @@ from kerasdist.input.sharding import rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
 
 if TYPE_CHECKING:
-    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.core.context import StrategyLike
     from kerasdist.job.job import Job
 
 

@@ -27,7 +27,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Collectives, SoleReplica
 from kerasdist.core import context
-from kerasdist.core.protocols import ReplicaLike
+from kerasdist.core.context import ReplicaLike
 from kerasdist.keras_compat import ops
 
 Original = Callable[..., Any]

@@ -22,8 +22,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.api.scopes import has_strategy
 from kerasdist.core import context
-from kerasdist.core.context import one_device_replica
-from kerasdist.core.protocols import ReplicaLike
+from kerasdist.core.context import ReplicaLike, one_device_replica
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses
 from kerasdist.training.binding import bind

@@ -12,7 +12,7 @@ import keras
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.values import sole_component
 from kerasdist.core import context
-from kerasdist.core.protocols import StrategyLike
+from kerasdist.core.context import StrategyLike
 from kerasdist.core.structures import Arguments
 
 # The variables of gradients; None: all that the optimizer was built for.

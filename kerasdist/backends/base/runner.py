@@ -15,7 +15,7 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, sole_component
 from kerasdist.backends.base.checks import checked_axis
 from kerasdist.core import context
-from kerasdist.core.protocols import StrategyLike
+from kerasdist.core.context import StrategyLike
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.input.sharding import split_batch
 from kerasdist.keras_compat import ops

@@ -36,7 +36,7 @@ from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.trial import Trial
-    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.core.context import StrategyLike
     from kerasdist.job.job import Job
 
 
