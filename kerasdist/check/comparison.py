@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -70,10 +70,7 @@ class _Steps:
     model: Any
     batch: TriedBatch
     wants_outputs: bool
-    draws: RecordedDraws = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.draws = RecordedDraws(self.batch.sizes)
+    draws: RecordedDraws
 
     def taken(
         self, *, alone: bool, change: float = 0.0, number: int = 0
@@ -181,7 +178,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     with _python_state_kept(model):
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
-            steps = _Steps(model, tried, outputs)
+            steps = _Steps(model, tried, outputs, RecordedDraws(tried.sizes))
             expected, alone = steps.taken(alone=True)
             steps.draws.end_recording()
             drawn = "" if job is None else steps.draws.digest(alone.as_array)

@@ -75,15 +75,9 @@ class OneDeviceComparison:
             else "does not compute what one device computes"
         )
         lines = [f"{self.strategy} {verdict}, for a batch of {self.examples} examples:"]
-        for title, found in (
-            ("loss", self.loss),
-            ("outputs", self.outputs),
-            ("gradients", self.gradients),
-            ("weights", self.weights),
-            ("metrics", self.metrics),
-            ("moving statistics", self.moving_statistics),
-        ):
-            lines.append(f"  {title + ':':18} {_line(found)}")
+        for name in ("loss", "outputs", "gradients", "weights", "metrics", "moving_statistics"):
+            title = f"{name.replace('_', ' ')}:"
+            lines.append(f"  {title:18} {_line(getattr(self, name))}")
         if self.where:
             lines.append(f"  look at {self.where}")
         if self.draws_differ is not None:
