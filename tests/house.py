@@ -61,15 +61,15 @@ ADDED = {
 }
 
 FIGURES = (
-    Figure("lines of code", 28_150 + sum(ADDED.values()), 23_500),
-    Figure("files", 249, 250),
+    Figure("lines of code", 27_785 + sum(ADDED.values()), 23_500),
+    Figure("files", 241, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_358, 2_600),
+    Figure("mentions of Any", 2_341, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,
