@@ -16,22 +16,20 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.agreement.results import InitialBroadcast, checksum_of
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.base.trial import Trial
 from kerasdist.core import gpus
 from kerasdist.core.devices import ACCELERATORS, Device
+from kerasdist.core.sharding import HeldShard
 from kerasdist.errors import UnsupportedError
+from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
-
-if TYPE_CHECKING:
-    from kerasdist.backends.base.runner import Runner
-    from kerasdist.backends.base.trial import Trial
-    from kerasdist.core.sharding import HeldShard
-    from kerasdist.job.job import Job
 
 # An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
 Event = dict[str, Any]

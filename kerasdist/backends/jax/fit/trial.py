@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from kerasdist import keras_compat
@@ -15,9 +16,6 @@ from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.fit.trainer import TRAIN_STATE
 from kerasdist.backends.jax.mesh.arrays import copied
-
-if TYPE_CHECKING:
-    import keras
 
 
 @final
