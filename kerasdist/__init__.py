@@ -1,6 +1,7 @@
 """Distributed training for Keras 3 on TensorFlow, JAX and PyTorch, with the numbers of one device.
 
-Importing this package imports no framework; a public name is loaded when it is first used.
+Importing this package imports no framework; `kerasdist.public` is loaded when one of its names is
+first used.
 """
 
 from __future__ import annotations
@@ -8,50 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kerasdist._version import __version__
+from kerasdist.core import __version__
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
-    from kerasdist.api.extended import StrategyExtended
-    from kerasdist.api.functions import function, value_and_grad
-    from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
-    from kerasdist.api.options import (
-        CommunicationImplementation,
-        CommunicationOptions,
-        ReduceOp,
-        RunOptions,
-    )
-    from kerasdist.api.replica_context import ReplicaContext, global_batch
-    from kerasdist.api.scopes import (
-        get_replica_context,
-        get_strategy,
-        has_strategy,
-        in_cross_replica_context,
-        print,
-    )
-    from kerasdist.api.strategy import Strategy
-    from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
-    from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
-    from kerasdist.core.partitions import DeviceAssignment
-    from kerasdist.core.sharding import Sharding
-    from kerasdist.input.distributed import DistributedDataset
-    from kerasdist.input.options import (
-        AutoShardPolicy,
-        InputContext,
-        InputOptions,
-        InputReplicationMode,
-        ValueContext,
-    )
-    from kerasdist.launch.function import launch
-    from kerasdist.strategies.mirrored import (
-        CentralStorageStrategy,
-        MirroredStrategy,
-        OneDeviceStrategy,
-        auto,
-    )
-    from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
-    from kerasdist.strategies.tpu import TPUStrategy
-    from kerasdist.training.predictions import predict_to
+    from kerasdist.public import *
 
 __all__ = [
     "AutoShardPolicy",
@@ -100,47 +62,6 @@ __all__ = [
     "value_and_grad",
 ]
 
-_HOMES = {
-    "AutoShardPolicy": "kerasdist.input.options",
-    "CentralStorageStrategy": "kerasdist.strategies.mirrored",
-    "DeviceAssignment": "kerasdist.core.partitions",
-    "TPUStrategy": "kerasdist.strategies.tpu",
-    "CommunicationImplementation": "kerasdist.api.options",
-    "CommunicationOptions": "kerasdist.api.options",
-    "DistributedDataset": "kerasdist.input.distributed",
-    "DistributedValues": "kerasdist.api.values",
-    "InputContext": "kerasdist.input.options",
-    "InputOptions": "kerasdist.input.options",
-    "InputReplicationMode": "kerasdist.input.options",
-    "Mirrored": "kerasdist.api.values",
-    "MirroredStrategy": "kerasdist.strategies.mirrored",
-    "MultiWorkerMirroredStrategy": "kerasdist.strategies.multi_worker",
-    "OneDeviceComparison": "kerasdist.check.report",
-    "OneDeviceStrategy": "kerasdist.strategies.mirrored",
-    "PerReplica": "kerasdist.api.values",
-    "ReduceOp": "kerasdist.api.options",
-    "ReplicaContext": "kerasdist.api.replica_context",
-    "RunOptions": "kerasdist.api.options",
-    "Sharding": "kerasdist.core.sharding",
-    "Strategy": "kerasdist.api.strategy",
-    "StrategyExtended": "kerasdist.api.extended",
-    "ValueContext": "kerasdist.input.options",
-    "auto": "kerasdist.strategies.mirrored",
-    "compare_with_one_device": "kerasdist.check.report",
-    "compute_average_loss": "kerasdist.api.losses",
-    "function": "kerasdist.api.functions",
-    "get_replica_context": "kerasdist.api.scopes",
-    "get_strategy": "kerasdist.api.scopes",
-    "global_batch": "kerasdist.api.replica_context",
-    "has_strategy": "kerasdist.api.scopes",
-    "predict_to": "kerasdist.training.predictions",
-    "print": "kerasdist.api.scopes",
-    "in_cross_replica_context": "kerasdist.api.scopes",
-    "scale_regularization_loss": "kerasdist.api.losses",
-    "value_and_grad": "kerasdist.api.functions",
-}
-
-
 # Names of tf.distribute and other libraries, and what to use here.
 _ELSEWHERE = {
     "ParameterServerStrategy": (
@@ -159,16 +80,16 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name in ("callbacks", "cluster", "config", "errors", "experimental", "launch"):
         return importlib.import_module(f"kerasdist.{name}")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(_hint(name))
     try:
-        home = importlib.import_module(_HOMES[name])
+        public = importlib.import_module("kerasdist.public")
     except (ImportError, ValueError) as error:
         problem = importlib.import_module("kerasdist.core.backend_choice").backend_choice().problem
         if problem is None:
             raise
         raise importlib.import_module("kerasdist.errors").BackendError(problem) from error
-    value = getattr(home, name)
+    value = getattr(public, name)
     globals()[name] = value
     return value
 

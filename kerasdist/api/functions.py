@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
+
+import keras
 
 from kerasdist.backends import registry
-
-if TYPE_CHECKING:
-    import keras
 
 
 @overload

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras import backend
+
 from kerasdist.core import context
 from kerasdist.errors import ScopeError
+from kerasdist.keras_compat import ops
 
 
 def compute_average_loss(
@@ -39,10 +42,6 @@ def compute_average_loss(
 
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
     """
-    from keras import backend
-
-    from kerasdist.keras_compat import ops
-
     losses = ops.convert_to_tensor(per_example_loss)
     dtype = losses.dtype
     if len(losses.shape) == 0:
@@ -93,8 +92,6 @@ def scale_regularization_loss(regularization_loss: object) -> Any:
 
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/scale_regularization_loss
     """
-    from kerasdist.keras_compat import ops
-
     replicas = _replicas("scale_regularization_loss")
     if isinstance(regularization_loss, list | tuple):
         total = sum(ops.sum(one) for one in regularization_loss)

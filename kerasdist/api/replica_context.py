@@ -9,10 +9,9 @@ from typing import Any
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import checked_axis
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives
-from kerasdist.backends.base.single_replica import SoleReplica
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives, SoleReplica
 from kerasdist.core import context
-from kerasdist.core.protocols import StrategyLike
+from kerasdist.core.context import StrategyLike
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
@@ -100,11 +99,12 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[str, ...]:
         """The names of the devices this replica computes on."""
-        replica_set = self.strategy.replica_set
-        if replica_set is None or not isinstance(self.replica_id_in_sync_group, int):
+        replica_set, number = self.strategy.replica_set, self.replica_id_in_sync_group
+        if not isinstance(number, int) or replica_set is None:
             return ()
-        device = replica_set.device_of(self.replica_id_in_sync_group)
-        return () if device is None else (str(device),)
+        here = replica_set.local_replicas
+        first = (number - here.start) * replica_set.options.devices_per_replica
+        return (str(replica_set.devices[first]),) if number in here else ()
 
     def merge_call(
         self,
@@ -170,7 +170,7 @@ class ReplicaContext:
             value: A tensor of at least one dimension, or nested lists, tuples and dicts of them;
                 equal in all replicas but for the size along `axis`.
             axis: The axis; negative values count from the end.
-            options: How to communicate.
+            options: Without effect: each backend chooses by the size of the tensors.
 
         Returns:
             The same structure, gathered.
@@ -180,7 +180,6 @@ class ReplicaContext:
             ValueError: If a tensor has no such axis.
             ReplicaError: If the replicas do not all make the same call.
         """
-        # Not by `options`: each backend chooses by the size of the tensors.
         self._require_in_force("all_gather")
         gather = self.collectives.all_gather
         return map_leaves(lambda leaf: gather(leaf, checked_axis(leaf, axis)), value)

@@ -10,7 +10,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from kerasdist.core.structures import map_leaves, transpose
+from kerasdist.core.structures import flatten, map_leaves, transpose
 
 
 class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's can be registered
@@ -77,6 +77,18 @@ def component(structure: object, index: int) -> Any:
     return map_leaves(
         lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf, structure
     )
+
+
+def sole_component(structure: object) -> Any:
+    """Returns a structure in which each distributed value is replaced by its only component."""
+    for leaf in flatten(structure):
+        if isinstance(leaf, DistributedValues) and len(leaf.values) != 1:
+            raise ValueError(
+                "Expected values of this strategy's 1 replica. Received: a "
+                f"{type(leaf).__name__} of {len(leaf.values)} components. Values cannot go from "
+                "one strategy to another: pass tensors, such as strategy.gather returns."
+            )
+    return component(structure, 0)
 
 
 def per_replica(structures: Sequence[Any]) -> Any:

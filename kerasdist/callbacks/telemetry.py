@@ -21,7 +21,6 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist._version import __version__
 from kerasdist.api.functions import function
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.api.scopes import get_replica_context
@@ -29,7 +28,7 @@ from kerasdist.backends import registry
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
-from kerasdist.core import gpus
+from kerasdist.core import __version__, gpus
 from kerasdist.core.backend_choice import is_installed
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -29,7 +29,7 @@ from kerasdist.check.differences import (
     worst,
 )
 from kerasdist.core import context
-from kerasdist.core.protocols import ReplicaLike
+from kerasdist.core.context import ReplicaLike
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
@@ -69,12 +69,8 @@ class _Steps:
 
     model: Any
     batch: TriedBatch
-    trials: Any
     wants_outputs: bool
-    draws: RecordedDraws = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.draws = RecordedDraws(self.batch.sizes)
+    draws: RecordedDraws
 
     def taken(
         self, *, alone: bool, change: float = 0.0, number: int = 0
@@ -82,8 +78,8 @@ class _Steps:
         """Takes the step; with a number, weights and unrepeated draws are a little different."""
         is_fresh = self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
-        trial = self.trials.trial(
-            draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
+        trial: Trial = self.model.replica_set.trial_class(
+            self.model, draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
         )
         self.draws.begin()
         state = _state_of(self.model)
@@ -181,8 +177,8 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     replicas.begin_step()  # variables that are new become equal on all workers
     with _python_state_kept(model):
         with _all_do(job, "the first step on one device"):
-            trials = replicas.trials(model)
-            steps = _Steps(model, trials.gathered(batch, spares=spares), trials, outputs)
+            tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
+            steps = _Steps(model, tried, outputs, RecordedDraws(tried.sizes))
             expected, alone = steps.taken(alone=True)
             steps.draws.end_recording()
             drawn = "" if job is None else steps.draws.digest(alone.as_array)

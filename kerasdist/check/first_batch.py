@@ -14,7 +14,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.check.comparison import bytes_of_copies, compare
-from kerasdist.check.user_code import places, user_code
+from kerasdist.check.report import places, user_code
 from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError

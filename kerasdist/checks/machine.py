@@ -16,11 +16,10 @@ from typing import Any, final
 
 from packaging.requirements import Requirement
 
-from kerasdist._version import __version__
 from kerasdist.checks.findings import Finding, judge
 from kerasdist.checks.jobs import has_accelerator
 from kerasdist.cluster import addresses, detection
-from kerasdist.core import gpus
+from kerasdist.core import __version__, gpus
 from kerasdist.core.backend_choice import (
     KNOWN,
     backend_choice,

@@ -2,6 +2,9 @@
 
 Both belong to the calling thread, as in ``tf.distribute``: a scope entered in one thread is not
 seen by another. Outside every scope there is a default strategy of one replica.
+
+The layers below `kerasdist.api` know a strategy and a replica's context by two protocols: the
+classes import those layers.
 """
 
 from __future__ import annotations
@@ -11,12 +14,84 @@ import importlib
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from kerasdist.errors import ScopeError
 
-if TYPE_CHECKING:
-    from kerasdist.core.protocols import ReplicaLike, StrategyLike
+
+class StrategyLike(Protocol):
+    """A `kerasdist.Strategy`, by what it can be asked."""
+
+    is_used: bool
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas gradients are combined over."""
+        ...
+
+    @property
+    def local_replicas(self) -> range:
+        """The numbers of the replicas in this process."""
+        ...
+
+    @property
+    def replica_set(self) -> Any:
+        """The `ReplicaSet`; None for the default strategy."""
+        ...
+
+    @property
+    def options(self) -> Any:
+        """The `ReplicaOptions`."""
+        ...
+
+    @property
+    def runner(self) -> Any:
+        """The `Runner`."""
+        ...
+
+    @property
+    def sole_replica_context(self) -> Any:
+        """The `ReplicaContext` of code outside of every replica."""
+        ...
+
+
+class ReplicaLike(Protocol):
+    """A `kerasdist.ReplicaContext`, by what it can be asked."""
+
+    @property
+    def strategy(self) -> StrategyLike:
+        """The strategy that runs the step."""
+        ...
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number."""
+        ...
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas take part."""
+        ...
+
+    @property
+    def collectives(self) -> Any:
+        """The replica's `Collectives`."""
+        ...
+
+    @property
+    def local_batch(self) -> Any:
+        """Its `LocalBatch` in a step of `fit`, else None."""
+        ...
+
+    @property
+    def weight(self) -> Any:
+        """Its weight among the examples in a step of `fit`."""
+        ...
+
+    @property
+    def layer_losses(self) -> dict[int, tuple[Any, list[Any]]]:
+        """Losses that layers added in this replica."""
+        ...
 
 
 class _Here(threading.local):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 from kerasdist.core import context
+from kerasdist.core.context import StrategyLike
 from kerasdist.errors import ScopeError
-
-if TYPE_CHECKING:
-    from kerasdist.core.protocols import StrategyLike
-
 
 _Entry = TypeVar("_Entry")
 

@@ -6,6 +6,7 @@ import abc
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
@@ -13,14 +14,13 @@ from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.autoshard import KnownSizes, own_source, policy_of
+from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
 from kerasdist.input.sharding import rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
-from kerasdist.input.worker_batches import WorkerBatches
 
 if TYPE_CHECKING:
-    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.core.context import StrategyLike
     from kerasdist.job.job import Job
 
 
@@ -102,8 +102,8 @@ class DividedDataset(DistributedDataset):
             yield split_batch(batch, replicas)[here.start : here.stop]
 
     def _batches(self) -> Iterator[Any]:
-        divide, replicas = self.strategy.runner.divide, self.strategy.num_replicas_in_sync
-        return (divide(batch, replicas) for batch in lasting_batches_of(self.source)())
+        divide = partial(self.strategy.runner.divide, self.strategy)
+        return map(divide, lasting_batches_of(self.source)())
 
 
 @final
@@ -114,9 +114,9 @@ class ShardedDataset(DistributedDataset):
 
     def __len__(self) -> int:
         """Returns the number of steps until all workers' data have ended."""
-        if self.source.length is None:
+        if self.source.num_batches is None:
             raise TypeError("The number of batches of this dataset is not known.")
-        return self.source.length
+        return self.source.num_batches
 
     def _local_batches(self) -> Iterator[Sequence[Any]]:
         replicas = len(self.strategy.local_replicas)
@@ -245,23 +245,13 @@ def equivalent(dataset: object) -> Any:
 _EQUIVALENTS: WeakKeyDictionary[Any, DistributedDataset] = WeakKeyDictionary()
 
 
-# Functions that return a framework's equivalent of a `DistributedDataset`, or None.
-_NATIVE: list[Callable[[DistributedDataset], Any | None]] = []
-
-
-def register_native(make: Callable[[DistributedDataset], Any | None]) -> None:
-    """Registers a function that returns a framework's equivalent of `DistributedDataset`s."""
-    _NATIVE.append(make)
-
-
 def _preferred(ours: DistributedDataset) -> Any:
     """Returns the framework's equivalent of a dataset, if there is one, else the dataset."""
-    for make in _NATIVE:
-        own = make(ours)
-        if own is not None:
-            _EQUIVALENTS[own] = ours
-            return own
-    return ours
+    own = ours.strategy.runner.native_dataset(ours)
+    if own is None:
+        return ours
+    _EQUIVALENTS[own] = ours
+    return own
 
 
 def _is_ours(dataset: object) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.core.structures import transpose
 from kerasdist.errors import InputError
-from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.autoshard import OwnSource, WorkerBatches
 from kerasdist.input.distributed import (
     DividedDataset,
     GatheredDataset,
@@ -20,7 +20,6 @@ from kerasdist.input.distributed import (
     job_of,
 )
 from kerasdist.input.sources import length_of
-from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
 
 
 def whole(dataset: object, **beside: object) -> Any:
@@ -34,7 +33,7 @@ def whole(dataset: object, **beside: object) -> Any:
                 "Keras looks at a batch before it trains. Received: a generator. Pass a "
                 "keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a list of batches."
             )
-        return ShardedAdapter(ours.source)
+        return ours.source
     if isinstance(ours, GatheredDataset):
         source: Any = _Rounds(ours)
         job = job_of(ours.strategy)
@@ -42,7 +41,7 @@ def whole(dataset: object, **beside: object) -> Any:
             _refuse(beside)
             start, length = lambda: iter(source), length_of(source)
             own = OwnSource(ours, start, length, 1, start, ours.sizes_of_rounds())
-            return ShardedAdapter(WorkerBatches(own, job))
+            return WorkerBatches(own, job)
     elif isinstance(ours, DividedDataset):
         source = ours.source
     else:
@@ -56,7 +55,7 @@ def whole(dataset: object, **beside: object) -> Any:
 def as_plain_keras(dataset: object) -> Any:
     """Returns a dataset of a distributed dataset's global batches, for plain Keras."""
     source = whole(dataset)
-    if isinstance(source, ShardedAdapter):
+    if isinstance(source, WorkerBatches):
         raise InputError(
             "Expected a model that was made in a strategy's scope, for a dataset of which each "
             "worker reads a part. Received: a model of no strategy. Make the model in the scope, "

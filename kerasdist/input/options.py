@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from kerasdist.api.options import member_of, options_of
+from kerasdist.api.options import member_of
 
 
 class InputReplicationMode(enum.Enum):
@@ -109,11 +109,6 @@ class InputOptions:
         if self.auto_shard_policy is not None:
             policy = member_of(AutoShardPolicy, self.auto_shard_policy, "auto_shard_policy")
             object.__setattr__(self, "auto_shard_policy", policy)
-
-    @classmethod
-    def of(cls, options: Any) -> InputOptions:
-        """Returns the given options, the defaults for None."""
-        return options_of(cls, options, "options")
 
 
 @dataclass(frozen=True)

@@ -54,19 +54,6 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
     return tuple(bounds_of_replica(total, replicas, one) for one in range(replicas))
 
 
-def weights(total: int, replicas: int) -> tuple[float, ...]:
-    """Returns each replica's weight, that of its mean in the global mean.
-
-    Args:
-        total: Number of examples in the global batch, at least 0.
-        replicas: Number of replicas, at least 1.
-
-    Returns:
-        One weight per replica; they sum to 1, or are all 0 when the batch is empty.
-    """
-    return tuple(size / total if total else 0.0 for size in piece_sizes(total, replicas))
-
-
 def spared(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns how many of each replica's examples a trial uses: one device may not hold all.
 

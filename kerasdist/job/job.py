@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist._version import __version__
 from kerasdist.cluster.addresses import split
 from kerasdist.cluster.source import Membership
-from kerasdist.core import whole_files
+from kerasdist.core import __version__, whole_files
 from kerasdist.errors import (
     ClusterError,
     DisagreementError,

@@ -1,17 +1,24 @@
-"""Keras's models, layers, losses, metrics and trees, its version, and its state per thread."""
+"""Keras's models, layers, losses, metrics and trees, its version, and its state per thread.
+
+That state is settings on which layers and operations depend, and where random draws begin.
+"""
 
 from __future__ import annotations
 
 import functools
+import random
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src import api_export, tree
 from keras.src.backend.common import global_state
 from keras.src.export.export_utils import get_input_signature
 from keras.src.models.functional import Functional
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import SeedGenerator
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.compile_utils import CompileLoss
@@ -19,6 +26,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.trainer import Trainer
 from keras.src.tree import tree_api
 from keras.src.utils import naming, python_utils
+from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
 from kerasdist.core.structures import flatten
 
@@ -359,3 +367,54 @@ _REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
     "optree_impl": _by_optree,
     "torchtree_impl": _by_torch,
 }
+
+
+_threads_own = global_state.GLOBAL_STATE_TRACKER
+_floatx = keras.config.floatx
+
+
+def settings() -> tuple[str, str, bool]:
+    """Returns the settings that a compiled function depends on beside its arguments and variables.
+
+    Every step calls it, so it is fast.
+    """
+    own = _threads_own
+    policy = getattr(own, "dtype_policy", None) or keras.config.dtype_policy()
+    return policy.name, _floatx(), getattr(own, "stateless_scope", None) is not None
+
+
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+
+
+def is_seeded(seed: object) -> bool:
+    """Returns whether the user has seeded a draw; else torch's own generator is used."""
+    return seed is not None and not (isinstance(seed, SeedGenerator) and seed._initial_seed is None)
+
+
+def global_seed_generator() -> Any:
+    """Returns the generator that unseeded draws of this thread take their seeds from, or None."""
+    return global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+
+
+def set_global_seed_generator(generator: object) -> None:
+    """Sets the generator that unseeded draws of this thread take their seeds from."""
+    global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
+
+
+def global_seed() -> int | None:
+    """Returns what ``keras.utils.set_random_seed`` was called with last, None if it was not."""
+    return global_state.get_global_attribute(GLOBAL_RANDOM_SEED)
+
+
+def set_random_seed(number: int) -> None:
+    """Does what `keras.utils.set_random_seed` does, which imports TensorFlow to seed it.
+
+    That would cost each worker on other frameworks 420 MB.
+    """
+    if "tensorflow" in sys.modules:
+        keras.utils.set_random_seed(number)
+        return
+    global_state.set_global_attribute(GLOBAL_RANDOM_SEED, number)
+    set_global_seed_generator(None)
+    random.seed(number)
+    np.random.seed(number)

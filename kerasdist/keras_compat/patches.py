@@ -132,15 +132,6 @@ if HAS_DDP:
         _row("metrics_result", BackendTrainer, "get_metrics_result", "likewise"),
     )
 
-# Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
-OVERRIDDEN: dict[str, str] = {
-    "_compute_loss": "on torch: its value is looked at, and a vector stays one in a replica",
-    "_get_metrics_result_or_logs": "on torch: once an epoch, to look at the losses of the replicas",
-    "_symbolic_build": "what it makes belongs to the strategy",
-    "_maybe_symbolic_build": "on TensorFlow it would take a batch from the data, then lost",
-    "_get_jax_state": "on JAX it hands out the state, which must be on the replicas' devices",
-}
-
 
 @final
 @dataclass
@@ -149,11 +140,10 @@ class _Place:
 
     Attributes:
         original: Keras's own function, or a property's.
-        call: What runs in its place.
+        functions: What runs in its place, by the names in the table.
     """
 
     original: Function
-    call: Function
     functions: dict[str, Function] = field(default_factory=dict[str, Function])
 
 
@@ -175,7 +165,6 @@ def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Functio
     *outer, name = path.split(".")
     owner = attrgetter(".".join(outer))(owner) if outer else owner
     now = inspect.getattr_static(owner, name)
-    is_property = isinstance(now, property)
     if isinstance(now, ModuleType):
         public = getattr(keras, name)
         for each, function in tuple(vars(now).items()):
@@ -183,23 +172,20 @@ def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Functio
                 _put_in(patch, now, each, functions)
         return
     place = _places.get((id(owner), name))
-    is_new = place is None
     if place is None:
         original: Any = now.fget if isinstance(now, property) else getattr(owner, name)
         if path == "apply_mask" and _VERSION < (3, 15):
             original = _without_change_of_mask(original)
-        place = _places[id(owner), name] = _Place(original, original)
+        place = _places[id(owner), name] = _Place(original)
     place.functions.update(functions)
     *before, last = (place.functions[one] for one in patch.functions if one in place.functions)
-    place.call = functools.partial(last, place.original)
+    call = functools.partial(last, place.original)
     for outer_one in reversed(before):
-        place.call = functools.partial(outer_one, _as_function(place.call, place.original))
-    if is_property:
-        setattr(owner, name, property(place.call, doc=place.original.__doc__))
-    elif isinstance(owner, ModuleType):
-        setattr(owner, name, _as_function(place.call, place.original))
-    elif is_new:
-        _replace(owner, name, place)
+        call = functools.partial(outer_one, _as_function(call, place.original))
+    if isinstance(now, property):
+        setattr(owner, name, property(call, doc=place.original.__doc__))
+    else:
+        setattr(owner, name, _as_function(call, place.original))
 
 
 def _as_function(call: Function, original: Function) -> Function:
@@ -209,19 +195,11 @@ def _as_function(call: Function, original: Function) -> Function:
     def hooked(*args: object, **kwargs: object) -> Any:
         return call(*args, **kwargs)
 
-    return hooked
-
-
-def _replace(owner: object, name: str, place: _Place) -> None:
-    @functools.wraps(place.original)
-    def hooked(*args: object, **kwargs: object) -> Any:
-        return place.call(*args, **kwargs)
-
     # Keras reads the arguments of a layer's `__init__` without following `__wrapped__`.
     # It copies the attributes of `build` to a function without `self`.
-    if name != "build":
-        hooked.__signature__ = inspect.signature(place.original)  # type: ignore[attr-defined]
-    setattr(owner, name, hooked)
+    if original.__name__ != "build":
+        hooked.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return hooked
 
 
 def _without_change_of_mask(original: Function) -> Function:

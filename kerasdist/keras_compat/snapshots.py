@@ -10,16 +10,14 @@ import tempfile
 import zipfile
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+import keras
 import numpy as np
 from keras.src.saving import saving_lib
 from keras.src.utils import file_utils
 
 from kerasdist.keras_compat.models import ops
-
-if TYPE_CHECKING:
-    import keras
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
 """Arrays that no copy uses any more, by shape and type.

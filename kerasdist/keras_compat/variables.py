@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 from keras.src.backend.common import global_state
-
-if TYPE_CHECKING:
-    import keras
 
 # The names under which Keras keeps a thread's state; from 3.13 on it has a constant for the second.
 _STATELESS_SCOPE = "stateless_scope"

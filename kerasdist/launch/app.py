@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from kerasdist._version import __version__
 from kerasdist.checks import bench, hosts, info, jobs
 from kerasdist.cluster import addresses
+from kerasdist.core import __version__
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError
 from kerasdist.job import launcher

@@ -17,21 +17,18 @@ same formulas, the second of deviations from the mean that the first has brought
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, final
+from contextvars import ContextVar
+from typing import Any
 
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.collectives import Collectives
-from kerasdist.backends.base.single_replica import SoleReplica
+from kerasdist.backends.base.collectives import Collectives, SoleReplica
 from kerasdist.core import context
+from kerasdist.core.context import ReplicaLike
 from kerasdist.keras_compat import ops
-
-if TYPE_CHECKING:
-    from kerasdist.core.protocols import ReplicaLike
 
 Original = Callable[..., Any]
 
@@ -50,14 +47,7 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
     layer.synchronized = synchronized
 
 
-@final
-class _Making(threading.local):
-    """Whether the calling thread is creating moving statistics."""
-
-    statistics = False
-
-
-_making = _Making()
+_makes_statistics = ContextVar("makes moving statistics", default=False)
 
 
 def weight_made(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
@@ -69,16 +59,16 @@ def weight_made(original: Original, layer: keras.Layer, *args: object, **kwargs:
     if strategy.options.batch_norm == "per_replica":
         # Each assignment averages the replicas' values, in `fit` weighted by their rows.
         return original(layer, *args, **kwargs)
-    _making.statistics = True
+    token = _makes_statistics.set(True)
     try:
         return original(layer, *args, **kwargs)
     finally:
-        _making.statistics = False
+        _makes_statistics.reset(token)
 
 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns a variable's arguments; for moving statistics, with sync-on-read added."""
-    return options | {"synchronization": "on_read"} if _making.statistics else options
+    return options | {"synchronization": "on_read"} if _makes_statistics.get() else options
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:

@@ -10,12 +10,12 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import keras
+
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 
 if TYPE_CHECKING:
-    import keras
-
     from kerasdist.api.strategy import Strategy
 
 # The attribute for a model's binding; set without Keras's tracking.

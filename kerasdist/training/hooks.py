@@ -259,14 +259,12 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
     replica = one_device_replica()
     if replica is None:
         return original(optimizer, loss)
-    is_weighted = replica.collectives.weights_scaled_losses and numerics.is_weighted_by_loss(
-        optimizer
-    )
+    is_weighted = numerics.is_weighted_by_loss(optimizer)
     if is_weighted:
         # Before the scale: float16 gradients are then as large as on one device, not larger.
         loss = numerics.weighted(loss, replica.weight)
     loss = original(optimizer, loss)
-    return replica.collectives.differentiated_loss(optimizer, loss, is_weighted=is_weighted)
+    return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
 
 
 def _assign(original: Original, variable: keras.Variable, value: object) -> Any:

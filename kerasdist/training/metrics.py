@@ -22,8 +22,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.api.scopes import has_strategy
 from kerasdist.core import context
-from kerasdist.core.context import one_device_replica
-from kerasdist.core.protocols import ReplicaLike
+from kerasdist.core.context import ReplicaLike, one_device_replica
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses, numerics
 from kerasdist.training.binding import bind
@@ -161,8 +160,6 @@ def metric_created(
     original(metric, *args, **kwargs)
     if has_strategy():
         bind(metric, ReplicatedMetric)
-        if not keras_compat.is_builtin(type(metric)):
-            bind(metric, GlobalBatchMetric)
 
 
 def update_wrapped(

@@ -16,16 +16,13 @@ loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weight
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.core.context import one_device_replica
+from kerasdist.core.context import ReplicaLike, one_device_replica
 from kerasdist.keras_compat import ops
-
-if TYPE_CHECKING:
-    from kerasdist.core.protocols import ReplicaLike
 
 _MEANS = ("sum_over_batch_size", "mean")
 _WEIGHTED_MEAN = "mean_with_sample_weight"
@@ -48,7 +45,7 @@ def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     """Returns the weight by which a replica's gradients must still be multiplied.
 
     It is 1, or 0 on an empty replica, if the loss was multiplied by the weight before a
-    LossScaleOptimizer scaled it (`Collectives.weights_scaled_losses`).
+    LossScaleOptimizer scaled it.
     """
     # Still 0 for an empty replica, whose gradients may be NaN.
     return presence(weight) if is_weighted_by_loss(optimizer) else weight

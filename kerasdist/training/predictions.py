@@ -14,8 +14,7 @@ from kerasdist.api.scopes import get_strategy
 from kerasdist.core import ownership
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import UnsupportedError
-from kerasdist.input.array_dataset import RowDataset
-from kerasdist.input.sources import batches_of
+from kerasdist.input.sources import RowDataset, batches_of
 from kerasdist.keras_compat import is_array, is_builtin
 from kerasdist.training.trainer import defined_by_model
 

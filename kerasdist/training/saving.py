@@ -11,13 +11,12 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
 
 from kerasdist.core import whole_files
 from kerasdist.training.binding import binding_of
-
-if TYPE_CHECKING:
-    import keras
 
 Original = Callable[..., Any]
 

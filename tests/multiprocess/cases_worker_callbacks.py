@@ -306,7 +306,7 @@ def restart_of_shards(lab):
     """
     import tensorflow as tf
 
-    from kerasdist.input.worker_batches import WorkerBatches
+    from kerasdist.input.autoshard import WorkerBatches
 
     def run(folder, *callbacks):
         model = _model(lab)

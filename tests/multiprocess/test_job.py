@@ -67,8 +67,8 @@ LOSSES = [
 
 # A worker of an older release, as far as the others can tell.
 OLDER = """
-import runpy, kerasdist._version
-kerasdist._version.__version__ = "0.0.1"
+import runpy, kerasdist.core
+kerasdist.core.__version__ = "0.0.1"
 runpy.run_module("tests.multiprocess.job_script", run_name="__main__")
 """
 

@@ -13,7 +13,18 @@ from tests.fresh import run_forked
 
 BACKENDS = ["tensorflow", "jax", "torch"]
 
-PROBE = """
+# Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
+OVERRIDDEN = {
+    "_compute_loss": "on torch: its value is looked at, and a vector stays one in a replica",
+    "_get_metrics_result_or_logs": "on torch: once an epoch, to look at the losses of the replicas",
+    "_symbolic_build": "what it makes belongs to the strategy",
+    "_maybe_symbolic_build": "on TensorFlow it would take a batch from the data, then lost",
+    "_get_jax_state": "on JAX it hands out the state, which must be on the replicas' devices",
+}
+
+PROBE = (
+    f"OVERRIDDEN = {OVERRIDDEN}"
+    + """
 import inspect, json
 from collections import Counter
 from operator import attrgetter
@@ -67,9 +78,9 @@ print(json.dumps({
     "missing": missing,
     "twice": [f"{owner}.{name}" for (owner, name), count in targets.items() if count > 1],
     "overridable": [
-        name for name in keras_compat.patches.OVERRIDDEN if hasattr(BackendTrainer, name)
+        name for name in OVERRIDDEN if hasattr(BackendTrainer, name)
     ],
-    "overridden": sorted(keras_compat.patches.OVERRIDDEN),
+    "overridden": sorted(OVERRIDDEN),
     "settings": settings,
     "not drawn": sorted({*arguments} - {*drawn}),
     "draws of a layer": drawn[-1],
@@ -77,6 +88,7 @@ print(json.dumps({
     "number": len(targets) - 2 * keras_compat.HAS_DDP,
 }))
 """
+)
 
 # What the hooks and their callers rely on: the first parameters, in this order.
 SIGNATURES = {

@@ -21,14 +21,14 @@ FRAMEWORK_OF = {
 # A unit is a module or folder of the package, in api/ each module; backends/ is what all share. The
 # command line is the top, whatever folder it is in.
 LAYERS = (
-    ("_version", "errors"),
+    ("errors",),
     ("core",),
     ("config", "api.options", "api.values"),
     ("keras_compat", "cluster"),
     ("job", "input", "api.losses"),
     ("agreement",),
     ("launch", "backends"),
-    ("api.extended", "api.functions", "api.replica_context", "api.scopes"),
+    ("api.functions", "api.replica_context", "api.scopes"),
     ("training.binding",),
     ("callbacks",),
     ("experimental", "training", "api.strategy"),
@@ -37,7 +37,7 @@ LAYERS = (
     ("strategies", "plan"),
     ("checks",),
     ("launch.app",),
-    ("__main__",),
+    ("__main__", "public"),
 )
 LAYER_OF = {unit: height for height, units in enumerate(LAYERS) for unit in units}
 # Imports from a layer that is not below, made by a function when it is called.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
 
 from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.job import current_job
-
-if TYPE_CHECKING:
-    import keras
 
 
 def check_summable(dtype: str) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, final
+
+import keras
 
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.core.protocols import StrategyLike
+from kerasdist.api.values import sole_component
+from kerasdist.core import context
+from kerasdist.core.context import StrategyLike
 from kerasdist.core.structures import Arguments
-
-if TYPE_CHECKING:
-    import keras
 
 # The variables of gradients; None: all that the optimizer was built for.
 Variables = list[Any] | None
@@ -27,25 +28,20 @@ class Collectives(abc.ABC):
     """The collectives of one replica. All replicas must make the same calls in the same order.
 
     Attributes:
-        weights_scaled_losses: Whether a loss that a LossScaleOptimizer scales is multiplied by the
-            replica's weight before that, so that `apply_gradients` does not weight its gradients.
         own_moments: The framework's kernel for mean and variance of the replica's own rows, one
             value per channel each. The kernel returns None for rows on which Keras's operations
             are better. The attribute is None if there is no such kernel.
     """
 
-    weights_scaled_losses = False
     own_moments: Callable[[Any, Sequence[int]], tuple[Any, Any] | None] | None = None
 
-    def differentiated_loss(
-        self, optimizer: keras.Optimizer, loss: Any, *, is_weighted: bool
-    ) -> Any:
+    def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
         """Returns the loss with which the backward pass is to begin.
 
         Args:
-            optimizer: The optimizer that will apply the gradients.
-            loss: The loss, scaled.
-            is_weighted: Whether the loss has been multiplied by the replica's weight.
+            loss: The loss, scaled by its optimizer.
+            is_weighted: Whether it has been multiplied by the replica's weight before that, so that
+                `apply_gradients` does not weight its gradients.
         """
         return loss
 
@@ -147,3 +143,35 @@ class Collectives(abc.ABC):
             gradients: This replica's gradients; None for a variable without a gradient.
             variables: The gradients' variables, or None.
         """
+
+
+@final
+class SoleReplica(Collectives):
+    """The collectives of a strategy's only replica."""
+
+    def merge_call(
+        self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
+    ) -> Any:
+        """Calls the function, in cross-replica context."""
+        with context.replica_scope(None):
+            return sole_component(given.call(function, strategy))
+
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
+        """Returns the tensors themselves."""
+        return list(tensors)
+
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns the tensor itself."""
+        return total
+
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Returns the tensor itself."""
+        return tensor
+
+    def apply_gradients(
+        self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
+    ) -> Any:
+        """Calls Keras's own ``apply``."""
+        return apply(optimizer, gradients, variables)

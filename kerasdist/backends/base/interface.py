@@ -16,22 +16,20 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.agreement.results import InitialBroadcast, checksum_of
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.base.trial import Trial
 from kerasdist.core import gpus
 from kerasdist.core.devices import ACCELERATORS, Device
+from kerasdist.core.sharding import HeldShard
 from kerasdist.errors import UnsupportedError
+from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
-
-if TYPE_CHECKING:
-    from kerasdist.backends.base.runner import Runner
-    from kerasdist.backends.base.trial import Trials
-    from kerasdist.core.sharding import HeldShard
-    from kerasdist.job.job import Job
 
 # An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
 Event = dict[str, Any]
@@ -266,17 +264,6 @@ class ReplicaSet(abc.ABC):
         """Whether the workers of a job may each hold a part of a variable."""
         return self.job is not None and self.options.sharding is not None
 
-    def device_of(self, replica: int) -> Device | None:
-        """Returns the first device of a replica, None for a replica of another process.
-
-        Args:
-            replica: The replica's number.
-        """
-        here = self.local_replicas
-        if replica not in here:
-            return None
-        return self.devices[(replica - here.start) * self.options.devices_per_replica]
-
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.
 
@@ -306,7 +293,7 @@ class ReplicaSet(abc.ABC):
         Args:
             variable: A Keras variable that has a value.
         """
-        return ()  # a worker holds whole ones, unless its backend divides them
+        return ()
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker.
@@ -316,19 +303,17 @@ class ReplicaSet(abc.ABC):
         """
         return [checksum_of(ops.convert_to_numpy(variable)) for variable in variables]
 
-    def trials(self, model: Any) -> Trials:
-        """Returns what makes trials of a model's training step, on one device and on these.
-
-        Args:
-            model: A model with the trainer of `trainer_class`, built.
+    @property
+    def trial_class(self) -> type[Trial]:
+        """The class of trials of a training step, on one device and on these.
 
         Raises:
             UnsupportedError: If there is one device, so that there is nothing to compare.
         """
         raise UnsupportedError(
-            "Expected a strategy of several devices, to compare it with one device. Received: "
-            f"model={model.name!r}, made under one of devices="
-            f"{[str(device) for device in self.devices]}. There is nothing to compare."
+            "Expected a strategy of several devices, to compare it with one device. Received: a "
+            f"model made under one of devices={[str(device) for device in self.devices]}. There is "
+            "nothing to compare."
         )
 
     def free_bytes(self) -> int | None:

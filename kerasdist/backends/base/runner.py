@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import numpy as np
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
-from kerasdist.core.structures import Arguments
+from kerasdist.api.values import DistributedValues, sole_component
+from kerasdist.backends.base.checks import checked_axis
+from kerasdist.core import context
+from kerasdist.core.context import StrategyLike
+from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.input.sharding import split_batch
+from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
-    import keras
-
-    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.input.distributed import DistributedDataset
 
 
 class Runner(abc.ABC):
@@ -107,17 +115,28 @@ class Runner(abc.ABC):
             values: One structure of arrays, or of other objects, per replica.
         """
 
-    def divide(self, batch: Any, replicas: int) -> Any:
+    def divide(self, strategy: StrategyLike, batch: Any) -> Any:
         """Returns a value whose components are consecutive local batches of a global batch.
 
         Args:
+            strategy: The strategy.
             batch: Arrays with the examples along axis 0, in any structure.
-            replicas: Into how many local batches to cut it.
 
         Raises:
             InputError: If the arrays differ in their number of examples.
         """
-        return self.per_replica(split_batch(batch, replicas))
+        here = strategy.local_replicas
+        return self.per_replica(
+            split_batch(batch, strategy.num_replicas_in_sync)[here.start : here.stop]
+        )
+
+    def native_dataset(self, dataset: DistributedDataset) -> Any | None:
+        """Returns the framework's equivalent of a distributed dataset; None if it has none.
+
+        Args:
+            dataset: A dataset over this runner's replicas.
+        """
+        return None
 
     @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -142,3 +161,72 @@ class Runner(abc.ABC):
         Args:
             variable: A Keras variable, or the framework's.
         """
+
+
+_ARRAYS = (np.ndarray, np.generic)
+
+
+@final
+class SoleRunner(Runner):
+    """Calls functions directly; distributed values are plain values."""
+
+    def __init__(
+        self, placement: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    ) -> None:
+        self._placement = placement
+
+    def run(self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments) -> Any:
+        """Calls the function, in the context of the only replica."""
+        with self._placement(), context.replica_scope(strategy.sole_replica_context):
+            return sole_component(given).call(function)
+
+    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+        """Returns the value, reduced along an axis."""
+        value = sole_component(value)
+        if axis is None:
+            return value
+        value = ops.convert_to_tensor(value)
+        axis = checked_axis(value, axis)
+        if op is ReduceOp.SUM:
+            return ops.sum(value, axis=axis)
+        if "float64" in str(value.dtype):
+            # Keras's mean computes in float32, except on TensorFlow (3.15.1).
+            return ops.sum(value, axis=axis) / ops.shape(value)[axis]
+        return ops.mean(value, axis=axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the value."""
+        value = sole_component(value)
+        checked_axis(value, axis)
+        return value
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Returns the tensor."""
+        return tensor
+
+    def update(
+        self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
+    ) -> Sequence[Any]:
+        """Calls the function for the variable."""
+        return [sole_component(given).call(function, variable)]
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """Returns the only value; arrays become tensors, on the replica's device."""
+
+        def placed(leaf: object) -> Any:
+            return ops.convert_to_tensor(leaf) if isinstance(leaf, _ARRAYS) else leaf
+
+        with self._placement():
+            return map_leaves(placed, values[0])
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns a tuple of the value."""
+        return value.values if isinstance(value, DistributedValues) else (value,)
+
+    def read(self, variable: keras.Variable) -> Any:
+        """Returns the variable's value."""
+        return ops.convert_to_tensor(variable)
+
+    def created(self, variable: keras.Variable) -> bool:
+        """Returns True: with one replica, any variable can be used."""
+        return True

@@ -59,7 +59,6 @@ class Trial(keras.StatelessScope, abc.ABC):
     variable: a variable that they touch is copied, and the copy is dropped with the trial.
 
     Attributes:
-        sees_inside: Whether gradients and outputs are recorded.
         draws: The random draws.
         seed: The seed of draws that are not seeded by Keras.
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
@@ -67,10 +66,8 @@ class Trial(keras.StatelessScope, abc.ABC):
         layer_losses: What layers added by ``add_loss`` on one device.
     """
 
-    sees_inside = True
-
     def __init__(
-        self, model: keras.Model, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0
+        self, model: keras.Model, draws: Draws, *, alone: bool, outputs: bool, seed: int
     ) -> None:
         super().__init__(initialize_variables=False)
         self.draws = draws
@@ -188,28 +185,19 @@ class Trial(keras.StatelessScope, abc.ABC):
             tensors = [one for one in keras.tree.flatten(outputs) if keras.ops.is_tensor(one)]
             self.outputs[key] = [self.as_array(one) for one in tensors]
 
-
-class Trials(abc.ABC):
-    """Makes the trials of one model, whose steps are compared."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-
-    @abc.abstractmethod
-    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
-        """Returns a trial."""
-
-    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
+    @classmethod
+    def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the examples of all replicas, in their order.
 
         All workers must call it.
         """
-        sizes = sharding.piece_sizes(rows_of(batch), self._model.replica_set.num_replicas)
+        sizes = sharding.piece_sizes(rows_of(batch), replicas.num_replicas)
         chosen = sharding.spared(sizes) if spares else sizes
         if chosen != sizes:
-            batch = self.first_rows(batch, sum(chosen))
+            batch = cls.first_rows(batch, sum(chosen))
         return TriedBatch(batch, batch, chosen)
 
-    def first_rows(self, batch: Any, count: int) -> Any:
+    @staticmethod
+    def first_rows(batch: Any, count: int) -> Any:
         """Returns the first examples of a batch."""
         return sharding.rows(batch, 0, count)

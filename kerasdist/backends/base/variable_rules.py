@@ -19,10 +19,9 @@ each component gets an equal share of the value.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import keras
+import keras
 
 
 class Assignment(enum.Enum):

@@ -19,12 +19,10 @@ from kerasdist.backends.tensorflow.private.compiled import explained
 from kerasdist.backends.tensorflow.replica import values
 from kerasdist.backends.tensorflow.replica.replicas import (
     SoleDevice,
-    group_of,
     mirrored_replicas,
     worker_replicas,
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, reads_preceded
-from kerasdist.backends.tensorflow.workers import datasets
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
 
@@ -280,7 +278,6 @@ def _name(kind: str, process: int, thread: int, name: str) -> Event:
 
 
 values.register()
-datasets.register(group_of)
 patches.install()
 
 BACKEND = TensorFlowBackend()

@@ -21,7 +21,7 @@ from kerasdist.backends.base.interface import (
 )
 from kerasdist.backends.torch.fit import trainer
 from kerasdist.backends.torch.fit.trainer import TorchTrainer
-from kerasdist.backends.torch.fit.trial import TorchTrials
+from kerasdist.backends.torch.fit.trial import TorchTrial
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import creation
@@ -85,7 +85,7 @@ class TorchBackend(Backend):
         if options.sharding is not None:
             _check_sharding(options.sharding, devices, job)
         return TorchReplicaSet(
-            devices, options, job, trainer_class=TorchTrainer, trials_class=TorchTrials
+            devices, options, job, trainer_class=TorchTrainer, trial_class=TorchTrial
         )
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:

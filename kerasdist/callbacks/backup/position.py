@@ -24,10 +24,9 @@ from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
 from kerasdist.callbacks.backup.interval import Interval
-from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.autoshard import OwnSource, WorkerBatches
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sources import samplers_of
-from kerasdist.input.worker_batches import ShardedAdapter
 
 Place = Mapping[str, Any]
 """A place in a source, in the form that a backup keeps.
@@ -204,9 +203,9 @@ class Position:
                 "the order of the arrays, which TensorFlow shuffles without a seed (call "
                 "keras.utils.set_random_seed)"
             )
-        if isinstance(adapter, ShardedAdapter):
-            self.facts["workers that read their own part"] = adapter.batches.num_workers
-            self._follow_own(adapter.batches.source)
+        if isinstance(adapter, WorkerBatches):
+            self.facts["workers that read their own part"] = adapter.num_workers
+            self._follow_own(adapter.source)
         else:  # whose batches do not depend on the number of workers
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches

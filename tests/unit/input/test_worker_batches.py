@@ -9,10 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-from kerasdist.input.autoshard import KnownSizes, own_source
+from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source
 from kerasdist.input.options import AutoShardPolicy
 from kerasdist.input.sources import EveryNthBatch
-from kerasdist.input.worker_batches import WorkerBatches
 
 SECONDS = 60
 DATA, OFF = AutoShardPolicy.DATA, AutoShardPolicy.OFF
@@ -47,7 +46,7 @@ def rounds(policy, dataset_of):
 
     def work(job):
         batches = WorkerBatches(own_source(dataset_of(job.rank), policy, job), job)
-        return batches.length, list(batches)
+        return batches.num_batches, list(batches)
 
     return work
 
@@ -82,7 +81,7 @@ def test_a_pipeline_without_end_and_one_that_ends():
     def work(job):
         own = pipeline(4, 2) if job.rank else pipeline(4, 2).repeat()
         batches = WorkerBatches(own_source(own, OFF, job), job)
-        return batches.length, list(itertools.islice(batches, 5))
+        return batches.num_batches, list(itertools.islice(batches, 5))
 
     results = on_workers(2, work)
     assert [length for length, _ in results] == [None] * 2

@@ -15,16 +15,16 @@ from kerasdist.backends.jax.mesh.arrays import padded
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement
 from kerasdist.errors import InputError
+from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sharding import WorkerShard, arrays
-from kerasdist.input.worker_batches import ShardedAdapter
 from kerasdist.keras_compat import has_sparse, is_array_adapter
 
 
 def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
     """Returns an adapter that places batches ahead of their step."""
     if isinstance(place, WorkerPlacement):
-        if isinstance(adapter, ShardedAdapter):
+        if isinstance(adapter, WorkerBatches):
             return _PlacedAdapter(adapter, partial(_own_batches, adapter, place))
         if is_array_adapter(adapter) and not has_sparse(adapter):
             return _PlacedAdapter(adapter, partial(_own_rows, adapter, place))

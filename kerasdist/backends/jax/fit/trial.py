@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
+from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.fit.trainer import TRAIN_STATE
 from kerasdist.backends.jax.mesh.arrays import copied
-
-if TYPE_CHECKING:
-    import keras
-
-
-@final
-class JaxTrials(Trials):
-    """Makes the trials of one model."""
-
-    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
-        """Returns a trial."""
-        return JaxTrial(self._model, draws, alone=alone, outputs=outputs, seed=seed)
 
 
 @final

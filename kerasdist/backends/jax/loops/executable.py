@@ -5,9 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
+import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.fit import donation
@@ -19,9 +20,6 @@ from kerasdist.backends.jax.loops.values import (
 )
 from kerasdist.backends.jax.mesh.arrays import here, is_array
 from kerasdist.backends.jax.mesh.placement import Placement
-
-if TYPE_CHECKING:
-    import keras
 
 
 class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
+import keras
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -22,9 +23,6 @@ from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.layout import Layout, layout_of_step
 from kerasdist.training import batch_norm
 from kerasdist.training.batch_norm import added_to_count, combined
-
-if TYPE_CHECKING:
-    import keras
 
 
 @cache

@@ -6,9 +6,10 @@ import abc
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import jax
+import keras
 from jax import numpy as jnp
 
 from kerasdist.backends.base.checks import check_summable
@@ -24,9 +25,6 @@ from kerasdist.backends.jax.loops.components import divide, split_sum
 from kerasdist.backends.jax.loops.scopes import Scope
 from kerasdist.backends.jax.mesh.layout import AXIS, is_first, only_first
 from kerasdist.core import context
-
-if TYPE_CHECKING:
-    import keras
 
 
 @dataclass(frozen=True)

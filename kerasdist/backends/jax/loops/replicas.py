@@ -11,8 +11,7 @@ import jax
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
-from kerasdist.backends.base.runner import Runner
-from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
@@ -31,7 +30,7 @@ from kerasdist.core.sharding import HeldShard, Sharding
 if TYPE_CHECKING:
     import keras
 
-    from kerasdist.backends.base.trial import Trials
+    from kerasdist.backends.base.trial import Trial
     from kerasdist.job.job import Job
 
 
@@ -92,13 +91,14 @@ class JaxReplicaSet(ReplicaSet):
         """Returns what the maker calls these devices, TPUs too."""
         return self._kind
 
-    def trials(self, model: Any) -> Trials:
-        """Returns what makes trials of a model's training step on the mesh."""
+    @property
+    def trial_class(self) -> type[Trial]:
+        """The class of trials of a training step on the mesh."""
         if self.num_replicas == 1:
-            return super().trials(model)
-        from kerasdist.backends.jax.fit.trial import JaxTrials  # late, as few programs need it
+            return super().trial_class
+        from kerasdist.backends.jax.fit.trial import JaxTrial  # late, as few programs need it
 
-        return JaxTrials(model)
+        return JaxTrial
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that places batches ahead of their step, where that saves time."""

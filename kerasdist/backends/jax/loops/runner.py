@@ -235,9 +235,9 @@ class JaxRunner(Runner):
         """Puts components into one array on all devices."""
         return self._maker.per_replica(values)
 
-    def divide(self, batch: Any, replicas: int) -> Any:
+    def divide(self, strategy: Strategy, batch: Any) -> Any:
         """Cuts a batch into a local batch per replica, on the replicas' devices."""
-        return self._maker.divide(batch)  # `replicas` is always the number of this strategy's
+        return self._maker.divide(batch)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value or variable; anything else as a tuple of one."""

@@ -9,9 +9,10 @@ import abc
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
+import keras
 import numpy as np
 from jax import numpy as jnp
 from jax.experimental import mesh_utils
@@ -24,9 +25,6 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding
 from kerasdist.errors import DeviceError, UnsupportedError
-
-if TYPE_CHECKING:
-    import keras
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"

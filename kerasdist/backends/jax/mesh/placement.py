@@ -8,18 +8,16 @@ import operator
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
+import keras
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_placed
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
-
-if TYPE_CHECKING:
-    import keras
 
 # Takes state and batch, returns outputs and new state, all of them pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
+import keras
 import numpy as np
 from jax import numpy as jnp
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
@@ -23,9 +24,6 @@ from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import Job
-
-if TYPE_CHECKING:
-    import keras
 
 # How many bytes of variables are on the host a second time, or the largest variable.
 _BUNDLE = 1 << 26

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, final
 
 import keras
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
+from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.tensorflow.fit.batches import (
     HOST,
@@ -29,11 +28,6 @@ from kerasdist.errors import ShapeError
 from kerasdist.input import sharding
 
 
-@cache
-def _install() -> None:
-    keras_compat.install(draw=_draw)
-
-
 def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Draws random numbers; in a trial the replicas get the rows that one device has drawn."""
     trial = keras_compat.trial()
@@ -43,30 +37,27 @@ def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     return trial.draws.draw(original.__name__, lambda: original(*args, **kwargs), given)
 
 
+# Here, since few programs import this module.
+keras_compat.install(draw=_draw)
+
+
 @final
-class TensorFlowTrials(Trials):
-    """Makes the trials of one model."""
+class TensorFlowTrial(Trial):
+    """Gives the step plain variables on one device, and such as the strategy's on the replicas."""
 
-    def __init__(self, model: Any) -> None:
-        _install()
-        super().__init__(model)
-
-    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
-        """Returns a trial."""
-        return TensorFlowTrial(self._model, draws, alone=alone, outputs=outputs, seed=seed)
-
-    def first_rows(self, batch: Any, count: int) -> Any:
+    @staticmethod
+    def first_rows(batch: Any, count: int) -> Any:
         """Returns slices of the tensors, sparse and ragged ones too."""
         return first_rows(batch, count)
 
-    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
+    @classmethod
+    def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
-        replicas = self._model.replica_set
         job, group = replicas.job, replicas.group
         if job is None and isinstance(batch, OwnRows):  # from the devices
             batch = batch.rows
         if not isinstance(batch, OwnRows) or job is None:
-            return super().gathered(batch, spares=spares)
+            return super().gathered(replicas, batch, spares=spares)
         own = [int(local.local_batch.size) for local in group.split(batch)], _form(batch.rows)
         everyone = job.all_gather_object("rows of the first batch", own)
         sizes = tuple(size for theirs, _ in everyone for size in theirs)
@@ -96,11 +87,6 @@ class TensorFlowTrials(Trials):
         with replicas.placement(), tf.device(HOST):
             rows = keras.tree.map_structure(whole, *(local.data for local in local_rows))
         return TriedBatch(batch, rows, sizes)
-
-
-@final
-class TensorFlowTrial(Trial):
-    """Gives the step plain variables on one device, and such as the strategy's on the replicas."""
 
     def copy(self, variable: Any) -> Any:
         """Returns a native variable with the values of the variable's own."""

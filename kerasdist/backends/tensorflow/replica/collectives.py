@@ -108,7 +108,6 @@ def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tenso
 class TensorFlowCollectives(Collectives):
     """The collectives of one replica, in a graph or eagerly."""
 
-    weights_scaled_losses = True
     own_moments = staticmethod(moments)
 
     def __init__(
@@ -131,7 +130,7 @@ class TensorFlowCollectives(Collectives):
         # Keys: the id of an assigned variable, or `_UPDATE`.
         self._deferred: dict[int | str, Deferred] = {}
 
-    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighted: bool) -> Any:
+    def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
         """Returns the loss; differentiating it records whether it has been weighted."""
 
         @tf.custom_gradient

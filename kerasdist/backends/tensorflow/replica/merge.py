@@ -21,7 +21,7 @@ from kerasdist.core import context
 from kerasdist.errors import ReplicaError
 
 if TYPE_CHECKING:
-    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.core.context import StrategyLike
 
 # Parts of TensorFlow's error messages, and what kerasdist's errors say in their place.
 _MISFITS = {

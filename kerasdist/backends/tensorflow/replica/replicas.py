@@ -14,8 +14,7 @@ import tensorflow as tf
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
-from kerasdist.backends.base.runner import Runner
-from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
 from kerasdist.backends.tensorflow.private.scopes import NativeScope, outside_strategies
@@ -36,8 +35,8 @@ from kerasdist.core.devices import Device
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base.trial import Trials
-    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.backends.base.trial import Trial
+    from kerasdist.core.context import StrategyLike
     from kerasdist.job.job import Job
 
 
@@ -103,11 +102,12 @@ class TensorFlowReplicaSet(ReplicaSet):
         """The runner that runs user functions on the devices."""
         return TensorFlowRunner(self, self.group)
 
-    def trials(self, model: Any) -> Trials:
-        """Returns what makes trials of a model's step on one device and on the replicas."""
-        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrials  # few programs need it
+    @property
+    def trial_class(self) -> type[Trial]:
+        """The class of trials of a step on one device and on the replicas."""
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial  # few programs need it
 
-        return TensorFlowTrials(model)
+        return TensorFlowTrial
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter whose global batches Keras does not divide by itself."""
@@ -187,12 +187,6 @@ def worker_replicas(
     replicas = TensorFlowReplicaSet(devices, options, group, trainer_class, job)
     group.is_in_call = lambda: replicas.is_in_call
     return replicas
-
-
-def group_of(strategy: StrategyLike) -> Group | None:
-    """Returns a strategy's group of replicas; None if it is plain Keras on one device."""
-    replicas = strategy.replica_set
-    return replicas.group if isinstance(replicas, TensorFlowReplicaSet) else None
 
 
 def _check_communication(options: CommunicationOptions, devices: Sequence[Device]) -> None:

@@ -29,13 +29,14 @@ from kerasdist.backends.tensorflow.replica.values import (
     to_native,
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, native
+from kerasdist.backends.tensorflow.workers.datasets import native_dataset
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.core.structures import Arguments, map_leaves, transpose
 from kerasdist.errors import UnsupportedError
-from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
+    from kerasdist.input.distributed import DistributedDataset
 
 
 @final
@@ -163,10 +164,9 @@ class TensorFlowRunner(Runner):
 
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 
-    def divide(self, batch: Any, replicas: int) -> Any:
-        """Divides a batch, and puts each local batch on its replica's device."""
-        here = self._replica_set.local_replicas
-        return self.per_replica(split_batch(batch, replicas)[here.start : here.stop])
+    def native_dataset(self, dataset: DistributedDataset) -> Any | None:
+        """Returns the equivalent ``tf.distribute`` dataset of a ``tf.data`` source."""
+        return native_dataset(self._group, dataset)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components."""

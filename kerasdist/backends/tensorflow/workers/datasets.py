@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import keras
 import tensorflow as tf
@@ -15,20 +15,16 @@ from kerasdist.backends.tensorflow.private.prefetching import in_local_batches
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.replica.values import tensor_of_array
 from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group, read_alike
+from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.input.distributed import (
     DistributedDataset,
     DividedDataset,
     GatheredDataset,
     ShardedDataset,
     equivalent,
-    register_native,
 )
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.options import InputOptions
-from kerasdist.input.worker_batches import WorkerBatches
-
-if TYPE_CHECKING:
-    from kerasdist.core.protocols import StrategyLike
 
 
 @final
@@ -84,18 +80,10 @@ def _spec_of(leaf: Any) -> Any:
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
 
-def register(group_of: Callable[[StrategyLike], Group | None]) -> None:
-    """Makes kerasdist use ``tf.distribute``'s own distributed datasets for ``tf.data`` sources."""
-    DistributedDataset.register(tf.distribute.DistributedDataset)
-
-    def native(ours: DistributedDataset) -> Any | None:
-        group = group_of(ours.strategy)
-        return None if group is None else _native(group, ours)
-
-    register_native(native)
+DistributedDataset.register(tf.distribute.DistributedDataset)
 
 
-def _native(group: Group, ours: DistributedDataset) -> Any | None:
+def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
     """Returns the equivalent ``tf.distribute`` dataset; None if the source is not ``tf.data``."""
     match ours:
         case DividedDataset(source=tf.data.Dataset() as dataset):

@@ -21,7 +21,7 @@ from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.workers.datasets import dataset_of_shards, rows_of_replicas
 from kerasdist.backends.tensorflow.workers.group import Group, Parts, read_alike
-from kerasdist.input.worker_batches import ShardedAdapter
+from kerasdist.input.autoshard import WorkerBatches
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -78,8 +78,8 @@ class WorkerGroup(Group):
 
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's rows; no other rows are read from arrays."""
-        if isinstance(adapter, ShardedAdapter):
-            return dataset_of_shards(adapter.batches)
+        if isinstance(adapter, WorkerBatches):
+            return dataset_of_shards(adapter)
         if not keras_compat.is_array_adapter(adapter):
             return self._iterated(read_alike(adapter, self._rows_and_compared))
         own = keras_compat.tensorflow_rows(

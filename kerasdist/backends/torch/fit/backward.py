@@ -17,7 +17,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, collectives_here
 from kerasdist.core import context
-from kerasdist.core.protocols import ReplicaLike
+from kerasdist.core.context import ReplicaLike
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
+from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
 from kerasdist.backends.torch.fit.steps import Steps, of_all
 from kerasdist.backends.torch.state import shards
 from kerasdist.input import sharding
@@ -20,33 +20,25 @@ from kerasdist.input.sharding import WorkerShard
 
 
 @final
-class TorchTrials(Trials):
-    """Makes the trials of one model."""
-
-    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
-        """Returns a trial."""
-        return TorchTrial(self._model, draws, alone=alone, outputs=outputs, seed=seed)
-
-    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
-        """Returns a batch with the rows of all workers."""
-        if not isinstance(batch, WorkerShard):
-            return super().gathered(batch, spares=spares)
-        group, purpose = self._model.replica_set.group, "check a batch"
-        if batch.least == 0:  # then `Steps` divides the global batch
-            return super().gathered(of_all(group, batch.rows, purpose), spares=spares)
-        if spares:
-            sizes = sharding.spared(batch.sizes)
-            size = sizes[batch.rank]
-            rows = self.first_rows(batch.rows, size)
-            batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
-        return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
-
-
-@final
 class TorchTrial(Trial):
     """Gives the step clones of the variables; replicas read them as they read variables."""
 
     is_only = False  # as `ReplicaScope` says it to torch's own modules
+
+    @classmethod
+    def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
+        """Returns a batch with the rows of all workers."""
+        if not isinstance(batch, WorkerShard):
+            return super().gathered(replicas, batch, spares=spares)
+        group, purpose = replicas.group, "check a batch"
+        if batch.least == 0:  # then `Steps` divides the global batch
+            return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
+        if spares:
+            sizes = sharding.spared(batch.sizes)
+            size = sizes[batch.rank]
+            rows = cls.first_rows(batch.rows, size)
+            batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
+        return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

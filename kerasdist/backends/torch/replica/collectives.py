@@ -68,7 +68,6 @@ class TorchCollectives(Collectives):
             backward pass of a loss that has the weight already.
     """
 
-    weights_scaled_losses = True
     own_moments = staticmethod(batch_norm.moments)
 
     def __init__(
@@ -208,9 +207,7 @@ class TorchCollectives(Collectives):
         if self.scope.weights is not None:
             self.scope.weights.release()
 
-    def differentiated_loss(
-        self, optimizer: keras.optimizers.Optimizer, loss: torch.Tensor, *, is_weighted: bool
-    ) -> torch.Tensor:
+    def differentiated_loss(self, loss: torch.Tensor, *, is_weighted: bool) -> torch.Tensor:
         """Returns the loss, as a `WeightedLoss` if it has the replica's weight already."""
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 

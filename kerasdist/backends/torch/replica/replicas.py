@@ -18,8 +18,7 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
 from kerasdist.backends.base.checks import check_shapes, checked_axis
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
-from kerasdist.backends.base.runner import Runner
-from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.torch.fit import backward, batch_norm, batches
 from kerasdist.backends.torch.fit.batches import Part
@@ -49,15 +48,14 @@ from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldShard
 from kerasdist.core.structures import Arguments, map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
-from kerasdist.input.sharding import split_batch
-from kerasdist.input.worker_batches import ShardedAdapter
+from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.job.job import Job
 from kerasdist.job.protocol import Timeouts
 from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-    from kerasdist.backends.base.trial import Trials
+    from kerasdist.backends.base.trial import Trial
 
 
 @final
@@ -83,7 +81,7 @@ class TorchReplicaSet(ReplicaSet):
         job: Job | None = None,
         *,
         trainer_class: type[Any],
-        trials_class: type[Trials],
+        trial_class: type[Trial],
     ) -> None:
         """Makes the set. All workers of a job must call it, after `connect`."""
         if job is not None and len(devices) != 1:
@@ -94,7 +92,7 @@ class TorchReplicaSet(ReplicaSet):
                 f"devices=[{str(devices[0])!r}]."
             )
         super().__init__(devices, options, job)
-        self.trainer_class, self._trials_class = trainer_class, trials_class
+        self.trainer_class, self._trial_class = trainer_class, trial_class
         self.torch_devices = [torch_device(device) for device in devices]
         self.timeout = Timeouts.of_environment().meeting
         self._replicas: LocalReplicas | None = None
@@ -139,11 +137,10 @@ class TorchReplicaSet(ReplicaSet):
             return SoleRunner(self.placement)
         return TorchRunner(self)
 
-    def trials(self, model: Any) -> Trials:
-        """Returns what makes trials of a model's training step on these devices."""
-        if self.is_plain:
-            return super().trials(model)
-        return self._trials_class(model)
+    @property
+    def trial_class(self) -> type[Trial]:
+        """The class of trials of a training step on these devices."""
+        return super().trial_class if self.is_plain else self._trial_class
 
     def free_bytes(self) -> int | None:
         """Returns how much memory is free on the fullest GPU; None if there is none."""
@@ -153,7 +150,7 @@ class TorchReplicaSet(ReplicaSet):
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields global batches, or from arrays this worker's rows only."""
         # In a replica, where a model may call another one's `predict`, batches are not divided.
-        if self.job is None or context.replica() is not None or isinstance(adapter, ShardedAdapter):
+        if self.job is None or context.replica() is not None or isinstance(adapter, WorkerBatches):
             return adapter
         if not keras_compat.is_array_adapter(adapter):
             return WholeBatchesAdapter(adapter, self.first_batches)
@@ -481,11 +478,6 @@ class TorchRunner(Runner):
             for device, structure in zip(self._devices, values, strict=True)
         ]
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
-
-    def divide(self, batch: Any, replicas: int) -> Any:
-        """Returns a value whose components are this process's local batches of a global batch."""
-        local = self._replica_set.local_replicas
-        return self.per_replica(split_batch(batch, replicas)[local.start : local.stop])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value or variable; anything else as a tuple of one."""

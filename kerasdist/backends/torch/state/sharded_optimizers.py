@@ -28,7 +28,7 @@ from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup
-    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.core.context import StrategyLike
     from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job
 

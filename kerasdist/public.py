@@ -1,0 +1,50 @@
+"""The public names, from where they are defined.
+
+Importing `kerasdist` imports no framework, so it imports this file when one of the names is first
+used; type checkers see them at once. What is not here, nor in the packages `callbacks`, `cluster`,
+`config`, `errors` and `experimental`, is private.
+
+A new name needs a line here, one in ``kerasdist.__all__``, and one in the test of public names.
+"""
+
+from __future__ import annotations
+
+from kerasdist.api.functions import function, value_and_grad
+from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
+from kerasdist.api.options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    ReduceOp,
+    RunOptions,
+)
+from kerasdist.api.replica_context import ReplicaContext, global_batch
+from kerasdist.api.scopes import (
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+    print,
+)
+from kerasdist.api.strategy import Strategy, StrategyExtended
+from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
+from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
+from kerasdist.core.partitions import DeviceAssignment
+from kerasdist.core.sharding import Sharding
+from kerasdist.input.distributed import DistributedDataset
+from kerasdist.input.options import (
+    AutoShardPolicy,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ValueContext,
+)
+from kerasdist.launch.function import launch
+from kerasdist.strategies.mirrored import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    auto,
+)
+from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
+from kerasdist.strategies.tpu import TPUStrategy
+from kerasdist.training.predictions import predict_to
