@@ -113,7 +113,16 @@ def running(interrupted: Run) -> list[int]:
     """Returns which workers of any start have not ended."""
     attempts = range(len(interrupted.job.attempts))
     marks = [mark for attempt in attempts for mark in read(interrupted.folder / "marks", attempt)]
-    return [mark.pid for mark in marks if Path(f"/proc/{mark.pid}").exists()]
+    return [mark.pid for mark in marks if is_worker(mark.pid)]
+
+
+def is_worker(pid: int) -> bool:
+    """Returns whether this is a worker's process; in two hours another one gets its number."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return TRAINING.name in command or "kerasdist.launch" in command
 
 
 def losses(expected: Run, interrupted: Run, tolerance: float) -> list[str]:

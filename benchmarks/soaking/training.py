@@ -90,6 +90,8 @@ def break_when_told() -> None:
         with contextlib.suppress(OSError):  # a file that is closed, a socket that listens
             if str(file.readlink()).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(file.name))) as one:
+                    if one.family == socket.AF_UNIX:
+                        continue
                     if of_job not in (one.getpeername()[1], one.getsockname()[1]):
                         one.shutdown(socket.SHUT_RDWR)
 
