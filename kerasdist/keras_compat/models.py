@@ -177,13 +177,16 @@ def is_builtin(function_or_class: object) -> bool:
     return module.partition(".")[0] == "keras" and not module.endswith("_test")
 
 
-def mixes_examples(function: Any, arguments: Mapping[str, Any], rank: int) -> bool:
-    """Returns whether a loss or metric that Keras ships mixes the examples of `rank` dimensions."""
+def mixes_examples(function: Any, arguments: Mapping[str, Any], y_pred: object) -> bool:
+    """Returns whether a loss or metric that Keras ships mixes the examples of predictions."""
     name = getattr(function, "__name__", "")
     if name not in _AXES or not is_builtin(function):
         return False
     axes = arguments.get("axis", _AXES[name])
-    return axes is None or 0 in {axis % rank for axis in keras.tree.flatten(axes)}
+    ranks = [len(one.shape) for one in keras.tree.flatten(y_pred)]
+    return axes is None or any(
+        axis % rank == 0 for axis in keras.tree.flatten(axes) for rank in ranks
+    )
 
 
 # Functions that compute one value over some axes of a batch, which may be those of the examples:

@@ -192,7 +192,7 @@ def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
     All replicas must find the same: of a single row, a value per example may be a scalar, too.
     """
     if keras_compat.is_builtin(metric._fn):
-        return numerics.mixes_examples(metric._fn, metric._fn_kwargs, y_pred)
+        return keras_compat.mixes_examples(metric._fn, metric._fn_kwargs, y_pred)
     found = _returns_scalar.get(metric)
     if found is None:
         given: Any = (y_true, y_pred)

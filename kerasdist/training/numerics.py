@@ -15,7 +15,7 @@ loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -69,7 +69,7 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     All replicas must call it. It returns one value for all rows; of `circle` the own rows' values.
     """
     replica = one_device_replica()
-    if replica is None or not mixes_examples(loss.fn, loss._fn_kwargs, y_pred):
+    if replica is None or not keras_compat.mixes_examples(loss.fn, loss._fn_kwargs, y_pred):
         return original(loss, y_true, y_pred)
     values = original(loss, *gather_rows(replica, (y_true, y_pred)))
     if loss.fn is not keras.losses.circle:
@@ -81,12 +81,6 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     if mask is not None:
         keras_compat.set_keras_mask(own, mask[begin:end])
     return own
-
-
-def mixes_examples(function: object, arguments: Mapping[str, Any], y_pred: object) -> bool:
-    """Returns whether a loss or metric that Keras ships mixes the examples of these predictions."""
-    ranks = {len(one.shape) for one in keras.tree.flatten(y_pred)}
-    return any(keras_compat.mixes_examples(function, arguments, rank) for rank in ranks)
 
 
 def gather_rows(replica: ReplicaLike, structure: object) -> Any:
