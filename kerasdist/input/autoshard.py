@@ -284,7 +284,9 @@ class WorkerBatches(keras_compat.DataAdapter):
 
     def form(self) -> Any:
         """Returns a batch without rows, for its types and shapes."""
-        like = next(self.source.everything(), _NONE)
+        like = next(self.source.start(), _NONE)
+        if like is _NONE:
+            like = next(self.source.everything(), _NONE)
         if like is _NONE:
             raise self._without_any(self._job.rank)
         return rows(like, 0, 0)

@@ -47,7 +47,7 @@ class TensorFlowAdapter(WrappedAdapter):
         elif begin is None:
             return inner.get_tf_dataset()
         else:
-            dataset = read_alike(inner, lambda _, batch: batch)
+            dataset = read_alike(inner.get_tf_dataset(), lambda _, batch: batch)
             dataset = GlobalBatchDataset(partial(iter, dataset), dataset.element_spec)
         if isinstance(dataset, GlobalBatchDataset):
             dataset.begin = begin

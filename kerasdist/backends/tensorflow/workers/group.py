@@ -52,16 +52,17 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         begin: If set, makes each iterator; it gets the function that would make it otherwise.
         prefetched: Makes an iterator whose batches wait on the devices. Its state lacks the batches
             that it has read ahead, so a run that keeps its position cannot use it.
+        followed: Makes the iterator of such a run, which `begin` gets.
     """
 
     def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:
         """Takes a function that makes an iterator, and the ``element_spec`` of a batch."""
-        self._iterate = self.prefetched = iterate
+        self.prefetched = self.followed = iterate
         self._spec = spec
         self.begin: Callable[[Callable[[], Any]], Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self.prefetched() if self.begin is None else self.begin(self._iterate)
+        return self.prefetched() if self.begin is None else self.begin(self.followed)
 
     @property
     def element_spec(self) -> Any:
@@ -69,14 +70,14 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         return self._spec
 
 
-def read_alike(adapter: Any, cut: Callable[[tf.Tensor, Any], Any]) -> tf.data.Dataset:
+def read_alike(pipeline: Any, cut: Callable[[tf.Tensor, Any], Any]) -> tf.data.Dataset:
     """Returns a dataset of ``cut(number, batch)`` of a pipeline's batches.
 
     It has the same operations for any number of workers, so that a backup of its iterator serves
     another number, too. What is read ahead are whole batches, which all workers need, so TensorFlow
     must not read ahead what `cut` returns.
     """
-    whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
+    whole = pipeline.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return whole.enumerate().map(cut, synchronous=True).with_options(options)
@@ -120,9 +121,12 @@ class Group:
 
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
         """Returns a dataset of a Keras data adapter's batches."""
+        dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
-            return self._iterated(untuned(adapter.get_tf_dataset()))
-        return self._iterated(read_alike(adapter, lambda _, batch: batch))
+            return self._iterated(untuned(dataset))
+        found = self._iterated(dataset)
+        found.followed = partial(iter, read_alike(dataset, lambda _, batch: batch))
+        return found
 
     def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
         """Returns a dataset whose batches go to the devices ahead, unless these share memory."""

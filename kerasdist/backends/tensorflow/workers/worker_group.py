@@ -81,7 +81,7 @@ class WorkerGroup(Group):
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter)
         if not keras_compat.is_array_adapter(adapter):
-            return self._iterated(read_alike(adapter, self._rows_and_compared))
+            return self._iterated(read_alike(adapter.get_tf_dataset(), self._rows_and_compared))
         own = keras_compat.tensorflow_rows(
             adapter,
             lambda numbers: self.own_rows(numbers).rows,
