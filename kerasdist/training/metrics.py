@@ -3,11 +3,12 @@
 In a step of `fit`, what a metric returns is the result over all replicas, so that whatever a step
 makes of it, under whatever name, is what one device makes of it.
 
-The state of a metric that Keras ships is a sum over examples, so each replica updates its own part
-with its own rows, and the parts are added when the state is read. The state of any other metric may
-be something else, such as a maximum or a set. If it belongs to a model that `fit` trains, each
-replica updates it with the gathered rows of the global batch. In custom loops such a metric works
-as in ``tf.distribute``: each replica updates its part, and the parts are added when it is read.
+The state of a metric that Keras ships is a sum over examples (of batches, for the few functions
+that `update_wrapped` gives all rows), so each replica updates its own part with its own rows, and
+the parts are added when the state is read. The state of any other metric may be something else,
+such as a maximum or a set. If it belongs to a model that `fit` trains, each replica updates it with
+the gathered rows of the global batch. In custom loops such a metric works as in ``tf.distribute``:
+each replica updates its part, and the parts are added when it is read.
 """
 
 from __future__ import annotations

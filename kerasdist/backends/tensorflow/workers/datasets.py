@@ -43,11 +43,11 @@ class TensorFlowAdapter(WrappedAdapter):
         """
         inner, group = self._inner, self._group
         if group is not None:
-            dataset = group.batches(inner)
+            dataset = group.batches(inner, is_followed=begin is not None)
         elif begin is None:
             return inner.get_tf_dataset()
         else:
-            dataset = read_alike(inner.get_tf_dataset(), lambda _, batch: batch)
+            dataset = read_alike(inner.get_tf_dataset())
             dataset = GlobalBatchDataset(partial(iter, dataset), dataset.element_spec)
         if isinstance(dataset, GlobalBatchDataset):
             dataset.begin = begin

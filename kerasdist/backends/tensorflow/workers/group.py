@@ -52,17 +52,16 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         begin: If set, makes each iterator; it gets the function that would make it otherwise.
         prefetched: Makes an iterator whose batches wait on the devices. Its state lacks the batches
             that it has read ahead, so a run that keeps its position cannot use it.
-        followed: Makes the iterator of such a run, which `begin` gets.
     """
 
     def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:
         """Takes a function that makes an iterator, and the ``element_spec`` of a batch."""
-        self.prefetched = self.followed = iterate
+        self._iterate = self.prefetched = iterate
         self._spec = spec
         self.begin: Callable[[Callable[[], Any]], Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self.prefetched() if self.begin is None else self.begin(self.followed)
+        return self.prefetched() if self.begin is None else self.begin(self._iterate)
 
     @property
     def element_spec(self) -> Any:
@@ -70,7 +69,9 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         return self._spec
 
 
-def read_alike(pipeline: Any, cut: Callable[[tf.Tensor, Any], Any]) -> tf.data.Dataset:
+def read_alike(
+    pipeline: Any, cut: Callable[[tf.Tensor, Any], Any] = lambda _, batch: batch
+) -> tf.data.Dataset:
     """Returns a dataset of ``cut(number, batch)`` of a pipeline's batches.
 
     It has the same operations for any number of workers, so that a backup of its iterator serves
@@ -119,14 +120,12 @@ class Group:
         self.runs_loops = False
         self._all_reduce = all_reduce
 
-    def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of a Keras data adapter's batches."""
+    def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
+        """Returns a dataset of an adapter's batches; of a followed one a backup keeps the place."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset))
-        found = self._iterated(dataset)
-        found.followed = partial(iter, read_alike(dataset, lambda _, batch: batch))
-        return found
+        return self._iterated(read_alike(dataset) if is_followed else dataset)
 
     def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
         """Returns a dataset whose batches go to the devices ahead, unless these share memory."""

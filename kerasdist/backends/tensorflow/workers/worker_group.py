@@ -76,7 +76,7 @@ class WorkerGroup(Group):
         self.is_in_call: Callable[[], bool] = lambda: False
         native_strategy.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
 
-    def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
+    def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's rows; no other rows are read from arrays."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter)
