@@ -207,7 +207,10 @@ def places(model: keras.Model, comparison: Comparison) -> str:
 
 
 def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
-    """Yields the user-defined functions in a model's training step."""
+    """Yields what may mix examples in a model's training step: functions that users define.
+
+    And layers of Keras that compute along the axis of the examples.
+    """
     yield from _steps_of_user(model)
     yield from _metrics_of_user(model)
     yield from _layers_of_user(model)
@@ -215,12 +218,12 @@ def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for layer in [model, *keras_compat.flat_layers(model)]:
-        yield from _of_user([defined_by_model(type(layer), "call")])
+        call = defined_by_model(type(layer), "call")
+        yield from _of_user([call, getattr(layer, "activation", None)])
         if isinstance(layer, keras.layers.Lambda):
             yield layer.function
-        activation = getattr(layer, "activation", None)
-        if inspect.isfunction(activation):
-            yield from _of_user([activation])
+        if 0 in keras.tree.flatten(getattr(layer, "axis", None)):
+            yield type(layer)
     for operation in getattr(model, "operations", ()):
         if not isinstance(operation, keras.layers.Layer):
             yield type(operation)

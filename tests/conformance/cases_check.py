@@ -1,6 +1,7 @@
 """What is not one device's is found at the first batch, and nothing else is."""
 
 import contextlib
+import functools
 import logging
 import warnings
 from unittest import mock
@@ -84,6 +85,22 @@ def example_case(build, repaired: bool):
 for _build in EXAMPLES:
     example_case(_build, repaired=False)
     example_case(_build, repaired=True)
+
+
+@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
+def along_the_examples(lab):
+    """The first-batch check: layers along the examples, activations that are no functions."""
+    layers, softmax = keras.layers, functools.partial(keras.ops.softmax, axis=0)
+    for name, layer in {
+        "Softmax": lambda: layers.Softmax(axis=0),
+        "UnitNormalization": lambda: layers.UnitNormalization(axis=[0, 1]),
+        "partial": lambda: layers.Dense(4, activation=softmax),
+    }.items():
+        fresh()
+        with lab.strategy().scope():
+            model = network(layer(), loss="mse")
+        [said] = warned(model, regression(11))
+        lab.check(f"look: {name}." in said, f"it should name {name}, received: {said}")
 
 
 @case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
