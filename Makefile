@@ -7,12 +7,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest --durations=20 --durations-min=5
 UNIT := $(PYTEST) -q -p no:cacheprovider -m "not slow"
+SPEED := not slow
 
 # The suites that run beside the others: one that computes, and one that often waits for processes.
 COMPUTING := conformance
 BESIDE_OTHERS := $(COMPUTING) multiprocess
+SUITES := $(BESIDE_OTHERS:%=test-%) test-others
 
-# What `make test` leaves to `make test-everything`; of other folders it runs a part there.
+# What is left to `make test-everything`; of other folders it runs a part there.
 REST := gpu_like sharded keras_suites versions/test_oldest_keras.py versions/test_comparison.py
 IN_PART := conformance examples facade in_scope ahead_of_time $(addprefix multiprocess/test_,elastic.py failures.py memory.py one_device.py warm.py) $(addprefix unit/,agreement/test_measures.py backends/test_torch_scale.py job/test_gate.py job/test_scale.py)
 
@@ -23,7 +25,7 @@ BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others test-everything test-rest test-in-part versions install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test test-slow $(SUITES) test-everything test-rest test-in-part versions install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -78,17 +80,20 @@ unit-others: $(STAMP)
 
 # Side by side, since many tests wait for processes rather than compute. Those that watch the clock
 # go first: what computes is nice. --output-sync keeps the reports apart.
-test: $(STAMP) ## each promise on each backend with two replicas (half an hour to an hour on 2 cores)
-	+$(MAKE) --no-print-directory --jobs=5 --output-sync=target lint $(BESIDE_OTHERS:%=test-%) test-others
+test: $(STAMP) ## each promise on PyTorch, each theme on each backend (a quarter of an hour on 2 cores)
+	+$(MAKE) --no-print-directory --jobs=5 --output-sync=target lint $(SUITES)
+
+test-slow: $(STAMP) ## each promise on TensorFlow and JAX too, long jobs (half an hour to an hour); CI runs both
+	+$(MAKE) --no-print-directory --jobs=5 --output-sync=target SPEED=slow $(SUITES)
 
 $(COMPUTING:%=test-%): NICE := nice -n 5
 $(BESIDE_OTHERS:%=test-%): test-%:
-	$(NICE) $(PYTEST) -q -p no:cacheprovider tests/$*
+	$(NICE) $(PYTEST) -q -p no:cacheprovider -m "$(SPEED)" tests/$*
 
 test-others:
-	$(PYTEST) -q -p no:cacheprovider tests $(BESIDE_OTHERS:%=--ignore=tests/%) $(REST:%=--ignore=tests/%)
+	$(PYTEST) -q -p no:cacheprovider -m "$(SPEED)" tests $(BESIDE_OTHERS:%=--ignore=tests/%) $(REST:%=--ignore=tests/%)
 
-test-everything: $(STAMP) ## what `make test` leaves out: 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions (longer)
+test-everything: test-slow ## all that `make test` leaves out: 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions too (longer)
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-in-part
 
 test-rest:

@@ -1,11 +1,50 @@
-"""All suites share what they compile, print what matters, and run cases in fresh processes."""
+"""All suites share what they compile, print what matters, and run cases in fresh processes.
+
+And what `make test` leaves to `make test-slow` is marked here, but for suites' cases, of which
+`tests.conformance.registry` and `tests.multiprocess.layouts` say it.
+"""
 
 import pytest
 
+from tests.conformance.registry import BACKENDS, CHEAPEST
 from tests.conformance.runner import Runs
 from tests.environment import of_all
 
 of_all()
+
+# Tests that start many processes, or programs that take long; their promises have a shorter test.
+SLOW = (
+    "accelerators/test_tensorflow.py",
+    "accelerators/test_torch_waits.py",
+    "ahead_of_time/test_golden.py",
+    "examples/test_examples.py::test_a_port",
+    "examples/test_examples.py::test_an_example_by_itself",
+    "examples/test_trackers.py",
+    "integrations/ray",
+    "multiprocess/test_elastic.py::test_the_numbers",
+    "multiprocess/test_sharded_backups.py",
+    "unit/backends/test_jax_short_steps.py",
+    "unit/backends/test_torch_scale.py",
+    "versions/test_keras_ddp.py",
+)
+# Where tests, but for cases on several workers, run on the cheapest backend alone.
+_CHEAPEST_ALONE = ("in_scope/", "multiprocess/")
+
+
+def is_slow(item) -> bool:
+    """Whether `make test` leaves a test to `make test-slow`."""
+    where = item.nodeid.removeprefix("tests/")
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    names = {one for one in parameters.values() if isinstance(one, str)}
+    others = names & {*BACKENDS} - {CHEAPEST}
+    is_chosen = "group_case" in parameters or not where.startswith(_CHEAPEST_ALONE)
+    return where.startswith(SLOW) or (bool(others) and not is_chosen)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(items):
+    for item in filter(is_slow, items):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ def parameters(suite: str = registry.CONFORMANCE) -> list:
         pytest.param(
             *(suite, backend, item.key),
             id=f"{backend}-{item.key}",
-            marks=time_limit(item.case),
+            marks=marks(item.case, slow=registry.is_slow(item.case, backend, suite)),
         )
         for backend in registry.BACKENDS
         for item in registry.items(backend, suite)
@@ -23,9 +23,10 @@ def parameters(suite: str = registry.CONFORMANCE) -> list:
     ]
 
 
-def time_limit(case: registry.Case) -> pytest.MarkDecorator:
+def marks(case: registry.Case, *, slow: bool) -> list[pytest.MarkDecorator]:
     """Ends a test whose worker says nothing; the worker itself has the case's own limit."""
-    return pytest.mark.timeout(STARTUP_SECONDS + case.seconds + 4 * GRACE_SECONDS)
+    limit = pytest.mark.timeout(STARTUP_SECONDS + case.seconds + 4 * GRACE_SECONDS)
+    return [limit, pytest.mark.slow] if slow else [limit]
 
 
 def require(result: Result):

@@ -11,6 +11,7 @@ what a case works with. A case is a function of one argument, the ``Lab``::
 Its docstring's first line is its title in docs/support.md.
 """
 
+import functools
 import importlib
 import os
 import pkgutil
@@ -22,7 +23,8 @@ from typing import Any
 from tests.environment import everything
 
 BACKENDS = ("tensorflow", "jax", "torch")
-# It compiles and traces nothing: a case takes a tenth of what it takes on the others.
+# It compiles and traces nothing: a case takes a tenth of what it takes on the others. `make test`
+# runs each case there, and on the others the first case of each theme; `make test-slow` the rest.
 CHEAPEST = "torch"
 # The devices of the suites: a kind, and how many if the numbers below do not hold. On ``gpu:1``
 # (`make gpu`) cases run on one replica, but for those that ask for other numbers.
@@ -49,8 +51,8 @@ class Case:
     # Where a backend passes with a declared exemption: one sentence for the support table.
     limitation: Mapping[str, str] = field(default_factory=dict)
     seconds: float = SECONDS
-    # The case that takes the same path through kerasdist: `make test` runs that one, and this one
-    # where cases cost least.
+    # The case that takes the same path through kerasdist: on the backends where a case costs most,
+    # `make test-everything` alone runs this one.
     like: str = ""
 
 
@@ -85,9 +87,9 @@ def case(
 ):
     """Registers a case; ``name`` and ``title`` are for those that a loop makes.
 
-    ``replicas=None``: 2, and one of 3 and 4, chosen by the name. `make test` runs what is about at
-    most 2 replicas, and what is ``like`` another case on PyTorch alone; `make test-everything` the
-    rest."""
+    ``replicas=None``: 2, and one of 3 and 4, chosen by the name. `make test` and `make test-slow`
+    run what is about at most 2 replicas, and what is ``like`` another case on PyTorch alone; `make
+    test-everything` the rest."""
 
     def register(function):
         # A theme of many cases is a package, of which the modules are not named.
@@ -137,15 +139,35 @@ def load(suite: str = CONFORMANCE) -> dict[str, Case]:
 
 
 def is_in_this_run(item: Item) -> bool:
-    """Whether an item belongs to `make test`, or else to `make test-everything`."""
+    """Whether an item is not left to `make test-everything`, or in that run whether it is."""
     few = [count for count in item.case.replicas if count <= 2] or item.case.replicas[:1]
     is_left_out = item.replicas not in few or has_its_like(item.case, item.backend)
     return is_left_out == everything()
 
 
 def has_its_like(case: Case, backend: str) -> bool:
-    """Whether `make test` runs another case in place of this one."""
+    """Whether another case runs in place of this one, but in `make test-everything`."""
     return bool(case.like) and backend != CHEAPEST
+
+
+# Themes whose cases are many programs each, or start a process of their own.
+_LARGE = ("calls", "generated", "layers", "lookups", "products", "step_logs")
+
+
+def is_slow(case: Case, backend: str, suite: str) -> bool:
+    """Whether `make test` leaves a case to `make test-slow`."""
+    return backend != CHEAPEST and case.name not in firsts(backend, suite)
+
+
+@functools.cache
+def firsts(backend: str, suite: str) -> frozenset[str]:
+    """The names of the first case of each theme that runs on a backend."""
+    found: dict[str, str] = {}
+    for name, one in load(suite).items():
+        theme = name.partition(".")[0]
+        if backend in one.backends and not one.like and theme not in _LARGE:
+            found.setdefault(theme, name)
+    return frozenset(found.values())
 
 
 def items(backend: str, suite: str = CONFORMANCE) -> Iterator[Item]:

@@ -124,8 +124,8 @@ _ON_LARGER = (
     "jax_workers.",
 )
 
-# Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`, and a
-# few cases of the first one of two hosts. TensorFlow refuses `sharding=`.
+# Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`, in
+# `make test-slow` a few cases of the first one of two hosts. TensorFlow refuses `sharding=`.
 SHARDED = {
     "tensorflow": (),
     "jax": (
@@ -236,12 +236,12 @@ def whole() -> bool:
 
 
 def pairs(backend: str) -> tuple[Layout, ...]:
-    """The layouts that `make test` and `make test-everything` share."""
+    """The layouts of every run of the tests."""
     return (PAIR, *SHARDED[backend][:1])
 
 
 def layouts(backend: str) -> tuple[Layout, ...]:
-    """The layouts of a run of the tests: in `make test` pairs and two hosts, else all."""
+    """The layouts of a run of the tests: pairs and two hosts, in `make test-everything` all."""
     within_host = [one for one in SHARDED[backend] if one.within][:1]
     others = (*LARGER[backend], *GPUS[backend], *SHARDED[backend][1:])
     return (*pairs(backend), *(others if whole() or everything() else within_host))
@@ -271,6 +271,11 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
             chosen = chosen and is_left_out == everything()
         if whole() or chosen:
             yield key
+
+
+def is_slow(backend: str, layout: Layout, key: str) -> bool:
+    """Whether `make test` leaves a case to `make test-slow`."""
+    return layout not in pairs(backend) or registry.is_slow(cases()[key], backend, OWN)
 
 
 def _drawn(backend: str, key: str) -> bool:

@@ -1,18 +1,21 @@
 """Cases on several workers, each a process: what every worker gets equals what one device gets.
 
-Of the conformance cases each backend runs a part, chosen by name: two replicas in `make test`, more
-in `make test-everything`; ``KERASDIST_MULTIPROCESS_FULL=1`` runs all of them, on all layouts.
+Of the conformance cases each backend runs a part, chosen by name: two replicas in `make test` and
+`make test-slow`, more in `make test-everything`; ``KERASDIST_MULTIPROCESS_FULL=1`` runs all of
+them, on all layouts.
 """
 
 import pytest
 
-from tests.conformance.items import require, time_limit
+from tests.conformance.items import marks, require
 from tests.conformance.registry import BACKENDS
-from tests.multiprocess.layouts import cases, layouts, selected
+from tests.multiprocess.layouts import cases, is_slow, layouts, selected
 
 ITEMS = [
     pytest.param(
-        backend, str(layout), key, id=f"{backend}-{layout}-{key}", marks=time_limit(cases()[key])
+        *(backend, str(layout), key),
+        id=f"{backend}-{layout}-{key}",
+        marks=marks(cases()[key], slow=is_slow(backend, layout, key)),
     )
     for backend in BACKENDS
     for layout in layouts(backend)
