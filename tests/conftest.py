@@ -24,7 +24,6 @@ SLOW = (
     "multiprocess/test_elastic.py::test_the_numbers",
     "multiprocess/test_sharded_backups.py",
     "unit/backends/test_jax_short_steps.py",
-    "unit/backends/test_torch_scale.py",
     "versions/test_keras_ddp.py",
 )
 # Where tests, but for cases on several workers, run on the cheapest backend alone.

@@ -118,7 +118,7 @@ ALL = (
 
 
 def everything() -> bool:
-    """Whether this is a run of `make test-everything`: of what `make test` leaves out."""
+    """Whether this is the part of `make test-everything` that neither other run has."""
     return os.environ.get("KERASDIST_TEST_EVERYTHING") == "1"
 
 

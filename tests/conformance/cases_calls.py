@@ -1,6 +1,6 @@
 """500 calls, drawn from a seed, of a model in the scope and of one outside, beside each other.
 
-On TensorFlow and JAX, which trace or compile much for them, `make test` has one in twenty.
+On TensorFlow and JAX, which trace or compile much for them, `make test-slow` has one in twenty.
 """
 
 import contextlib

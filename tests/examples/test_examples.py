@@ -1,6 +1,6 @@
 """The gallery's scripts run, in short, and say what they should; all of it is `make gallery`.
 
-In `make test` a few run on PyTorch, and one port is compared with its original. In
+In `make test` a few run on PyTorch, in `make test-slow` one port is compared with its original. In
 `make test-everything` each backend runs those that depend on it most. A process runs several
 scripts, one after the other: its start takes as long as a script.
 """
