@@ -38,7 +38,8 @@ PACKAGES = (
     "saving",
     "trainers",
 )
-# What `make test-everything` runs: `fit` and what it calls, and of each other package what a scope changes.
+# What `make test-everything` runs: `fit` and what it calls, and of each other package what a scope
+# changes.
 SELECTION = (
     "callbacks/early_stopping_test.py",
     "layers/normalization/batch_normalization_test.py",
