@@ -8,7 +8,7 @@ import pytest
 
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch import report, start
+from kerasdist.launch import start
 from kerasdist.launch.elastic import slots
 from kerasdist.launch.elastic.slots import ElasticSlots
 from kerasdist.launch.placement import Slot
@@ -203,9 +203,3 @@ def test_shares_of_the_machine_stay(monkeypatch):
     assert [one["GPU"] for one in given] == ["0", "2"]
     assert [one["KERASDIST_LOCAL_RANK"] for one in given] == ["0", "1"]
     assert start.orders_of(JobSpec(COMMAND), slots[1], {})["local_workers"] == 3
-
-
-def test_the_range_is_in_the_first_lines(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    said = report.of_dry_run(JobSpec(COMMAND, workers=3, min_workers=2, max_restarts=1))
-    assert said.splitlines()[1] == "the job goes on with 2 to 3 workers; 1 restart at most"

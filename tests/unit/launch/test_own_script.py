@@ -26,11 +26,6 @@ def asked(*arguments, text=None):
     return done.stdout.strip().split(" | ")
 
 
-def test_a_script_can_be_started_again(tmp_path):
-    (tmp_path / "train.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{ASK}")
-    assert asked(str(tmp_path / "train.py")) == ["None", "None"]
-
-
 @pytest.mark.parametrize("way", ["spawn", "forkserver", "fork"])
 def test_what_multiprocessing_starts_is_no_script(tmp_path, way):
     (tmp_path / "train.py").write_text(f"""
@@ -64,20 +59,3 @@ def test_a_program_that_is_not_the_users_own_is_not_started_unasked(monkeypatch,
     main.__file__ = f"{sysconfig.get_path(name)}/pytest/__main__.py"
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert "not a script of yours" in str(ranks.why_not_unasked())
-
-
-@pytest.mark.parametrize(
-    ("given", "spec", "expected"),
-    [
-        (["-u", "train.py", "a"], None, ["-u", "/home/train.py", "a"]),
-        (["train.py", "train.py"], None, ["/home/train.py", "train.py"]),
-        (["/home/train.py"], None, ["/home/train.py"]),
-        (["-Xdev", "-m", "my.train", "a"], object(), ["-Xdev", "-m", "my.train", "a"]),
-    ],
-)
-def test_the_command_is_the_same_in_another_folder(monkeypatch, given, spec, expected):
-    main = ModuleType("__main__")
-    main.__file__, main.__spec__ = "/home/train.py", spec
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(sys, "orig_argv", ["python", *given])
-    assert ranks.command() == (sys.executable, *expected)
