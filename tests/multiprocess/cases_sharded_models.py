@@ -1,6 +1,5 @@
 """Models that read sharded weights in special ways (`sharding=`). On layouts such as 2x1-full."""
 
-import collections
 import contextlib
 import platform
 import threading
@@ -148,68 +147,6 @@ def _with_shard(variable):
 
 
 @case(TOPIC, backends=TORCH)
-def as_many_collectives_as_fsdp2(lab):
-    """A step gathers and sums no more often than FSDP2's of the same layers, by torch's own count.
-
-    N groups: N - 1 gathers a pass and one more, N sums of parts, and the sum of the flags.
-    """
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    strategy = lab.strategy(communication_options=kd.CommunicationOptions(bytes_per_pack=8))
-    if strategy.replica_set.options.sharding.state != "full":
-        return
-    layers, width = 5, 8
-    x = np.ones((8, width), "float32")
-    with strategy.scope():
-        dense_layers = [keras.layers.Dense(width, "tanh") for _ in range(layers)]
-        model = keras.Sequential([keras.Input((width,)), *dense_layers])
-        model.compile("sgd", "mse")
-
-    hosts = lab.replicas // lab.shards
-    sizes = {"host": hosts, "device": lab.shards} if hosts > 1 else {"device": lab.shards}
-    mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
-    blocks = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(5)]
-    module = torch.nn.Sequential(*blocks)
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-    update = torch.optim.SGD(module.parameters(), 0.1)
-
-    def step_by_hand():
-        update.zero_grad()
-        rows = torch.from_numpy(x)
-        torch.nn.functional.mse_loss(module(rows), rows).backward()
-        update.step()
-
-    class Counting(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.found = collections.Counter()
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.found[func.name().partition(".")[0]] += 1
-            return func(*args, **(kwargs or {}))
-
-    def counts(step):
-        step()  # the first one makes buckets, and finds out in which order groups are used
-        with Counting() as mode:
-            step()
-        names = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
-        return [mode.found[f"c10d::{name}"] for name in names]
-
-    ours = counts(lambda: model.fit(x, x, batch_size=8, verbose=0))
-    theirs = counts(step_by_hand)
-    # Those between hosts, one a group, on both sides; and the flags, metrics and the batch's size.
-    between = layers * (hosts > 1)
-    lab.equal([2 * layers, layers, between], theirs)
-    lab.equal([2 * layers - 2, layers], ours[:2])
-    lab.check(ours[2] <= between + 2, f"{ours} collectives beside FSDP2's {theirs}")
-
-
-@case(TOPIC, backends=TORCH)
 def gathered_while_one_computes(lab):
     """A timeline of a step over a network that is late: gathers arrive while layers compute.
 
@@ -241,20 +178,6 @@ def gathered_while_one_computes(lab):
         between(
             f"gather {number} starts", f"layer {layer} differentiated", f"gather {number} is needed"
         )
-
-
-def recurrent():
-    cells = [keras.layers.LSTMCell(3), keras.layers.GRUCell(3)]
-    layers = [keras.layers.LSTM(4, return_sequences=True), keras.layers.RNN(cells)]
-    return stack([*layers, keras.layers.Dense(1)], keras.optimizers.Adam(0.01), inputs=(5, 2))
-
-
-@case(TOPIC, backends=BACKENDS, like="sharded_models.shared_and_tied_weights")
-def recurrent_layers(lab):
-    """Layers that read weights at each time step, more of them than stay gathered."""
-    x = np.random.default_rng(0).normal(size=(9, 5, 2)).astype("float32")
-    actions = fit(x, x[:, 0, :1], batch_size=4, epochs=3), predict(x)
-    lab.same(recurrent, *actions, tolerance=ADAPTIVE)
 
 
 def computed_again():

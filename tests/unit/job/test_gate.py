@@ -336,14 +336,6 @@ def test_defects_24_too_much_for_one_exchange_is_named_with_its_size(coordinator
                 call.result(timeout=20)
 
 
-def test_equal_values_count_once_in_an_exchange(coordinator, monkeypatch):
-    monkeypatch.setattr(protocol, "MAX_BYTES", 1000)
-    coordinator.gather()
-    with ThreadPoolExecutor(2) as pool:
-        meet = [pool.submit(one.meet, "main", 1, "a", "x" * 900) for one in coordinator.clients]
-        assert [call.result(timeout=20) for call in meet] == [["x" * 900] * 2] * 2
-
-
 def test_defects_23_a_connection_that_nobody_answers_is_tried_again(monkeypatch):
     """As one that the kernel has dropped, of thousands at once."""
     monkeypatch.setattr(client_module, "_FIRST_WAIT", 0.2)
