@@ -3,10 +3,12 @@
 To import one costs more than what most workers do. A script that wants its workers so calls
 `wait_to_be_one` behind its imports; the tests hold the process that waits as a `Nursery`.
 
-python -m tests.multiprocess.forks BACKEND      waits to be any module, with its arguments
+python -m tests.multiprocess.forks BACKEND      waits to be any module or script, with its arguments
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -205,10 +207,24 @@ def imported(backend: str):
     kd.MultiWorkerMirroredStrategy, kd.callbacks.BackupAndRestore  # noqa: B018
 
 
+_open = contextlib.ExitStack()
+atexit.register(_open.close)
+
+
+@functools.cache
+def nursery(backend: str) -> Nursery:
+    """The process of a backend whose forks are the workers of all tests that can have it so."""
+    return _open.enter_context(Nursery("-m", "tests.multiprocess.forks", backend))
+
+
 def main():
     imported(sys.argv[1])
     wait_to_be_one()
-    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    code = sys.argv.pop(1)
+    if code.endswith(".py"):
+        runpy.run_path(code, run_name="__main__")
+    else:
+        runpy.run_module(code, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,23 @@ def finish(
     *arguments: object, seconds: float = SECONDS, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command line to its end."""
+    return ended(command_line(*arguments), seconds=seconds, **environment)
+
+
+def ended(
+    command: Sequence[str | Path],
+    *,
+    folder: Path = ROOT,
+    text: str = "",
+    seconds: float = SECONDS,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder to its end; `text` is what it reads."""
     return subprocess.run(
-        command_line(*arguments),
-        cwd=ROOT,
+        command,
+        cwd=folder,
         env={**os.environ, **environment},
+        input=text,
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -75,13 +88,11 @@ def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen
 
 
 @contextlib.contextmanager
-def running(
-    command: Sequence[str | Path], folder: Path = ROOT, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
-    """Starts a command in a folder, and sees to it that it ends."""
+def running(command: Sequence[str | Path], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Starts a command, and sees to it that it ends."""
     with subprocess.Popen(
         command,
-        cwd=folder,
+        cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,14 +12,14 @@ from kerasdist.job.interruption import ExitCode
 from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.environment import everything
-from tests.multiprocess.forks import Job, Nursery
+from tests.multiprocess.forks import Job, nursery
 from tests.multiprocess.networks import CHIEF
 from tests.multiprocess.processes import Processes, report
 
 # For two processes to import a framework, and to compile, on a machine that does much else.
 SECONDS = 900.0
 HEARTBEAT = 6
-SCRIPT = ("-m", "tests.multiprocess.failing_script")
+SCRIPT = "tests.multiprocess.failing_script"
 OLDEST = Path(sys.prefix) / "oldest-keras"
 
 LOSSES = {
@@ -55,9 +55,8 @@ def _environments(folder: Path, restart: int = 0, host: str = "localhost") -> li
 class Jobs:
     """The jobs of a backend; a job begins while the one before it runs."""
 
-    def __init__(self, backend: str, nursery: Nursery, folder: Path):
+    def __init__(self, backend: str, folder: Path):
         self.backend = backend
-        self._nursery = nursery
         self._folder = folder
         self._waiting = [*_losses(backend), "have_data_that_ends", "be_preempted"]
         self._begun: dict[str, Job] = {}
@@ -77,8 +76,10 @@ class Jobs:
         folder = self._folder / behaviour
         folder.mkdir(exist_ok=True)
         host = CHIEF if behaviour == "be_cut_off" else "localhost"
-        environments = _environments(folder, restart, host)
-        return self._nursery.begin([self.backend, behaviour], environments)
+        return self._fork(behaviour, _environments(folder, restart, host))
+
+    def _fork(self, behaviour: str, environments: list[dict[str, str]]) -> Job:
+        return nursery(self.backend).begin([SCRIPT, self.backend, behaviour], environments)
 
     def with_another_keras(self) -> tuple[Job, Processes]:
         """Worker 0 of a job whose other worker has the oldest Keras, and that other one."""
@@ -91,16 +92,13 @@ class Jobs:
 
     def _joining(self, other: str, **variables: str) -> tuple[Job, Processes]:
         here, there = _environments(self._folder)
-        command = [*SCRIPT, other, "only_join"]
-        processes = Processes([command], [{**there, **variables}])
-        return self._nursery.begin([self.backend, "only_join"], [here]), processes
+        processes = Processes([["-m", SCRIPT, other, "only_join"]], [{**there, **variables}])
+        return self._fork("only_join", [here]), processes
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def jobs(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    with Nursery(*SCRIPT, request.param) as nursery:
-        yield Jobs(request.param, nursery, folder)
+    return Jobs(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def test_the_survivor_ends_and_names_the_lost_worker(jobs):
