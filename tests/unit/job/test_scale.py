@@ -6,20 +6,13 @@ never seconds; the limits on time end a test that hangs.
 
 import asyncio
 import contextlib
-import itertools
-import json
-import threading
 import time
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
 from kerasdist.errors import JobError
 from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
-from kerasdist.job.job import Job
 from kerasdist.job.protocol import Timeouts
 from kerasdist.launch.placement import free_port
 from tests.environment import everything
@@ -181,52 +174,6 @@ def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
     (few_lines, few_bytes), (lines, of_bytes) = costs[64], costs[4096]
     assert lines <= few_lines, costs
     assert of_bytes <= few_bytes + 4, costs  # a number of four digits
-
-
-class Waiting:
-    """A member's connection, and the thread of a worker that waits for the answer."""
-
-    def __init__(self):
-        self.bytes = 0
-        self.answered = threading.Event()
-
-    def write(self, data: bytes):
-        self.bytes += len(data)
-        self.answer = json.loads(data[protocol.HEADER_BYTES :])
-        self.answered.set()
-
-
-def test_defects_22_addresses_of_512_workers_go_out_packed_and_once(monkeypatch):
-    """Each worker needs all, so bytes grow with the square: a few for each address."""
-    workers, one_at_a_time = 512, threading.Lock()
-    job = InMemory(workers, monkeypatch)
-    wires = [Waiting() for _ in range(workers)]
-    addresses = [f"node{rank:05d}.cluster:{32768 + rank * 7919 % 28000}" for rank in range(workers)]
-
-    def worker(rank: int) -> tuple[str, ...]:
-        wire, member = wires[rank], job.members[rank]
-        member.writer = wire
-
-        def meet(channel, number, label, value, wanted):
-            wire.answered.clear()
-            told = {"channel": channel, "number": number, "label": label, "value": value}
-            with one_at_a_time:
-                job.coordinator._hear(member, {"type": "meet", **told, "wanted": wanted})
-            assert wire.answered.wait(LIMIT_SECONDS)
-            return values_in(wire.answer)
-
-        own = object.__new__(Job)
-        own.is_chief = rank == CHIEF
-        own._client = SimpleNamespace(meet=meet, failure=None)
-        own._addresses, own._numbers = (), defaultdict(itertools.count)
-        own.address = addresses[rank]
-        assert own.gather_addresses() is own.gather_addresses()  # exchanged once
-        return own.gather_addresses()
-
-    with ThreadPoolExecutor(workers) as pool:
-        assert set(pool.map(worker, range(workers))) == {tuple(addresses)}
-    one_list = len(json.dumps(addresses))
-    assert sum(wire.bytes for wire in wires) < 0.4 * one_list * workers
 
 
 def test_defects_30_no_time_passes_while_all_are_suspended(monkeypatch):
