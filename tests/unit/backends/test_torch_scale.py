@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from tests.environment import everything
-from tests.fresh import run_python
+from tests.fresh import run_forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,8 +25,8 @@ def of():
 
     @cache
     def lines(ranks):
-        command = ["-m", "tests.unit.backends.torch_ranks", str(ranks)]
-        output = run_python(*command, *STATES, KERAS_BACKEND="torch")
+        code = f"from tests.unit.backends.torch_ranks import main; main({ranks}, {STATES})"
+        output = run_forked(code, "torch")
         return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
     def found(ranks, state):

@@ -7,7 +7,6 @@ rank says; and torch's fake process group returns from each collective at once.
 import contextlib
 import itertools
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -165,9 +164,8 @@ def facts(rank: int, ranks: int, state: str | None) -> dict[str, Any]:
         }
 
 
-if __name__ == "__main__":
-    ranks = int(sys.argv[1])
-    for state in sys.argv[2:]:
+def main(ranks: int, states: Iterable[str]):
+    for state in states:
         for rank in (0, *[ranks // 2] * everything(), ranks - 1):
             found = facts(rank, ranks, None if state == "replicated" else state)
             print(json.dumps({"state": state, "rank": rank, **found}), flush=True)
