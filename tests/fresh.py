@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.environment import QUIET, values
-from tests.multiprocess.forks import Nursery
-from tests.multiprocess.processes import report
+from tests.multiprocess.forks import Nursery, report
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900

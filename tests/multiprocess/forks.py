@@ -20,10 +20,30 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.environment import WORKERS, values
-from tests.multiprocess.processes import ROOT, Ended
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended; `code` is None for one that had to be killed."""
+
+    rank: int
+    code: int | None
+    seconds: float
+    output: str
+
+
+def report(ended: Sequence[Ended]) -> str:
+    """Every rank's log, for the message of a test that fails."""
+    return "\n".join(
+        f"----- worker {one.rank}: exit code {one.code} after {one.seconds:.1f} s\n{one.output}"
+        for one in ended
+    )
 
 
 def wait_to_be_one():
@@ -170,7 +190,7 @@ class Nursery:
 
 
 class Job:
-    """Workers of one job, that are forked and read like those of `processes.Processes`."""
+    """Workers of one job."""
 
     def __init__(self, nursery: Nursery, numbers: Sequence[int]):
         self._nursery = nursery

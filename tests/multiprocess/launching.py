@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
-from tests.fresh import ROOT
+from tests.multiprocess.forks import ROOT, Ended
 
 SECONDS = 90
 
@@ -78,6 +79,22 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     first, _, rest = done.stderr.partition("\n")
     assert re.fullmatch(r"\[kerasdist\] \d+ workers? on .+, backend \w+ \(.+\)", first), first
     return rest
+
+
+def beside(
+    *arguments: str, rank: int = 0, seconds: float = SECONDS, **environment: str
+) -> Future[Ended]:
+    """Runs Python beside the test; the result is how it ended."""
+
+    def run() -> Ended:
+        began = time.monotonic()
+        done = ended([sys.executable, *arguments], seconds=seconds, **environment)
+        return Ended(rank, done.returncode, time.monotonic() - began, done.stdout + done.stderr)
+
+    return _THREADS.submit(run)
+
+
+_THREADS = ThreadPoolExecutor()
 
 
 @contextlib.contextmanager

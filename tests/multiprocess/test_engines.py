@@ -7,8 +7,7 @@ import pytest
 
 from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
-from tests.multiprocess.forks import nursery
-from tests.multiprocess.processes import Ended, report
+from tests.multiprocess.forks import Ended, nursery, report
 
 SECONDS = 900
 WORKERS = 2

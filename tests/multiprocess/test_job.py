@@ -9,9 +9,9 @@ import pytest
 import kerasdist
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch.placement import free_port
-from tests.multiprocess.forks import Nursery
+from tests.multiprocess.forks import Ended, Nursery, report
 from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
-from tests.multiprocess.processes import Ended, Processes, report
+from tests.multiprocess.launching import beside
 
 # For processes to start, and for a main thread to come to an end by itself.
 SLACK = 60.0
@@ -207,10 +207,10 @@ def test_all_may_end_with_an_exit_code(jobs):
     assert [worker.code for worker in ended] == [3, 3, 3], report(ended)
 
 
-def test_another_version_of_kerasdist_ends_the_job():
-    commands = [["-m", SCRIPT, "end_well"], ["-c", OLDER, "end_well"]]
-    with Processes(commands, _environments(2)) as processes:
-        ended = processes.join(SLACK)
+def test_another_version_of_kerasdist_ends_the_job(workers):
+    here, there = _environments(2)
+    older = beside("-c", OLDER, "end_well", rank=1, seconds=SLACK, **there)
+    ended = [*workers.begin(["end_well"], [here]).join(SLACK), older.result()]
     said = f"versions. Received: kerasdist='0.0.1' on worker 1, {kerasdist.__version__!r} on worker"
     _require_refused(ended, said)
 

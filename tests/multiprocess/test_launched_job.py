@@ -1,13 +1,12 @@
 """``kerasdist run`` of a real job: who has failed is named, not who ends because of that."""
 
-import contextlib
 import re
 
 import pytest
 
 from kerasdist.job.monitor import GRACE_SECONDS
-from tests.multiprocess.launching import finish
-from tests.multiprocess.processes import Processes, report
+from tests.multiprocess.forks import report
+from tests.multiprocess.launching import beside, finish
 
 # Who fails, how, and for how long it is kept from its end; the other one ends in the meantime. The
 # code of a script that does not come to its end is not known.
@@ -25,22 +24,17 @@ SLACK = 30.0
 @pytest.fixture(scope="module")
 def launchers():
     """All jobs of this file, begun together, since most of their time is waiting."""
-    with contextlib.ExitStack() as stack:
-        yield {job: stack.enter_context(_launcher(*job)) for job in JOBS}
+    run = ("-m", "kerasdist", "run", "--workers", "2", "-m", "tests.multiprocess.launched_script")
+    seconds = SLACK + GRACE_SECONDS
+    return {job: beside(*run, *map(str, job), seconds=seconds) for job in JOBS}
 
 
-def _launcher(rank: int, deed: str, late: int) -> Processes:
-    script = ["-m", "tests.multiprocess.launched_script", str(rank), deed, str(late)]
-    return Processes([["-m", "kerasdist", "run", "--workers", "2", *script]])
-
-
-@pytest.mark.parametrize(("rank", "deed", "late"), JOBS)
-def test_the_worker_that_failed_is_named(launchers, rank, deed, late):
-    ended = launchers[rank, deed, late].join(SLACK + GRACE_SECONDS)
-    code, said = JOBS[rank, deed, late]
-    assert ended[0].code == code, report(ended)
-    assert re.findall(r"worker (\d)/2 failed after", ended[0].output) == [str(rank)], report(ended)
-    assert re.search(said, ended[0].output), report(ended)
+@pytest.mark.parametrize("job", JOBS)
+def test_the_worker_that_failed_is_named(launchers, job):
+    ended, (code, said) = launchers[job].result(), JOBS[job]
+    assert ended.code == code, report([ended])
+    assert re.findall(r"worker (\d)/2 failed after", ended.output) == [str(job[0])], report([ended])
+    assert re.search(said, ended.output), report([ended])
 
 
 _FIT = """

@@ -7,8 +7,7 @@ import pytest
 
 from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
-from tests.multiprocess.forks import nursery
-from tests.multiprocess.processes import report
+from tests.multiprocess.forks import nursery, report
 
 SECONDS = 900
 

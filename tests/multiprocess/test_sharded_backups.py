@@ -6,8 +6,7 @@ import pytest
 
 from kerasdist.launch.placement import free_port
 from tests.multiprocess import launching
-from tests.multiprocess.forks import nursery
-from tests.multiprocess.processes import Ended, report
+from tests.multiprocess.forks import Ended, nursery, report
 
 SECONDS = 300
 BACKUPS = "tests.multiprocess.backups_script"
