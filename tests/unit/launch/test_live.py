@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from kerasdist.job.launcher import Channel
-from kerasdist.launch import live, supervisor
+from kerasdist.launch import live
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.worker import LogFile, Pump, Screen
@@ -164,18 +163,3 @@ class TestReports:
         os.close(read)
         channel.tell(REPORT)  # the launcher is gone
         os.close(write)
-
-    def test_they_are_cut_out_of_the_output_of_another_machine(self, capfd):
-        told = []
-        read, write = os.pipe()
-        pump = Pump(Screen(), "[w]", 0, told.append)
-        pump.start(os.fdopen(read, "rb"), sys.stdout)
-        report = supervisor.MARK + b'{"a": 1}\n'
-        pieces = [b"one\ntw" + report + b"o\n" + report[:5], report[5:] + b"three", b"\n\x1e x\n"]
-        for piece in pieces:
-            os.write(write, piece)
-            time.sleep(0.05)
-        os.close(write)
-        assert pump.last_lines(time.monotonic() + 5) == ("one", "two", "three", "\x1e x")
-        assert told == [b'{"a": 1}'] * 2
-        assert capfd.readouterr().out.splitlines()[:3] == ["[w] one", "[w] two", "[w] three"]
