@@ -335,15 +335,6 @@ def shapes_that_do_not_match(lab):
     lab.equal(strategy.reduce("SUM", whole, axis=None), total)
 
 
-@case("workers", backends=("jax",))
-def sharding_differs(lab):
-    """`sharding=` that differs by worker is refused."""
-    own = kd.Sharding("full", min_size=1 + lab.job.rank)
-    said = r"same options of the strategy. Received: sharding=.*min_size=\d.* on worker"
-    with lab.raises(kd.errors.DisagreementError, said):
-        lab.strategy(sharding=own)
-
-
 @case("workers", backends=("tensorflow", "jax"))
 def options_of_communication(lab):
     """TensorFlow's gradients travel as the strategy says; what a backend lacks is refused."""

@@ -1,6 +1,5 @@
 """Which programs can be started again, and by which command."""
 
-import subprocess
 import sys
 import sysconfig
 from types import ModuleType
@@ -9,21 +8,13 @@ import pytest
 
 from kerasdist.launch import ranks
 from tests.fresh import ROOT
+from tests.multiprocess.launching import ended
 
 ASK = "from kerasdist.launch.ranks import *; print(why_not_again(), '|', why_not_unasked())"
 
 
-def asked(*arguments, text=None):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=text,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout.strip().split(" | ")
+def asked(*arguments, text=""):
+    return ended([sys.executable, *arguments], text=text).stdout.strip().split(" | ")
 
 
 @pytest.mark.parametrize("way", ["spawn", "forkserver", "fork"])
@@ -47,7 +38,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"), [(["-c", ASK], None), (["-"], ASK), (["-i", "-q"], ASK)]
+    ("arguments", "text"), [(["-c", ASK], ""), (["-"], ASK), (["-i", "-q"], ASK)]
 )
 def test_what_has_no_file_cannot(arguments, text):
     assert "an interactive interpreter" in asked(*arguments, text=text)[0]
