@@ -230,19 +230,18 @@ def test_a_worker_that_tries_again_is_not_reported(coordinator, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("rank", [0.5, 1.0, True, "1", None, [1], -1, 2, 2**70])
-def test_defects_24_a_rank_is_a_whole_number_of_the_job(coordinator, rank):
-    one = SimulatedWorker(rank, 2, MINE)
-    refused = asyncio.run(_join_and_hear(one, coordinator.port))
-    assert refused["type"] == "refused"
-    assert f"the chief expects 2 workers, and this one calls itself number {rank}" in refused["why"]
-    coordinator.goes_on()
+NO_RANKS = (0.5, 1.0, True, "1", None, [1], -1, 2, 2**70)
+MALFORMED_FACTS = ({"given": 5}, {"given": ["a:1"]}, {"num_workers": None})
 
 
-@pytest.mark.parametrize("facts", [{"given": 5}, {"given": ["a:1"]}, {"num_workers": None}])
-def test_a_malformed_beginning_is_refused(coordinator, facts):
-    refused = asyncio.run(_join_and_hear(SimulatedWorker(1, 2, MINE, facts), coordinator.port))
+@pytest.mark.parametrize("facts", [*({"rank": one} for one in NO_RANKS), *MALFORMED_FACTS], ids=str)
+def test_defects_24_a_malformed_beginning_is_refused(coordinator, facts):
+    worker = SimulatedWorker(1, 2, MINE, facts)
+    refused = asyncio.run(_join_and_hear(worker, coordinator.port))
     assert refused["type"] == "refused"
+    if "rank" in facts:
+        said = f"the chief expects 2 workers, and this one calls itself number {facts['rank']}"
+        assert said in refused["why"]
     coordinator.goes_on()
 
 
