@@ -1,17 +1,16 @@
 """What is planned of PyTorch's workers with sharded weights: groups and bytes (ADR 62)."""
 
-import io
 import json
 
 import keras
 import pytest
-from rich.console import Console
 
 from kerasdist.core.sharding import Sharding
 from kerasdist.plan import report
 from kerasdist.plan.groups import WeightGroups, planned_groups, weight_groups
 from kerasdist.plan.hardware import parse_target
 from kerasdist.plan.planning import Compilation, Subject, Work, make_plan
+from tests.unit.plan.test_command import printed
 
 WIDTH = 64
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
@@ -76,12 +75,6 @@ def planned(groups):
     compiled = Compilation(32, {}, Work({"bfloat16": 989.4e10}, 1.0), [], None, 0.0)
     subject = Subject("train.py", "MirroredStrategy", 1, sharding="full", groups=groups)
     return make_plan(subject, 32, parse_target("8xh100"), lambda *_: compiled, largest=False)
-
-
-def printed(plan):
-    file = io.StringIO()
-    report.show(plan, Console(file=file, width=400))
-    return file.getvalue()
 
 
 def test_it_is_printed_beside_xlas_plan():
