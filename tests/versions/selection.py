@@ -67,7 +67,7 @@ FACADE = (
     "losses.compute_average_loss",
     "replica_context.merge_calls",
     "run.ragged_components",
-    "training.adam",
+    "training.adam_clipnorm",
     "training.keras_loss_objects",
     "values.reduce_values",
     "variables.metrics_in_steps",
@@ -86,7 +86,6 @@ WORKERS = (
     "workers.custom_loop",
     "workers.equal_order",
     "workers.equal_results",
-    "workers.mixed_float16",
 )
 
 SUITES = {"conformance": CONFORMANCE, "facade": FACADE, "workers": WORKERS}
