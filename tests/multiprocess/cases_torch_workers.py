@@ -13,7 +13,7 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import LazyModule, kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
-from tests.multiprocess.loops import torch_launches
+from tests.multiprocess.loops import calls_of, torch_launches
 
 torch = LazyModule("torch")
 buckets = LazyModule("kerasdist.backends.torch.workers.buckets")
@@ -21,12 +21,6 @@ buckets = LazyModule("kerasdist.backends.torch.workers.buckets")
 TORCH = ("torch",)
 STEPS, BATCH = 7, 7
 X, Y = regression(45)
-
-
-def calls_of(owner, name):
-    """Notes the calls of a function or method, which goes on as before."""
-    original = getattr(owner, name)
-    return mock.patch.object(owner, name, autospec=True, side_effect=original)
 
 
 def trained(lab, build=dense, epochs=2, **options):
