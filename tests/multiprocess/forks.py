@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,16 +172,20 @@ class Nursery:
             else:
                 self.ended[number] = value, time.monotonic()
 
+    def kill(self, numbers: Iterable[int]):
+        """Kills those of some workers that have not ended."""
+        for number in numbers:
+            if number in self.pids and number not in self.ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pids[number], signal.SIGKILL)
+
     def __enter__(self) -> "Nursery":
         return self
 
     def __exit__(self, *error: object):
         with contextlib.suppress(RuntimeError):
             self.listen()
-        for number, pid in self.pids.items():
-            if number not in self.ended:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+        self.kill(self.pids)
         self._process.kill()
         self._process.wait(10)
         self._process.stdin.close()
@@ -198,14 +202,16 @@ class Job:
         self._began = time.monotonic()
 
     def join(self, seconds: float, but: Sequence[int] = ()) -> list[Ended]:
-        """Waits for all, except those that cannot end by themselves."""
+        """Waits for all, except those that cannot end by themselves; kills what has not ended."""
         deadline = time.monotonic() + seconds
         waited = {number for rank, number in enumerate(self._numbers) if rank not in but}
         self._nursery.listen()
         while waited - self._nursery.ended.keys() and time.monotonic() < deadline:
             time.sleep(0.02)
             self._nursery.listen()
-        return [self._worker(rank, number) for rank, number in enumerate(self._numbers)]
+        ended = [self._worker(rank, number) for rank, number in enumerate(self._numbers)]
+        self._nursery.kill(self._numbers)
+        return ended
 
     def _worker(self, rank: int, number: int) -> Ended:
         code, at = self._nursery.ended.get(number, (None, time.monotonic()))
