@@ -1,5 +1,6 @@
 """Models that read sharded weights in special ways (`sharding=`). On layouts such as 2x1-full."""
 
+import collections
 import contextlib
 import platform
 import threading
@@ -144,6 +145,68 @@ def _with_shard(variable):
     from kerasdist.backends.torch.state.shards import shard_of
 
     return variable, shard_of(variable)
+
+
+@case(TOPIC, backends=TORCH)
+def as_many_collectives_as_fsdp2(lab):
+    """A step gathers and sums no more often than FSDP2's of the same layers, by torch's own count.
+
+    N groups: N - 1 gathers a pass and one more, N sums of parts, and the sum of the flags.
+    """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    strategy = lab.strategy(communication_options=kd.CommunicationOptions(bytes_per_pack=8))
+    if strategy.replica_set.options.sharding.state != "full":
+        return
+    layers, width = 5, 8
+    x = np.ones((8, width), "float32")
+    with strategy.scope():
+        dense_layers = [keras.layers.Dense(width, "tanh") for _ in range(layers)]
+        model = keras.Sequential([keras.Input((width,)), *dense_layers])
+        model.compile("sgd", "mse")
+
+    hosts = lab.replicas // lab.shards
+    sizes = {"host": hosts, "device": lab.shards} if hosts > 1 else {"device": lab.shards}
+    mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
+    blocks = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(5)]
+    module = torch.nn.Sequential(*blocks)
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    update = torch.optim.SGD(module.parameters(), 0.1)
+
+    def step_by_hand():
+        update.zero_grad()
+        rows = torch.from_numpy(x)
+        torch.nn.functional.mse_loss(module(rows), rows).backward()
+        update.step()
+
+    class Counting(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.found = collections.Counter()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.found[func.name().partition(".")[0]] += 1
+            return func(*args, **(kwargs or {}))
+
+    def counts(step):
+        step()  # the first one makes buckets, and finds out in which order groups are used
+        with Counting() as mode:
+            step()
+        names = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+        return [mode.found[f"c10d::{name}"] for name in names]
+
+    ours = counts(lambda: model.fit(x, x, batch_size=8, verbose=0))
+    theirs = counts(step_by_hand)
+    # Those between hosts, one a group, on both sides; and the flags, metrics and the batch's size.
+    between = layers * (hosts > 1)
+    lab.equal([2 * layers, layers, between], theirs)
+    lab.equal([2 * layers - 2, layers], ours[:2])
+    lab.check(ours[2] <= between + 2, f"{ours} collectives beside FSDP2's {theirs}")
 
 
 @case(TOPIC, backends=TORCH)
