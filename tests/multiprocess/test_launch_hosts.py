@@ -1,13 +1,12 @@
 """Workers on other machines, through an ``ssh`` that runs the command here, by a shell, as sshd."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from kerasdist.launch import supervisor
 from tests.multiprocess import hosts
-from tests.multiprocess.launching import finish, said, write
+from tests.multiprocess.launching import command_line, ended, finish, said, write
 
 TELL = """
 import json
@@ -30,8 +29,11 @@ def path(tmp_path) -> dict[str, str]:
 
 def test_each_host_gets_its_share(tmp_path, path):
     arguments = ["a b", "'quoted\" $HOME", "line\nbreak", "*", ""]
-    done = finish(
-        *("run", "--hosts", "n[01-02]:2,me@far", write(tmp_path, TELL), *arguments),
+    here = tmp_path / "a folder's $HOME"  # which a shell there reads, too
+    here.mkdir()
+    done = ended(
+        command_line("run", "--hosts", "n[01-02]:2,me@far", write(tmp_path, TELL), *arguments),
+        folder=here,
         **{**path, "KERAS_BACKEND": "jax", "SECRET": "s", "TF_CONFIG": "{}"},
     )
     assert done.returncode == 0
@@ -42,7 +44,7 @@ def test_each_host_gets_its_share(tmp_path, path):
         key=lambda each: each[2]["KERASDIST_RANK"],
     )
     assert all(given == arguments for given, _, _ in found)
-    assert {folder for _, folder, _ in found} == {str(Path(__file__).parents[2])}
+    assert {folder for _, folder, _ in found} == {str(here)}
     variables = [each for _, _, each in found]
     assert [(one["ON"], one["KERASDIST_LOCAL_RANK"]) for one in variables] == [
         ("n01", "0"),
