@@ -8,10 +8,11 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.environment import QUIET, values
-from tests.multiprocess.forks import Nursery
+from tests.multiprocess.forks import Nursery, report
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900
@@ -55,9 +56,15 @@ def run_forked(code: str, backend: str, **environment: str) -> str:
 
     Not for code that settles something before a framework is imported.
     """
+    [output] = run_forks(code, backend, [environment])
+    return output
+
+
+def run_forks(code: str, backend: str, environments: Sequence[Mapping[str, str]]) -> list[str]:
+    """As `run_forked`, in several forks at once."""
     if backend not in _waiting:
         nursery = Nursery("-c", BECOMES, KERAS_BACKEND=backend, **values(QUIET))
         _waiting[backend] = _open.enter_context(nursery)
-    [ended] = _waiting[backend].begin([code], [environment]).join(SECONDS)
-    assert ended.code == 0, f"exit status {ended.code}\n{ended.output}"
-    return ended.output
+    ended = _waiting[backend].begin([code], environments).join(SECONDS)
+    assert all(one.code == 0 for one in ended), report(ended)
+    return [one.output for one in ended]

@@ -223,7 +223,7 @@ def pipelines():
     return found
 
 
-if __name__ == "__main__":
+def main():
     parts = (
         sums_by_optimizer,
         normalization,

@@ -1,7 +1,6 @@
 """Which GPUs `kerasdist run` gives to its workers, and what `kerasdist info` says of them."""
 
 import dataclasses
-import io
 import json
 import os
 import queue
@@ -9,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 
 from kerasdist.checks import info
 from kerasdist.core import gpus
@@ -19,6 +17,7 @@ from kerasdist.launch.placement import Slot, place
 from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML
 from tests.fresh import SECONDS
+from tests.unit.checks.test_info import shown
 from tests.unit.cluster import environments as env
 
 A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
@@ -99,12 +98,6 @@ def test_gpus_that_stay_idle_are_told_in_one_line(machine_with, monkeypatch):
     assert idle(3) == ["2 of the 8 GPUs of this machine stay idle: 3 workers have 2 each"]
     assert idle(1) == idle(4) == idle(9) == []
     assert idle(3, devices_per_worker=2) == []
-
-
-def shown(environ):
-    file = io.StringIO()
-    info.show(info.gather(environ), Console(file=file, width=200))
-    return file.getvalue()
 
 
 def owners(environ):

@@ -6,49 +6,22 @@ import shlex
 import pytest
 
 from tests.accelerators import on_gpu
-from tests.accelerators.matrix import BACKENDS, ROWS
+from tests.accelerators.matrix import EXACT, ROWS
 from tests.conformance import registry
 from tests.docs.test_commands import parse
 from tests.environment import CPU_DEVICES, values
 from tests.fresh import ROOT, run_python
 from tests.multiprocess import layouts
 
-SUITES = {"tests.conformance.runner": registry.CONFORMANCE}
-KEYS = """
-from tests.conformance import registry
-for suite in ("tests.conformance", "tests.facade", "tests.sharded"):
-    for backend in registry.BACKENDS:
-        for item in registry.items(backend, suite):
-            print(suite, backend, item.key)
-"""
+SUITES = {
+    "tests.conformance.runner": registry.CONFORMANCE,
+    "tests.facade": "tests.facade",
+    "tests.sharded": "tests.sharded",
+}
 
 
 def words_of(row):
     return shlex.split(row.command.format(device="gpu", hosts="h1:4,h2:4"))
-
-
-@pytest.fixture(scope="module")
-def keys():
-    """The cases of each suite on so many accelerators, by devices, suite and backend."""
-    found = {}
-    for devices in sorted({row.devices for row in ROWS if not row.is_on_a_pod}):
-        said = run_python("-c", KEYS, **{registry.SUITES_ON: f"gpu:{devices}"})
-        for line in said.splitlines():
-            suite, backend, key = line.split()
-            found.setdefault((devices, suite, backend), []).append(key)
-    return found
-
-
-def of_suite(row, keys):
-    """The keys that each pattern of a suite's row selects; None: it is no row of these suites."""
-    _, module, *rest = words_of(row)
-    suite = SUITES.get(module, module)
-    if (row.devices, suite, row.backend) not in keys:
-        return None
-    backend, *patterns = rest
-    assert backend == row.backend
-    known = keys[row.devices, suite, backend]
-    return {one: [key for key in known if one in key] for one in patterns or [""]}
 
 
 def test_names_are_backend_devices_and_part():
@@ -61,7 +34,7 @@ def test_names_are_backend_devices_and_part():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_command_parses_and_names_what_exists(row, keys, gpu_smoke):
+def test_a_command_parses_and_names_what_exists(row, gpu_smoke):
     flag, module, *rest = words_of(row)
     if flag == on_gpu.SMOKE:
         options = gpu_smoke.parser().parse_args([module, *rest])
@@ -74,30 +47,25 @@ def test_a_command_parses_and_names_what_exists(row, keys, gpu_smoke):
         assert rest[rest.index("--backend") + 1] == row.backend
         parse(rest)
         return
+    backend, *patterns = rest
+    assert backend == row.backend
     if module == "tests.multiprocess":
-        backend, option, layout, *patterns = rest
-        assert (backend, option) == (row.backend, "--layout")
+        option, layout, *patterns = patterns
         layout = layouts.Layout.of(layout)
-        assert layout.replicas == row.devices
+        assert (option, layout.replicas) == ("--layout", row.devices)
         known = list(layouts.keys(backend, layout))
-        assert all(any(one in key for key in known) for one in patterns)
-        return
-    assert of_suite(row, keys) is not None
-    # A theme may have no case for a number of devices, or for a backend.
-    everywhere = [key for (_, suite, _), found in keys.items() for key in found]
-    assert all(any(one in key for key in everywhere) for one in rest[1:])
+    else:
+        known = registry.load(SUITES[module])
+    assert all(any(one in key for key in known) for one in patterns)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_each_case_is_in_one_part(backend, devices, keys):
-    rows = [row for row in ROWS if (row.backend, row.devices) == (backend, devices)]
-    ran = []
-    for row in rows:
-        ran += {key for found in (of_suite(row, keys) or {}).values() for key in found}
-    suites = ["tests.conformance", "tests.facade", *["tests.sharded"] * (backend == "jax")]
-    known = [key for suite in suites for key in keys.get((devices, suite, backend), ())]
-    assert sorted(ran) == sorted(known)
+def test_each_case_of_the_exactness_suite_is_in_one_part():
+    few = [name for name, case in registry.load().items() if min(case.replicas) <= 2]
+    for name in few:
+        parts = [
+            part for part, themes in EXACT.items() if any(one in name for one in themes.split())
+        ]
+        assert len(parts) == 1, f"{name}: {parts}"
 
 
 @pytest.mark.parametrize(

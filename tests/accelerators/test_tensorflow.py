@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from tests.fresh import run_python
+from tests.fresh import run_forked
 
 
 @pytest.fixture(scope="module")
 def found():
-    output = run_python(
-        "-m", "tests.accelerators.tensorflow_graphs", seconds=600, KERAS_BACKEND="tensorflow"
-    )
+    code = "from tests.accelerators.tensorflow_graphs import main; main()"
+    output = run_forked(code, "tensorflow")
     return json.loads(output.splitlines()[-1])
 
 

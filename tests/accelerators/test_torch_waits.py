@@ -1,6 +1,6 @@
 """Where a step on PyTorch makes the host wait for a GPU: nowhere that plain Keras does not.
 
-In fresh processes, as Keras fixes its backend: `tests.accelerators.torch_waits`.
+In processes of their own, as Keras fixes its backend: `tests.accelerators.torch_waits`.
 """
 
 import json
@@ -8,10 +8,7 @@ import json
 import pytest
 
 from kerasdist.launch.placement import free_port
-from tests.fresh import run_python
-from tests.multiprocess.processes import Processes, report
-
-SECONDS = 300.0
+from tests.fresh import run_forked, run_forks
 
 # What kerasdist does in a step, and why the host does not wait there.
 _KERNELS = "on GPUs torch's own kernels normalize in its place"
@@ -26,14 +23,14 @@ ALLOWED = {
 @pytest.fixture(scope="module")
 def waits():
     """By plain Keras, by replicas that are threads, and by a worker."""
-    out = run_python("-m", "tests.accelerators.torch_waits", KERAS_BACKEND="torch")
     job = {"KERASDIST_WORKERS": "2", "KERASDIST_COORDINATOR": f"localhost:{free_port()}"}
-    environments = [{**job, "KERASDIST_RANK": str(rank)} for rank in range(2)]
-    with Processes([["-m", "tests.accelerators.torch_waits"]] * 2, environments) as workers:
-        ended = workers.join(SECONDS)
-    assert [one.code for one in ended] == [0, 0], report(ended)
-    [line] = [line for line in ended[0].output.splitlines() if line.startswith('{"')]
-    return json.loads(out.splitlines()[-1]) | json.loads(line)
+    code = "from tests.accelerators.torch_waits import main; main()"
+    outputs = [
+        run_forked(code, "torch"),
+        *run_forks(code, "torch", [{**job, "KERASDIST_RANK": str(rank)} for rank in range(2)]),
+    ]
+    alone, worker, _ = (json.loads(output.splitlines()[-1]) for output in outputs)
+    return alone | worker
 
 
 @pytest.mark.parametrize("step", ["fit", "loop"])

@@ -2,8 +2,7 @@
 
 It says, for a step of `fit` and one of a custom loop, how often a Python number was copied to a
 device (torch then waits for all work of the device) or the host read a tensor, by the place that
-does it. ``python -m tests.accelerators.torch_waits`` prints it: in a worker that of the worker,
-else that of plain Keras, and of replicas that are threads.
+does it.
 """
 
 import collections
@@ -13,17 +12,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-os.environ["KERAS_BACKEND"] = "torch"
-
-import kerasdist as kd
-
-if __name__ == "__main__" and "KERASDIST_RANK" in os.environ:
-    kd.MultiWorkerMirroredStrategy()  # before Keras is imported
-
 import keras
 import numpy as np
 import torch
 
+import kerasdist as kd
 from tests.gpu_like import emulation
 
 COPIED = ((torch, "as_tensor"), (torch, "tensor"), (torch.Tensor, "new_tensor"))
@@ -131,14 +124,17 @@ def of_step(counter: Counter, used: Any) -> dict[str, dict[str, int]]:
     return {"fit": in_fit(counter, used), "loop": in_loop(counter, used)}
 
 
-if __name__ == "__main__":
+def main():
+    """Prints it: in a worker that of the worker, else that of plain Keras and of threads."""
+    is_worker = "KERASDIST_RANK" in os.environ
+    if is_worker:
+        kd.MultiWorkerMirroredStrategy()  # connects, before devices look like others
     emulation.install("torch")
     counter = Counter()
-    if "KERASDIST_RANK" in os.environ:
+    if is_worker:
         found = {"worker": of_step(counter, kd.MultiWorkerMirroredStrategy())}  # like a GPU's
     else:
         plain = of_step(counter, kd.OneDeviceStrategy("cpu:0"))
         threads = kd.MirroredStrategy(["cpu:0", "cpu:1"])
         found = {"plain": plain, "threads": of_step(counter, threads)}
-    if os.environ.get("KERASDIST_RANK", "0") == "0":
-        print(json.dumps(found))
+    print(json.dumps(found), flush=True)

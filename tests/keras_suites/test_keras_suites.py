@@ -4,7 +4,6 @@ import pytest
 
 from tests.keras_suites import suite
 from tests.keras_suites.outcomes import Comparison, Outcome
-from tests.keras_suites.plugin import is_in_half
 
 
 @pytest.mark.slow
@@ -16,15 +15,6 @@ def test_passes_what_plain_keras_passes(backend):
         told = "\n\n".join(f"{test}: {message}" for test, message in found.worse.items())
         pytest.fail(f"{len(found.worse)} tests are lost under the strategy:\n{told}", pytrace=False)
     assert not found.idle_exceptions, "these pass now: take them off the list of exceptions"
-
-
-def test_the_halves_are_disjoint_and_together_all():
-    tests = [f"{suite.HALVED}::T::test_{i}" for i in range(40)]
-    halves = [[one for one in tests if is_in_half(one, half)] for half in (0, 1)]
-    assert sorted(halves[0] + halves[1]) == sorted(tests)
-    assert all(halves)
-    assert is_in_half("models/model_test.py::T::test", 0)
-    assert all(is_in_half(one, None) for one in tests)
 
 
 def test_a_failure_is_worse_only_where_plain_keras_passes():

@@ -5,6 +5,7 @@ import io
 import logging
 import time
 
+from tests.conformance.cases_check import checked
 from tests.conformance.lazy import kd
 from tests.conformance.registry import case
 
@@ -53,18 +54,8 @@ def chief_first_that_fails(lab):
 @case("workers")
 def a_strategy_is_logged(lab):
     """The logger `kerasdist` has one line for a strategy: name, replicas, workers, devices."""
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("kerasdist")
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
+    with checked(logging.INFO) as lines:
         strategy = lab.strategy(check="off")
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
     [line] = lines
     lab.check(line.startswith("MultiWorkerMirroredStrategy: "), line)
     rank, workers = lab.job.rank, lab.job.num_workers

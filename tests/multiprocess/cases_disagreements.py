@@ -10,7 +10,6 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
-from tests.environment import everything
 
 ROWS, BATCH = 12, 4
 
@@ -301,9 +300,8 @@ def on_a_batch(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
 
 
-def _in_order(lab, order):
-    """Sources of the same twelve rows in an order, by kind."""
-    x, y = (array[order] for array in regression(ROWS))
+def _sources(lab, x, y):
+    """Sources of these rows, by kind."""
     batches = _cut(x, y)
     sources = {
         "PyDataset": lambda: _dataset(batches),
@@ -329,7 +327,8 @@ def on_the_order_of_a_source(lab):
     """Another order of the rows that each worker reads whole is found at the first step."""
     odd = lab.job.rank == lab.job.num_workers - 1
     model = _model(lab)
-    equal, other = (_in_order(lab, np.roll(np.arange(ROWS), by)) for by in (0, 3 * odd))
+    x, y = regression(ROWS)
+    equal, other = (_sources(lab, np.roll(x, by, 0), np.roll(y, by, 0)) for by in (0, 3 * odd))
     found = {}
     for kind, make in other.items():
         said = (
@@ -351,15 +350,6 @@ def on_the_order_of_a_source(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
 
 
-def _late_in(kind, x, y):
-    """A source in which the batch before the last has these rows."""
-    if kind == "tf.data":
-        import tensorflow as tf
-
-        return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    return _dataset(_cut(x, y)) if kind == "PyDataset" else (one for one in _cut(x, y))
-
-
 @case("workers")
 def on_a_later_batch(lab):
     """DEFECTS 26: a row that differs after the first batch is found at the end of the epoch."""
@@ -374,8 +364,8 @@ def on_a_later_batch(lab):
         other[name][row] += 5 * odd
         said = rf"same batches before the end of epoch 1.*Received: {name} of batch 4='.*' on w"
         with lab.raises(kd.errors.DisagreementError, said):
-            model.fit(_late_in(kind, **other), verbose=0, epochs=2, shuffle=False)
-    model.fit(_late_in("generator", x, y), verbose=0)
+            model.fit(_sources(lab, **other)[kind](), verbose=0, epochs=2, shuffle=False)
+    model.fit(_dataset(_cut(x, y)), verbose=0)
     changed = wide.copy()
     changed[row] += odd
     seen = rf"Received: x of batch 4='.*' on worker {lab.job.num_workers - 1}, "
@@ -383,8 +373,8 @@ def on_a_later_batch(lab):
         model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :1]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     with lab.raises(kd.errors.DisagreementError, seen):
-        model.fit(_late_in("PyDataset", changed, y), verbose=0, shuffle=False)
-    validation = _late_in("PyDataset", x + 0 * odd, y + odd * (np.arange(len(y)) == row)[:, None])
+        model.fit(_dataset(_cut(changed, y)), verbose=0, shuffle=False)
+    validation = _dataset(_cut(x, y + odd * (np.arange(len(y)) == row)[:, None]))
     model = _model(lab)
     with lab.raises(kd.errors.DisagreementError, "same batches before.*y of batch"):
         model.fit(x, y, verbose=0, batch_size=BATCH, validation_data=validation)
@@ -473,32 +463,24 @@ def on_a_later_program(lab):
         _fit(_model(lab, loss=with_a_constant))
 
 
-def _scaled(kind, factor):
-    """A layer that multiplies by what an attribute of this kind holds."""
+def _scaled(number, array):
+    """A layer that multiplies by what its attributes hold."""
 
     class Scaled(keras.layers.Layer):
         def __init__(self):
             super().__init__()
-            self.seed = factor if kind == "a number named seed" else 1.0
-            self.array = np.array([factor if kind == "an array" else 1.0], "float32")
-            self.pair = (factor if kind == "a tuple" else 1.0, 2.0)
-            self.table = {"factor": factor if kind == "a dict" else 1.0}
+            self.seed = number  # which workers may have of their own, by its name
+            self.array = np.array([array], "float32")
 
         def call(self, inputs):
-            return inputs * self.seed * self.array[0] * self.pair[0] * self.table["factor"]
+            return inputs * self.seed * self.array[0]
 
     return Scaled()
 
 
-class _Holder:
-    factor = 1.0
-
-
 def _losses_by_what_they_use(factor):
     """Losses that multiply by a factor, by where they have it from."""
-    array, pair, listed = np.float32([1.0, factor]), (1.0, factor), [factor]
-    table, holder = {"factor": factor}, _Holder()
-    holder.factor = factor
+    array = np.float32([1.0, factor])
     os.environ["FACTOR_OF_THE_LOSS"] = str(factor)
 
     def squares(error):
@@ -514,10 +496,6 @@ def _losses_by_what_they_use(factor):
 
     return {
         "an array": made(lambda e: e * e * array[1]),
-        "a tuple": made(lambda e: e * e * pair[1]),
-        "a list": made(lambda e: e * e * listed[0]),
-        "a dict": made(lambda e: e * e * table["factor"]),
-        "an object": made(lambda e: e * e * holder.factor),
         "the environment": made(lambda e: e * e * float(os.environ["FACTOR_OF_THE_LOSS"])),
         "a helper's code": made(helper),
     }
@@ -525,14 +503,13 @@ def _losses_by_what_they_use(factor):
 
 @case("workers")
 def on_what_code_uses(lab):
-    """DEFECTS 26: what a loss or layer uses is found at the first step, wherever it is kept."""
+    """DEFECTS 26: what a loss or layer uses is found at the first step, wherever it is kept.
+
+    What is compared is what they compute.
+    """
     factor = 9.0 if lab.job.rank == lab.job.num_workers - 1 else 1.0
     said = "(same results of the first step.* loss=|same program)"
-    # What is compared is what they compute, wherever they have it from.
-    some = None if everything() else ("an array", "the environment", "a helper's code")
     for kind, loss in _losses_by_what_they_use(factor).items():
-        if some and kind not in some:
-            continue
         steps = []
         note = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda at, _, s=steps: s.append(at)
@@ -542,14 +519,14 @@ def on_what_code_uses(lab):
         lab.check(not steps, f"{kind}: found after steps {steps}")
     near = 1.001 if factor > 1.0 else 1.0  # a thousandth, in a loss alone
     with lab.raises(kd.errors.DisagreementError, said):
-        _fit(_model(lab, loss=_losses_by_what_they_use(near)["a list"], rate=0.0))
-    for kind in ("a number named seed", "an array", "a tuple", "a dict")[: 2 if some else None]:
+        _fit(_model(lab, loss=_losses_by_what_they_use(near)["an array"], rate=0.0))
+    for number, array in ((factor, 1.0), (1.0, factor)):
         with lab.strategy().scope():
-            layers = [keras.Input((4,)), _scaled(kind, factor), keras.layers.Dense(1)]
+            layers = [keras.Input((4,)), _scaled(number, array), keras.layers.Dense(1)]
             model = keras.Sequential(layers)
             model.compile("sgd", "mse")
         with lab.raises(kd.errors.DisagreementError, said):
             _fit(model)
-    model = _model(lab, loss=_losses_by_what_they_use(1.0)["a dict"])
+    model = _model(lab, loss=_losses_by_what_they_use(1.0)["an array"])
     _fit(model)  # and go on
     lab.alike([array.tolist() for array in values(model.weights)])

@@ -47,29 +47,6 @@ def values_of_all_workers(lab):
 
 
 @case("workers", backends=JAX)
-def variables_in_replicas(lab):
-    """Variables that replicas of several workers assign, and what each keeps of one."""
-    strategy = lab.strategy()
-    here, numbers = strategy.local_replicas, sum(range(lab.replicas))
-    with strategy.scope():
-        mirrored = keras.Variable(np.float32(0), aggregation="sum")
-        kept = keras.Variable(np.float32(0), synchronization="on_read", aggregation="sum")
-
-    def step():
-        number = kd.get_replica_context().replica_id_in_sync_group * 1.0
-        mirrored.assign(number)
-        kept.assign_add(number)
-        return kept.value + 0
-
-    for count in (1.0, 2.0):
-        lab.equal([count * one for one in here], local(strategy, strategy.run(step)))
-    lab.equal(numbers, float(mirrored.value))
-    lab.equal(2 * numbers, float(kept.value))
-    kept.assign(4.0 * lab.replicas)
-    lab.equal([4.0] * len(here), local(strategy, kept))
-
-
-@case("workers", backends=JAX)
 def one_worker_alone_between_steps(lab):
     """Whatever one worker does with its model between two calls of `fit`, no other need do it."""
     model = lab.made(dense)

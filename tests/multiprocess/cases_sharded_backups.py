@@ -17,6 +17,7 @@ from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 from tests.multiprocess.cases_sharded_state import own_size
+from tests.multiprocess.loops import calls_of
 
 # Where a backend gathers a sharded variable outside of steps.
 _GATHERS = {
@@ -25,13 +26,9 @@ _GATHERS = {
 }
 
 
-def strategy(lab):
-    return lab.strategy()
-
-
 def trained(lab, *callbacks, epochs=3, made=even, **options):
     keras.utils.set_random_seed(3)
-    with strategy(lab).scope():
+    with lab.strategy().scope():
         model = made()
     x, y = regression(12, outputs=4)
     keras.utils.set_random_seed(4)
@@ -57,7 +54,7 @@ def is_part(name):
 
 def held(lab, variables):
     """The bytes that this worker writes of the variables that the workers divide."""
-    shards = strategy(lab).replica_set.shards
+    shards = lab.strategy().replica_set.shards
     found = [one for variable in variables for one in shards(variable)]
     return sum(one.read().nbytes for one in found if one.is_first)
 
@@ -89,30 +86,16 @@ def each_writes_its_part(lab):
     written, gathered = [], []
     module, owner, name = _GATHERS[lab.backend]
 
-    def noting(write):
-        def noted(path, *args):
-            written.append(path.name)
-            return write(path, *args)
-
-        return noted
-
-    def counting(gather):
-        def counted(*args):
-            gathered.append(args)
-            return gather(*args)
-
-        return counted
-
     with lab.folder() as folder:
         backup = backups(folder)
         save = backup.save
 
         def saved(*args):
-            with (
-                replaced(getattr(import_module(module), owner), name, counting),
-                replaced(storage, "write_file", noting),
-            ):
+            gathers = calls_of(getattr(import_module(module), owner), name)
+            with gathers as gather, calls_of(storage, "write_file") as write:
                 save(*args)
+            written.extend(call.args[0].name for call in write.call_args_list)
+            gathered.extend(gather.call_args_list)
 
         backup.save = saved
         model = trained(lab, backup)
@@ -136,7 +119,7 @@ def each_writes_its_part(lab):
 
 
 def _divides_slots_alone(lab):
-    return strategy(lab).replica_set.options.sharding.state == "optimizer"
+    return lab.strategy().replica_set.options.sharding.state == "optimizer"
 
 
 @case("workers", seconds=600)

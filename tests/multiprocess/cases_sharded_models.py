@@ -243,20 +243,6 @@ def gathered_while_one_computes(lab):
         )
 
 
-def recurrent():
-    cells = [keras.layers.LSTMCell(3), keras.layers.GRUCell(3)]
-    layers = [keras.layers.LSTM(4, return_sequences=True), keras.layers.RNN(cells)]
-    return stack([*layers, keras.layers.Dense(1)], keras.optimizers.Adam(0.01), inputs=(5, 2))
-
-
-@case(TOPIC, backends=BACKENDS, like="sharded_models.shared_and_tied_weights")
-def recurrent_layers(lab):
-    """Layers that read weights at each time step, more of them than stay gathered."""
-    x = np.random.default_rng(0).normal(size=(9, 5, 2)).astype("float32")
-    actions = fit(x, x[:, 0, :1], batch_size=4, epochs=3), predict(x)
-    lab.same(recurrent, *actions, tolerance=ADAPTIVE)
-
-
 def computed_again():
     with keras.RematScope("full"):
         layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(4, "tanh")]
@@ -270,18 +256,17 @@ def remat(lab):
     lab.same(computed_again, fit(x, y, batch_size=4, epochs=2))
 
 
-class Tied(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.embedding = keras.layers.Embedding(6, 4)
-        self.dense = keras.layers.Dense(4, kernel_regularizer="l2")
-
-    def call(self, ids):
-        hidden = self.dense(self.dense(self.embedding(ids)))
-        return keras.ops.matmul(hidden, keras.ops.transpose(self.embedding.embeddings))
-
-
 def tied():
+    class Tied(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = keras.layers.Embedding(6, 4)
+            self.dense = keras.layers.Dense(4, kernel_regularizer="l2")
+
+        def call(self, ids):
+            hidden = self.dense(self.dense(self.embedding(ids)))
+            return keras.ops.matmul(hidden, keras.ops.transpose(self.embedding.embeddings))
+
     model = Tied()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), loss)
@@ -383,26 +368,26 @@ def clipping_in_another_thread(lab):
     lab.equal([one, 2 * one], found[-1])
 
 
-class UpdatesTooEarly(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.second(self.first(x))
-
-    def train_step(self, data):
-        x, y = data
-        loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        weights = self.trainable_variables
-        self.optimizer.apply([keras.ops.ones_like(one) for one in weights], weights)
-        loss.backward()
-        return {"loss": loss}
-
-
 @case(TOPIC, backends=TORCH)
 def updated_before_the_backward_pass(lab):
     """A backward pass through weights that have changed is refused, as by autograd itself."""
+
+    class UpdatesTooEarly(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+        def train_step(self, data):
+            x, y = data
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            weights = self.trainable_variables
+            self.optimizer.apply([keras.ops.ones_like(one) for one in weights], weights)
+            loss.backward()
+            return {"loss": loss}
+
     x, y = regression(8)
     with lab.strategy().scope():
         model = UpdatesTooEarly()
@@ -412,18 +397,18 @@ def updated_before_the_backward_pass(lab):
     lab.still_usable(lab.strategy())
 
 
-class Assigning(keras.layers.Layer):
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(4,), initializer="ones", name="scale")
-
-    def call(self, x):
-        self.scale.assign(self.scale * 0.5)
-        return x * self.scale
-
-
 @case(TOPIC, backends=TORCH)
 def refusals(lab):
     """What sharded state cannot have is refused, with what to use instead."""
+
+    class Assigning(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(4,), initializer="ones", name="scale")
+
+        def call(self, x):
+            self.scale.assign(self.scale * 0.5)
+            return x * self.scale
+
     x, y = regression(8)
     strategy = lab.strategy(sharding=kd.Sharding("full", min_size=1))
     with strategy.scope():

@@ -1,6 +1,5 @@
 """State that the replicas of several workers divide (`sharding=`). On layouts such as 2x1-full."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -130,18 +129,6 @@ def saved_and_loaded(lab):
 
 
 @case("workers", backends=BACKENDS)
-def small_variables_stay_whole(lab):
-    """`min_size` of `Sharding`: a smaller variable is whole on each device."""
-    own = lab.strategy().replica_set.options.sharding
-    sharding = dataclasses.replace(own, state="full", min_size=9)
-    with lab.strategy(sharding=sharding).scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(4)])
-    up, up_bias, down, down_bias = model.weights
-    lab.equal(_own_parts(lab, [up, down]), parts([up, down]))
-    lab.equal({1.0}, parts([up_bias, down_bias]))
-
-
-@case("workers", backends=BACKENDS)
 def drawn_as_on_one_device(lab):
     """Initial values are one device's; where seeds differ by worker, those of the chief."""
 
@@ -197,20 +184,6 @@ def after_an_error(lab):
         model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
     lab.alike([array.tolist() for array in values(model.variables)])
     lab.alike(model.fit(x, y, batch_size=4, verbose=0).history)
-    lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
-
-
-@case("workers", backends=BACKENDS, like="sharded_state.loop_with_reads")
-def eagerly(lab):
-    """`run_eagerly=True`: the state is sharded again after each step."""
-    x, y = regression(9, outputs=4)
-
-    def build():
-        model = even()
-        model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
-        return model
-
-    model = lab.same(build, lambda one: one.fit(x, y, batch_size=4, verbose=0))
     lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
 
 

@@ -3,7 +3,6 @@
 Also what no other backend's step has: layers that a backward pass may leave out.
 """
 
-import threading
 from unittest import mock
 
 import numpy as np
@@ -14,21 +13,14 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import LazyModule, kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
-from tests.multiprocess.loops import torch_launches
+from tests.multiprocess.loops import calls_of, torch_launches
 
 torch = LazyModule("torch")
 buckets = LazyModule("kerasdist.backends.torch.workers.buckets")
-threads = LazyModule("kerasdist.backends.torch.replica.threads")
 
 TORCH = ("torch",)
 STEPS, BATCH = 7, 7
 X, Y = regression(45)
-
-
-def calls_of(owner, name):
-    """Notes the calls of a function or method, which goes on as before."""
-    original = getattr(owner, name)
-    return mock.patch.object(owner, name, autospec=True, side_effect=original)
 
 
 def trained(lab, build=dense, epochs=2, **options):
@@ -85,19 +77,6 @@ def every_third(step, x):
 def where_large(step, x):
     """Of some rows only: in some steps on one worker alone, in some on none."""
     return x[:, :1] > 0.9
-
-
-@case("workers", backends=TORCH)
-def one_replica_meets_nobody(lab):
-    """A worker's replica runs in the thread that calls (HOUSE, move 9)."""
-    before = threading.enumerate()
-    strategy = lab.strategy(check="off")
-    with calls_of(threads.ThreadPool, "__init__") as pools:
-        trained(lab, check="off")
-        strategy.run(lambda: kd.get_replica_context().all_reduce("SUM", torch.ones(())))
-    lab.equal(0, pools.call_count)
-    new = [one.name for one in threading.enumerate() if one not in before]
-    lab.check(not [name for name in new if "replica" in name], f"{new}")
 
 
 @case("workers", backends=TORCH)

@@ -378,19 +378,6 @@ def telemetry(lab):
 
 
 @case("workers")
-def clocks_of_machines(lab):
-    """The clocks of several machines are compared; here they are one clock."""
-    from kerasdist.callbacks import profile
-
-    alike = profile.offset_of_clock(lab.job)
-    lab.equal([0.0, 0.0], [alike.microseconds, alike.spread])
-    with mock.patch("platform.node", return_value=f"host{lab.job.rank}"):
-        found = profile.offset_of_clock(lab.job)
-    lab.check(abs(found.microseconds) < 1e5, f"{found}")
-    lab.check(lab.job.is_chief == (found == alike), f"{found}")
-
-
-@case("workers")
 def orbax_checkpoint(lab):
     """OrbaxCheckpoint is refused by name: each worker would write to one folder."""
     if "OrbaxCheckpoint" not in dir(keras.callbacks):  # before Keras 3.13

@@ -1,6 +1,8 @@
 """Saving on several workers: one whole file, whoever of them calls `save`."""
 
+import contextlib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -10,24 +12,17 @@ from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
 
-class Written:
-    """What this worker writes: names of files that get their place as a whole."""
+@contextlib.contextmanager
+def written():
+    """The names of files that this worker puts in their place as a whole."""
+    names, original = [], whole_files.replacing
 
-    def __init__(self, monkeypatched):
-        self._module = monkeypatched
-        self._original = monkeypatched.replacing
-        self.names = []
+    def replacing(path):
+        names.append(Path(path).name)
+        return original(path)
 
-    def __enter__(self):
-        def replacing(path):
-            self.names.append(Path(path).name)
-            return self._original(path)
-
-        self._module.replacing = replacing
-        return self.names
-
-    def __exit__(self, *error):
-        self._module.replacing = self._original
+    with mock.patch.object(whole_files, "replacing", replacing):
+        yield names
 
 
 def trained(lab, **options):
@@ -45,7 +40,7 @@ def save_on_all_workers(lab):
     """Each way to save, on all workers to one path: the chief writes, and all can read at once."""
     model, x = trained(lab)
     expected = model.predict(x, verbose=0)
-    with lab.folder() as folder, Written(whole_files) as names:
+    with lab.folder() as folder, written() as names:
         for _ in range(3):
             model.save(folder / "m.keras")
             loaded = keras.models.load_model(folder / "m.keras")

@@ -315,25 +315,6 @@ def reduce_and_gather(lab):
             lab.equal(component, wanted)
 
 
-@case("workers", backends=("torch",))
-def gathered_at_once(lab):
-    """Workers gather some tensors at once: of other types, on the chief without rows, a scalar."""
-    import torch
-
-    group, workers = lab.strategy().replica_set.group, range(lab.job.num_workers)
-    for axis in (0, 1):
-        every: list[list[torch.Tensor]] = []
-        for rank in workers:
-            rows = torch.arange(12 * rank).reshape(2 * rank, 3, 2).movedim(0, axis)
-            every.append([rows.bool(), rows.to(torch.bfloat16), torch.tensor(rank + 5), rows])
-        found = group.gather("a test", every[group.rank], axis)
-        lab.check(int(found.pop(2)[0]) == 5, "a scalar is not the chief's")
-        for number, (whole, begin) in zip((0, 1, 3), found, strict=True):
-            parts = [one[number] for one in every]
-            lab.check(torch.equal(whole, torch.cat(parts, axis)), f"{axis=} {number=}: {whole}")
-            lab.equal(begin, sum(one.shape[axis] for one in parts[: group.rank]))
-
-
 @case("workers")
 def shapes_that_do_not_match(lab):
     """Workers with components of other shapes get the error that replicas of one process get."""
@@ -352,15 +333,6 @@ def shapes_that_do_not_match(lab):
     whole = strategy.distribute_values_from_function(lambda context: np.ones((2, 3), "float32"))
     total = np.full((2, 3), lab.replicas, "float32")
     lab.equal(strategy.reduce("SUM", whole, axis=None), total)
-
-
-@case("workers", backends=("jax",))
-def sharding_differs(lab):
-    """`sharding=` that differs by worker is refused."""
-    own = kd.Sharding("full", min_size=1 + lab.job.rank)
-    said = r"same options of the strategy. Received: sharding=.*min_size=\d.* on worker"
-    with lab.raises(kd.errors.DisagreementError, said):
-        lab.strategy(sharding=own)
 
 
 @case("workers", backends=("tensorflow", "jax"))
@@ -472,17 +444,22 @@ def threads_of_gloo_wait_for_their_turn(lab):
 
 @case("workers")
 def variables_that_add_up(lab):
-    """A variable that is aggregated when it is read adds up over all workers."""
-    strategy = lab.strategy()
+    """Variables that replicas of all workers assign, and what each keeps of one, add up."""
+    strategy, numbers = lab.strategy(), sum(range(lab.replicas))
     with strategy.scope():
-        metric = keras.metrics.Sum()
+        mirrored = keras.Variable(np.float32(0), aggregation="sum")
+        kept = keras.Variable(np.float32(0), synchronization="on_read", aggregation="sum")
 
     def step(number):
-        metric.update_state(number + 1.0)
+        mirrored.assign(number)
+        kept.assign_add(number)
+        return kept.value + 0
 
-    for _ in range(2):
-        strategy.run(step, args=(_own_numbers(strategy),))
-    lab.equal(metric.result(), np.float32(2 * sum(range(1, lab.replicas + 1))))
+    for count in (1.0, 2.0):
+        here = strategy.local_results(strategy.run(step, args=(_own_numbers(strategy),)))
+        lab.equal([count * one for one in strategy.local_replicas], [float(one) for one in here])
+    lab.equal(np.float32(numbers), keras.ops.convert_to_numpy(mirrored))
+    lab.equal(np.float32(2 * numbers), keras.ops.convert_to_numpy(kept))
 
 
 # PyTorch's workers are those of `test_checks`.

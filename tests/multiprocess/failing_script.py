@@ -1,6 +1,5 @@
 """One worker of a small training job in which something goes wrong.
 
-python -m tests.multiprocess.failing_script BACKEND          waits for orders (see `forks`)
 python -m tests.multiprocess.failing_script BACKEND BEHAVIOUR
 """
 
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.multiprocess.forks import imported, wait_to_be_one
+from tests.multiprocess.forks import imported
 
 # What a shell has started in the background ignores Ctrl-C; workers are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,8 +24,6 @@ from tests.multiprocess import networks  # noqa: E402
 
 ROWS = 40
 STRIKES = 3
-if len(sys.argv) == 2:
-    wait_to_be_one()
 RANK = int(os.environ["KERASDIST_RANK"])
 
 

@@ -3,10 +3,12 @@
 To import one costs more than what most workers do. A script that wants its workers so calls
 `wait_to_be_one` behind its imports; the tests hold the process that waits as a `Nursery`.
 
-python -m tests.multiprocess.forks BACKEND      waits to be any module, with its arguments
+python -m tests.multiprocess.forks BACKEND      waits to be any module or script, with its arguments
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -17,11 +19,31 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.environment import WORKERS, values
-from tests.multiprocess.processes import ROOT, Ended
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended; `code` is None for one that had to be killed."""
+
+    rank: int
+    code: int | None
+    seconds: float
+    output: str
+
+
+def report(ended: Sequence[Ended]) -> str:
+    """Every rank's log, for the message of a test that fails."""
+    return "\n".join(
+        f"----- worker {one.rank}: exit code {one.code} after {one.seconds:.1f} s\n{one.output}"
+        for one in ended
+    )
 
 
 def wait_to_be_one():
@@ -150,16 +172,20 @@ class Nursery:
             else:
                 self.ended[number] = value, time.monotonic()
 
+    def kill(self, numbers: Iterable[int]):
+        """Kills those of some workers that have not ended."""
+        for number in numbers:
+            if number in self.pids and number not in self.ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pids[number], signal.SIGKILL)
+
     def __enter__(self) -> "Nursery":
         return self
 
     def __exit__(self, *error: object):
         with contextlib.suppress(RuntimeError):
             self.listen()
-        for number, pid in self.pids.items():
-            if number not in self.ended:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+        self.kill(self.pids)
         self._process.kill()
         self._process.wait(10)
         self._process.stdin.close()
@@ -168,7 +194,7 @@ class Nursery:
 
 
 class Job:
-    """Workers of one job, that are forked and read like those of `processes.Processes`."""
+    """Workers of one job."""
 
     def __init__(self, nursery: Nursery, numbers: Sequence[int]):
         self._nursery = nursery
@@ -176,14 +202,16 @@ class Job:
         self._began = time.monotonic()
 
     def join(self, seconds: float, but: Sequence[int] = ()) -> list[Ended]:
-        """Waits for all, except those that cannot end by themselves."""
+        """Waits for all, except those that cannot end by themselves; kills what has not ended."""
         deadline = time.monotonic() + seconds
         waited = {number for rank, number in enumerate(self._numbers) if rank not in but}
         self._nursery.listen()
         while waited - self._nursery.ended.keys() and time.monotonic() < deadline:
             time.sleep(0.02)
             self._nursery.listen()
-        return [self._worker(rank, number) for rank, number in enumerate(self._numbers)]
+        ended = [self._worker(rank, number) for rank, number in enumerate(self._numbers)]
+        self._nursery.kill(self._numbers)
+        return ended
 
     def _worker(self, rank: int, number: int) -> Ended:
         code, at = self._nursery.ended.get(number, (None, time.monotonic()))
@@ -205,10 +233,24 @@ def imported(backend: str):
     kd.MultiWorkerMirroredStrategy, kd.callbacks.BackupAndRestore  # noqa: B018
 
 
+_open = contextlib.ExitStack()
+atexit.register(_open.close)
+
+
+@functools.cache
+def nursery(backend: str) -> Nursery:
+    """The process of a backend whose forks are the workers of all tests that can have it so."""
+    return _open.enter_context(Nursery("-m", "tests.multiprocess.forks", backend))
+
+
 def main():
     imported(sys.argv[1])
     wait_to_be_one()
-    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    code = sys.argv.pop(1)
+    if code.endswith(".py"):
+        runpy.run_path(code, run_name="__main__")
+    else:
+        runpy.run_module(code, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One worker of a job without any framework: joins, does what its name says, and ends.
 
-python -m tests.multiprocess.job_script RANK WORKERS PORT BEHAVIOUR
+python -m tests.multiprocess.job_script              waits for orders (see `forks`)
+python -m tests.multiprocess.job_script BEHAVIOUR    the environment says which worker
 """
 
 import ctypes
@@ -11,11 +12,12 @@ import subprocess
 import sys
 import time
 
-from kerasdist.cluster.source import Membership
+from kerasdist.cluster import detect
 from kerasdist.errors import DisagreementError, WorkerLostError
 from kerasdist.job.comparison import BatchHistory
 from kerasdist.job.job import Job
 from kerasdist.job.protocol import Timeouts
+from tests.multiprocess.forks import wait_to_be_one
 
 LONG = 60.0
 HEARTBEAT, MEETING, JOIN = 2.0, 3.0, 4.0
@@ -32,12 +34,11 @@ SHORT = {
 }
 
 
-def joined(rank: int, workers: int, port: int, behaviour: str) -> Job:
+def joined(behaviour: str) -> Job:
     if behaviour == "stand_still_in_other_collectives":
         os.environ["KERASDIST_DEBUG_COLLECTIVES"] = "1"
-    place = Membership("worker", rank, rank, workers, (), f"localhost:{port}", "a test")
     limits = {"join": LONG, "heartbeat": LONG, "meeting": LONG, **SHORT.get(behaviour, {})}
-    job = Job(place, {"keras": "1"}, Timeouts(**limits))
+    job = Job(detect().membership(), {"keras": "1"}, Timeouts(**limits))
     job.after_connecting()
     return job
 
@@ -273,15 +274,17 @@ def broken_engine(job: Job):
 def own_error(job: Job):
     """An error of the user's stays what it is, also of a kind that frameworks raise."""
     with job.translating_failures("fit"):
+        job.all_gather_object("all are here", None)
         raise ValueError("a mistake of the user's")
 
 
 def main():
-    rank, workers, port = map(int, sys.argv[1:4])
-    behaviour = globals()[sys.argv[4]]
-    if behaviour is never_come and rank == 1:
+    if not sys.argv[1:]:
+        wait_to_be_one()
+    behaviour = globals()[sys.argv[1]]
+    if behaviour is never_come and os.environ["KERASDIST_RANK"] == "1":
         return
-    behaviour(joined(rank, workers, port, sys.argv[4]))
+    behaviour(joined(sys.argv[1]))
 
 
 def never_come(job: Job):

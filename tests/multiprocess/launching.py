@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
-from tests.fresh import ROOT
+from tests.multiprocess.forks import ROOT, Ended
 
 SECONDS = 90
 
@@ -49,10 +50,23 @@ def finish(
     *arguments: object, seconds: float = SECONDS, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command line to its end."""
+    return ended(command_line(*arguments), seconds=seconds, **environment)
+
+
+def ended(
+    command: Sequence[str | Path],
+    *,
+    folder: Path = ROOT,
+    text: str = "",
+    seconds: float = SECONDS,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder to its end; `text` is what it reads."""
     return subprocess.run(
-        command_line(*arguments),
-        cwd=ROOT,
+        command,
+        cwd=folder,
         env={**os.environ, **environment},
+        input=text,
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -67,6 +81,22 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     return rest
 
 
+def beside(
+    *arguments: str, rank: int = 0, seconds: float = SECONDS, **environment: str
+) -> Future[Ended]:
+    """Runs Python beside the test; the result is how it ended."""
+
+    def run() -> Ended:
+        began = time.monotonic()
+        done = ended([sys.executable, *arguments], seconds=seconds, **environment)
+        return Ended(rank, done.returncode, time.monotonic() - began, done.stdout + done.stderr)
+
+    return _THREADS.submit(run)
+
+
+_THREADS = ThreadPoolExecutor()
+
+
 @contextlib.contextmanager
 def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Starts the command line, and sees to it that it ends."""
@@ -75,13 +105,11 @@ def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen
 
 
 @contextlib.contextmanager
-def running(
-    command: Sequence[str | Path], folder: Path = ROOT, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
-    """Starts a command in a folder, and sees to it that it ends."""
+def running(command: Sequence[str | Path], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Starts a command, and sees to it that it ends."""
     with subprocess.Popen(
         command,
-        cwd=folder,
+        cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,11 +1,18 @@
-"""What workers' cases share: the step of their custom loops, and what torch launches."""
+"""What workers' cases share: the step of their custom loops, and what is called and launched."""
 
 import contextlib
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
 from tests.conformance.lazy import kd, keras
+
+
+def calls_of(owner, name):
+    """Notes the calls of a function or method, which goes on as before."""
+    original = getattr(owner, name)
+    return mock.patch.object(owner, name, autospec=True, side_effect=original)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 python -m tests.multiprocess.memory_script FOLDER WHAT SHARDING
 
-WHAT is lost in the first start: ``nothing``, ``worker``, ``host``, or ``all``: a worker of a job
-that is not started again. The next start finds no file on the disk, and none in the memory of the
-host that was lost: each simulated host has a folder of its own, see `tests.multiprocess.hosts`.
+WHAT is lost in the first start: ``nothing``, ``worker`` or ``host``. The next start finds no file
+on the disk, and none in the memory of the host that was lost: each simulated host has a folder of
+its own, see `tests.multiprocess.hosts`.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""A worker of a job on one machine whose ports a stranger wants, and that says where it listens.
-
-kerasdist run --workers 2 -m tests.multiprocess.network_script
-"""
+"""A worker of a job on one machine whose ports a stranger wants, and that says where it listens."""
 
 import subprocess
 import sys

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.environment import CPU_DEVICES, everything, values
+from tests.fresh import run_python
 from tests.multiprocess import hosts
 from tests.multiprocess.launching import finish, write
-from tests.multiprocess.processes import Processes, report
 
 SECONDS = 900
 
@@ -114,9 +114,7 @@ def test_the_numbers_of_the_run_that_was_never_touched(tmp_path, backend, argume
     done = run(disturbed, *call, disturbed, *arguments, **common)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sizes(done) == [3, 2, 4, 1][: len(arguments)], done.stdout + done.stderr
-    with Processes([["-m", TRAINING, str(alone), *arguments]], [common]) as process:
-        plain = process.join(SECONDS)
-    assert plain[0].code == 0, report(plain)
+    run_python("-m", TRAINING, alone, *arguments, seconds=SECONDS, **common)
     for number, kind in enumerate(arguments[1:]):
         name = f"{number}-{kind}"
         expected, found = np.load(alone / f"{name}.npz"), np.load(disturbed / f"{name}.npz")

@@ -7,8 +7,7 @@ import pytest
 
 from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
-from tests.environment import CPU_DEVICES, values
-from tests.multiprocess.processes import Ended, Processes, report
+from tests.multiprocess.forks import Ended, nursery, report
 
 SECONDS = 900
 WORKERS = 2
@@ -20,41 +19,24 @@ CASES = {
 }
 
 
-def run(command: list[str], backend: str, **own: str) -> list[Ended]:
+def run(code: str, backend: str, **own: str) -> list[Ended]:
     common = {
         "KERASDIST_WORKERS": str(WORKERS),
         "KERASDIST_COORDINATOR": f"localhost:{free_port()}",
         "KERASDIST_MEETING_TIMEOUT": "40",
-        "KERAS_BACKEND": backend,
-        "PYTHONWARNINGS": "ignore",
-        **values(CPU_DEVICES),
         **own,
     }
     environments = [{**common, "KERASDIST_RANK": str(rank)} for rank in range(WORKERS)]
-    with Processes([command] * WORKERS, environments) as processes:
-        return processes.join(SECONDS)
+    return nursery(backend).begin([code], environments).join(SECONDS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_collectives_have_one_order(backend):
-    workers = run(["-m", "tests.multiprocess.order_script"], backend, **RECORDING)
+    workers = run("tests.multiprocess.order_script", backend, **RECORDING)
     for one in workers:
         for name in CASES[backend]:
             assert f"passed {name}\n" in one.output, report(workers)
         assert one.code == 0, report(workers)
-
-
-def test_all_workers_record_or_none():
-    command = ["-m", "tests.multiprocess.job_script"]
-    port = str(free_port())
-    commands = [[*command, str(rank), "2", port, "wait_at_exit"] for rank in range(2)]
-    environments = [{"KERASDIST_DEBUG_COLLECTIVES": one} for one in ("1", "0")]
-    with Processes(commands, environments) as processes:
-        workers = processes.join(60)
-    said = "KERASDIST_DEBUG_COLLECTIVES=0 on worker 1, 1 on worker 0"
-    for one in workers:
-        assert one.code == 1, report(workers)
-        assert said in one.output, report(workers)
 
 
 # A group of the script as "nccl" makes it, which serves no tensors on CPUs; here it is Gloo's.
@@ -86,8 +68,9 @@ print("passed trains", flush=True)
 """
 
 
-def test_defect_11_a_group_of_the_script_for_gpus_alone():
-    workers = run(["-c", GROUP_OF_THE_SCRIPT], "torch", TEST_PORT=str(free_port()))
+def test_defect_11_a_group_of_the_script_for_gpus_alone(tmp_path):
+    (tmp_path / "script.py").write_text(GROUP_OF_THE_SCRIPT, encoding="utf-8")
+    workers = run(str(tmp_path / "script.py"), "torch", TEST_PORT=str(free_port()))
     for one in workers:
         assert "passed refuses" in one.output, report(workers)
         assert "passed trains" in one.output, report(workers)

@@ -12,14 +12,14 @@ from kerasdist.job.interruption import ExitCode
 from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.environment import everything
-from tests.multiprocess.forks import Job, Nursery
+from tests.multiprocess.forks import Ended, Job, nursery, report
+from tests.multiprocess.launching import beside
 from tests.multiprocess.networks import CHIEF
-from tests.multiprocess.processes import Processes, report
 
 # For two processes to import a framework, and to compile, on a machine that does much else.
 SECONDS = 900.0
 HEARTBEAT = 6
-SCRIPT = ("-m", "tests.multiprocess.failing_script")
+SCRIPT = "tests.multiprocess.failing_script"
 OLDEST = Path(sys.prefix) / "oldest-keras"
 
 LOSSES = {
@@ -55,9 +55,8 @@ def _environments(folder: Path, restart: int = 0, host: str = "localhost") -> li
 class Jobs:
     """The jobs of a backend; a job begins while the one before it runs."""
 
-    def __init__(self, backend: str, nursery: Nursery, folder: Path):
+    def __init__(self, backend: str, folder: Path):
         self.backend = backend
-        self._nursery = nursery
         self._folder = folder
         self._waiting = [*_losses(backend), "have_data_that_ends", "be_preempted"]
         self._begun: dict[str, Job] = {}
@@ -77,30 +76,22 @@ class Jobs:
         folder = self._folder / behaviour
         folder.mkdir(exist_ok=True)
         host = CHIEF if behaviour == "be_cut_off" else "localhost"
-        environments = _environments(folder, restart, host)
-        return self._nursery.begin([self.backend, behaviour], environments)
+        return self._fork(behaviour, _environments(folder, restart, host))
 
-    def with_another_keras(self) -> tuple[Job, Processes]:
-        """Worker 0 of a job whose other worker has the oldest Keras, and that other one."""
-        path = os.pathsep.join(filter(None, [str(OLDEST), os.environ.get("PYTHONPATH")]))
-        return self._joining(self.backend, PYTHONPATH=path)
+    def _fork(self, behaviour: str, environments: list[dict[str, str]]) -> Job:
+        return nursery(self.backend).begin([SCRIPT, self.backend, behaviour], environments)
 
-    def with_another_backend(self, other: str) -> tuple[Job, Processes]:
-        """Worker 0 of a job whose other worker has another backend, and that other one."""
-        return self._joining(other)
-
-    def _joining(self, other: str, **variables: str) -> tuple[Job, Processes]:
+    def with_another(self, backend: str, **variables: str) -> list[Ended]:
+        """The workers of a job of which the second one has another backend, or other variables."""
         here, there = _environments(self._folder)
-        command = [*SCRIPT, other, "only_join"]
-        processes = Processes([command], [{**there, **variables}])
-        return self._nursery.begin([self.backend, "only_join"], [here]), processes
+        command = ("-m", SCRIPT, backend, "only_join")
+        other = beside(*command, rank=1, seconds=SECONDS, **there, **variables)
+        return [*self._fork("only_join", [here]).join(SECONDS), other.result()]
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def jobs(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    with Nursery(*SCRIPT, request.param) as nursery:
-        yield Jobs(request.param, nursery, folder)
+    return Jobs(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def test_the_survivor_ends_and_names_the_lost_worker(jobs):
@@ -170,29 +161,21 @@ def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
 
 @pytest.mark.parametrize("jobs", ["torch"], indirect=True)  # who compares, knows no backend
 def test_another_version_of_keras_ends_the_job(jobs):
-    here, there = jobs.with_another_keras()
-    with there:
-        ended = [*here.join(SECONDS), *there.join(SECONDS)]
+    path = os.pathsep.join(filter(None, [str(OLDEST), os.environ.get("PYTHONPATH")]))
+    ended = jobs.with_another(jobs.backend, PYTHONPATH=path)
+    said = r"DisagreementError: .*same versions. Received: keras='3[\d.]+' on worker 1, '3[\d.]+'"
     for worker in ended:
         assert worker.code == 1, report(ended)
-        said = (
-            r"DisagreementError: .*same versions. Received: keras='3[\d.]+' on worker 1, '3[\d.]+'"
-        )
         assert re.search(said, worker.output), report(ended)
 
 
 @pytest.mark.parametrize("jobs", ["torch"], indirect=True)
 def test_another_backend_ends_the_job(jobs):
-    other = "jax"
-    here, there = jobs.with_another_backend(other)
-    with there:
-        ended = [*here.join(SECONDS), *there.join(SECONDS)]
-    said = f"Received: backend={other!r} on worker 1, {jobs.backend!r} on worker 0"
+    ended = jobs.with_another("jax")
+    said = "DisagreementError: .*same versions. Received: backend='jax' on worker 1, 'torch' on w"
     for worker in ended:
         assert worker.code == 1, report(ended)
-        assert re.search(f"DisagreementError: .*same versions. {said}", worker.output), report(
-            ended
-        )
+        assert re.search(said, worker.output), report(ended)
 
 
 def test_a_preempted_run_goes_on_at_the_next_batch(jobs):

@@ -1,6 +1,5 @@
 """A job's workers agree, or learn who is lost and why, in bounded time; no framework is needed."""
 
-import contextlib
 import json
 import re
 import signal
@@ -10,8 +9,9 @@ import pytest
 import kerasdist
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch.placement import free_port
+from tests.multiprocess.forks import Ended, Nursery, report
 from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
-from tests.multiprocess.processes import Processes, report
+from tests.multiprocess.launching import beside
 
 # For processes to start, and for a main thread to come to an end by itself.
 SLACK = 60.0
@@ -66,10 +66,11 @@ LOSSES = [
 
 
 # A worker of an older release, as far as the others can tell.
-OLDER = """
+SCRIPT = "tests.multiprocess.job_script"
+OLDER = f"""
 import runpy, kerasdist.core
 kerasdist.core.__version__ = "0.0.1"
-runpy.run_module("tests.multiprocess.job_script", run_name="__main__")
+runpy.run_module({SCRIPT!r}, run_name="__main__")
 """
 
 WITHOUT_LOSS = [
@@ -87,23 +88,21 @@ WITHOUT_LOSS = [
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def workers():
+    with Nursery("-m", SCRIPT) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def jobs(workers):
     """All jobs of this file, begun together, since most of their time is waiting."""
-    with contextlib.ExitStack() as stack:
-        yield {
-            behaviour: stack.enter_context(_job(behaviour))
-            for behaviour in [*(loss[0] for loss in LOSSES), *WITHOUT_LOSS]
-        }
+    behaviours = [*(loss[0] for loss in LOSSES), *WITHOUT_LOSS]
+    return {one: workers.begin([one], _environments(3)) for one in behaviours}
 
 
-def _job(behaviour: str) -> Processes:
-    port = free_port()
-    return Processes(
-        [
-            ["-m", "tests.multiprocess.job_script", str(rank), "3", str(port), behaviour]
-            for rank in range(3)
-        ]
-    )
+def _environments(workers: int) -> list[dict[str, str]]:
+    job = {"KERASDIST_WORKERS": str(workers), "KERASDIST_COORDINATOR": f"localhost:{free_port()}"}
+    return [{**job, "KERASDIST_RANK": str(rank)} for rank in range(workers)]
 
 
 @pytest.mark.parametrize(
@@ -208,15 +207,24 @@ def test_all_may_end_with_an_exit_code(jobs):
     assert [worker.code for worker in ended] == [3, 3, 3], report(ended)
 
 
-def test_another_version_of_kerasdist_ends_the_job():
-    arguments = ["2", str(free_port()), "end_well"]
-    commands = [
-        ["-m", "tests.multiprocess.job_script", "0", *arguments],
-        ["-c", OLDER, "1", *arguments],
-    ]
-    with Processes(commands) as processes:
-        ended = processes.join(SLACK)
+def test_another_version_of_kerasdist_ends_the_job(workers):
+    here, there = _environments(2)
+    older = beside("-c", OLDER, "end_well", rank=1, seconds=SLACK, **there)
+    ended = [*workers.begin(["end_well"], [here]).join(SLACK), older.result()]
     said = f"versions. Received: kerasdist='0.0.1' on worker 1, {kerasdist.__version__!r} on worker"
+    _require_refused(ended, said)
+
+
+def test_all_workers_record_collectives_or_none(workers):
+    environments = [
+        {**one, "KERASDIST_DEBUG_COLLECTIVES": records}
+        for one, records in zip(_environments(2), ("1", "0"), strict=True)
+    ]
+    ended = workers.begin(["wait_at_exit"], environments).join(SLACK)
+    _require_refused(ended, "KERASDIST_DEBUG_COLLECTIVES=0 on worker 1, 1 on worker 0")
+
+
+def _require_refused(ended: list[Ended], said: str):
     for worker in ended:
         assert worker.code == 1, report(ended)
         assert "DisagreementError" in worker.output, report(ended)

@@ -1,16 +1,13 @@
 """``kerasdist.launch``: a function in several workers, from where functions have no file."""
 
-import contextlib
-import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from tests.fresh import ROOT
-from tests.multiprocess.launching import SECONDS, left_after, wait_for
+from tests.multiprocess.launching import SECONDS, ended, left_after, running, wait_for
 
 HEAD = """
 import os, sys, time
@@ -61,32 +58,13 @@ def nested():
 """
 
 
-@contextlib.contextmanager
-def started(*command, text=None, **environment):
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            if text is not None:
-                process.stdin.write(text)
-                process.stdin.close()
-                process.stdin = None
-            yield process
-        finally:
-            process.kill()
-
-
 def finish(code, *, by="-c", **environment):
-    command, text = ([by, HEAD + code], None) if by == "-c" else ([by], f"{HEAD}\n{code}")
-    with started(*command, text=text, **environment) as process:
-        out, err = process.communicate(timeout=SECONDS)
-    return process.returncode, out, err
+    given, text = ([by, HEAD + code], "") if by == "-c" else ([by], f"{HEAD}\n{code}")
+    return told(ended([sys.executable, *given], text=text, **environment))
+
+
+def told(done):
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("by", ["-c", "-", "-i"])
@@ -100,9 +78,8 @@ def test_in_a_script_a_function_need_not_be_below_name_main(tmp_path):
     (tmp_path / "script.py").write_text(
         HEAD + "import beside\nprint(kd.launch(lambda: ranks(beside.number), workers=2))"
     )
-    with started(str(tmp_path / "script.py"), PYTHONPATH=str(ROOT)) as process:
-        out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out) == (0, "[7, 17]\n"), err
+    code, out, err = told(ended([sys.executable, tmp_path / "script.py"], PYTHONPATH=str(ROOT)))
+    assert (code, out) == (0, "[7, 17]\n"), err
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -138,14 +115,14 @@ def test_what_does_not_go(call, error):
 
 def test_without_cloudpickle_a_function_of_a_notebook_is_refused():
     code = "sys.modules['cloudpickle'] = None\nkd.launch(rank, workers=2)"
-    ended, _, err = finish(code)
-    assert ended == 1
+    status, _, err = finish(code)
+    assert status == 1
     assert "pip install 'kerasdist[launch]'" in err, err
 
 
 def test_ctrl_c_ends_all(tmp_path):
     code = "try: kd.launch(sleep, workers=2)\nexcept KeyboardInterrupt: print('interrupted')"
-    with started("-c", HEAD + code, MARKS=str(tmp_path)) as process:
+    with running([sys.executable, "-c", HEAD + code], MARKS=str(tmp_path)) as process:
         both = wait_for(tmp_path, "0", "1")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=SECONDS)

@@ -1,14 +1,12 @@
 """Workers on other machines, through an ``ssh`` that runs the command here, by a shell, as sshd."""
 
 import json
-import signal
-from pathlib import Path
 
 import pytest
 
 from kerasdist.launch import supervisor
 from tests.multiprocess import hosts
-from tests.multiprocess.launching import finish, left_after, said, started, wait_for, write
+from tests.multiprocess.launching import command_line, ended, finish, said, write
 
 TELL = """
 import json
@@ -31,8 +29,11 @@ def path(tmp_path) -> dict[str, str]:
 
 def test_each_host_gets_its_share(tmp_path, path):
     arguments = ["a b", "'quoted\" $HOME", "line\nbreak", "*", ""]
-    done = finish(
-        *("run", "--hosts", "n[01-02]:2,me@far", write(tmp_path, TELL), *arguments),
+    here = tmp_path / "a folder's $HOME"  # which a shell there reads, too
+    here.mkdir()
+    done = ended(
+        command_line("run", "--hosts", "n[01-02]:2,me@far", write(tmp_path, TELL), *arguments),
+        folder=here,
         **{**path, "KERAS_BACKEND": "jax", "SECRET": "s", "TF_CONFIG": "{}"},
     )
     assert done.returncode == 0
@@ -43,7 +44,7 @@ def test_each_host_gets_its_share(tmp_path, path):
         key=lambda each: each[2]["KERASDIST_RANK"],
     )
     assert all(given == arguments for given, _, _ in found)
-    assert {folder for _, folder, _ in found} == {str(Path(__file__).parents[2])}
+    assert {folder for _, folder, _ in found} == {str(here)}
     variables = [each for _, _, each in found]
     assert [(one["ON"], one["KERASDIST_LOCAL_RANK"]) for one in variables] == [
         ("n01", "0"),
@@ -77,6 +78,7 @@ def test_defect_24_no_variable_is_an_argument(tmp_path, path):
         assert variables["SECRET"] == "from here"
     arguments = (tmp_path / "bin" / "ssh.log").read_text()
     assert len(arguments.splitlines()) == 2
+    assert all("BatchMode=yes" in line and " -- n" in line for line in arguments.splitlines())
     assert not any(
         word in arguments for word in ("only by", "from here", "shared", "KERAS_BACKEND", "TF_VAR")
     )
@@ -89,35 +91,6 @@ def test_defect_24_a_host_is_no_option_of_ssh(tmp_path, path, host):
     assert done.returncode == 1
     assert "does not begin with a dash. Received: hosts='-oProxyCommand=touch x'" in done.stderr
     assert not (tmp_path / "bin" / "ssh.log").exists()
-
-
-def test_a_signal_goes_through(tmp_path, path):
-    body = """
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("got it", rank)))
-mark(f"pid{rank}")
-time.sleep(60)
-"""
-    with started("run", "--hosts", "n1,n2", write(tmp_path, body), **path) as launcher:
-        wait_for(tmp_path, "pid0", "pid1")
-        launcher.send_signal(signal.SIGTERM)
-        out, err = launcher.communicate(timeout=20)
-    assert launcher.returncode == 0, err
-    assert sorted(out.splitlines()) == ["[worker 0/2] got it 0", "[worker 1/2] got it 1"]
-
-
-def test_a_worker_ends_with_its_connection(tmp_path, path):
-    """Whatever ends the launcher ends ssh's input, and so the supervisor's there."""
-    body = """
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-(here / f"child{rank}").write_text(str(child.pid))
-mark(f"pid{rank}")
-time.sleep(60)
-"""
-    with started("run", "--hosts", "n1,n2", write(tmp_path, body), **path) as launcher:
-        processes = wait_for(tmp_path, "pid0", "pid1", "child0", "child1")
-        launcher.kill()
-        launcher.wait(10)
-    assert left_after(processes, 3) == []
 
 
 def test_a_host_that_is_down(tmp_path, path):

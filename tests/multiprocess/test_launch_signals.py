@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocess.launching import left_after, started, wait_for, write
+from tests.multiprocess.test_launch_hosts import path
+
+__all__ = ["path"]  # a fixture
 
 HANDLE = """
 def handle(number, frame):
@@ -26,21 +29,23 @@ mark(f"pid{rank}")
 time.sleep(60)
 """
 ALL = [f"{kind}{rank}" for kind in ("pid", "child", "supervisor") for rank in (0, 1)]
+HERE, BY_SSH = ("-n", 2), ("--hosts", "n1,n2")
 
 
 @pytest.mark.parametrize(
-    ("sent", "passed_on", "code", "expected"),
+    ("where", "sent", "passed_on", "code", "expected"),
     [
-        ("SIGINT", "SIGINT", 1, 130),
-        ("SIGTERM", "SIGTERM", 1, 143),
-        ("SIGTERM", "SIGTERM", 76, 76),
-        ("SIGHUP", "SIGTERM", 0, 0),
+        (HERE, "SIGINT", "SIGINT", 1, 130),
+        (HERE, "SIGTERM", "SIGTERM", 1, 143),
+        (HERE, "SIGTERM", "SIGTERM", 76, 76),
+        (HERE, "SIGHUP", "SIGTERM", 0, 0),
+        (BY_SSH, "SIGTERM", "SIGTERM", 0, 0),
     ],
 )
-def test_a_signal_is_passed_on(tmp_path, sent, passed_on, code, expected):
+def test_a_signal_is_passed_on(tmp_path, path, where, sent, passed_on, code, expected):
     number = getattr(signal, sent)
     script = write(tmp_path, HANDLE.replace("CODE", str(code)))
-    with started("run", "-n", 2, "--max-restarts", 3, script) as launcher:
+    with started("run", *where, "--max-restarts", 3, script, **path) as launcher:
         wait_for(tmp_path, "pid0", "pid1")
         launcher.send_signal(number)
         out, err = launcher.communicate(timeout=20)
@@ -82,9 +87,19 @@ def check(number, frame):
     assert left_after(processes, 2) == []
 
 
-@pytest.mark.parametrize("victim", ["launcher", "supervisors"])
-def test_no_orphan_is_left(tmp_path, victim):
-    with started("run", "-n", 2, write(tmp_path, SLEEP)) as launcher:
+@pytest.mark.parametrize(
+    ("where", "victim", "first"),
+    [
+        (HERE, "launcher", ""),
+        (HERE, "supervisors", ""),
+        (HERE, "launcher", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
+        (BY_SSH, "launcher", ""),  # what ends it ends ssh's input
+    ],
+    ids=["launcher", "supervisors", "workers that cling to life", "by ssh"],
+)
+def test_no_orphan_is_left(tmp_path, path, where, victim, first):
+    script = write(tmp_path, first + SLEEP)
+    with started("run", *where, "--timeout-on-stop", 1, script, **path) as launcher:
         processes = wait_for(tmp_path, *ALL)
         if victim == "launcher":
             launcher.kill()
@@ -95,17 +110,7 @@ def test_no_orphan_is_left(tmp_path, victim):
             assert launcher.wait(20) == 137
     # If its supervisor is killed, nobody ends the processes that a worker has started.
     expected = [] if victim == "launcher" else wait_for(tmp_path, "child0", "child1")
-    assert sorted(left_after(processes, 3)) == sorted(expected)
-
-
-def test_a_worker_that_clings_to_life_ends_with_its_launcher(tmp_path):
-    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
-    script = write(tmp_path, body)
-    with started("run", "-n", 2, "--timeout-on-stop", 1, script) as launcher:
-        processes = wait_for(tmp_path, *ALL)
-        launcher.kill()
-        launcher.wait(10)
-    assert left_after(processes, 4) == []
+    assert sorted(left_after(processes, 4)) == sorted(expected)
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_launcher_alone(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.environment import CPU_DEVICES, everything, values
 from tests.multiprocess import hosts
-from tests.multiprocess.launching import finish
+from tests.multiprocess.launching import finish, write
 
 SECONDS = 600
 CASES = [("torch", "full")]
@@ -27,10 +27,15 @@ def run(folder, case, what, *arguments, **environment):
     environment |= {"KERAS_BACKEND": backend, **values(CPU_DEVICES)}
     call = (*arguments, "-m", SCRIPT, folder, what, sharding)
     done = finish("run", *call, seconds=SECONDS, **environment)
+    require_gone(done)
+    return done
+
+
+def require_gone(done):
+    """The folder in memory ends with the job."""
     folders = set(re.findall(r"memory (/dev/shm/kerasdist-\w+)", done.stdout))
     assert len(folders) == 1, done.stdout + done.stderr
     assert not Path(folders.pop()).exists()
-    return done
 
 
 def require_equal(found, expected, rtol=0.0):
@@ -83,6 +88,18 @@ def test_a_worker_a_host_and_the_disk_are_lost(tmp_path, case):
     require_equal(fewer, whole, rtol=1e-4)
 
 
+FAILS = """
+memory = Path(os.environ["KERASDIST_MEMORY"])
+memory.mkdir(exist_ok=True)
+(memory / f"of-{rank}").touch()
+print("memory", memory, flush=True)
+mark(f"there-{rank}")
+wait_for("there-0", "there-1")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_a_job_that_fails_leaves_nothing_in_memory(tmp_path):
-    done = run(tmp_path, ("torch", "none"), "all", "--workers", 2)
+    done = finish("run", "--workers", 2, write(tmp_path, FAILS))
     assert done.returncode == 128 + 9, done.stdout + done.stderr
+    require_gone(done)

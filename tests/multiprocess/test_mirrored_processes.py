@@ -1,13 +1,11 @@
 """`MirroredStrategy(launcher="processes")` in a user's script, on PyTorch."""
 
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
 
-from tests.fresh import ROOT
+from tests.multiprocess.launching import ended
 
 SECONDS = 300
 
@@ -29,15 +27,8 @@ def by_hand(examples=11, batch=4, epochs=2, rate=0.01):
 
 def test_a_script_trains_in_processes_that_it_starts_itself():
     """Numbers of one device, in every strategy of the script, and the script's exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.multiprocess.mirrored_script", "a b", "--lr"],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tests.multiprocess.mirrored_script", "a b", "--lr"]
+    done = ended(command, seconds=SECONDS, KERAS_BACKEND="torch")
     assert done.returncode == 3, done.stdout + done.stderr
     told = [json.loads(line.removeprefix("[worker 1/2] ")) for line in done.stdout.splitlines()]
     assert [line.startswith("[worker 1/2] ") for line in done.stdout.splitlines()].count(True) == 1

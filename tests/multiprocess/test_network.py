@@ -1,15 +1,15 @@
 """The ports of a job on one machine: held until they are used, and on loopback."""
 
-import contextlib
 import re
 import socket
 
 import pytest
 
-from tests.multiprocess.processes import Processes, report
+from kerasdist.launch.placement import free_port
+from tests.conformance.registry import BACKENDS
+from tests.multiprocess.forks import nursery, report
 
 SECONDS = 900
-BACKENDS = ("tensorflow", "jax", "torch")
 
 
 def as_linux_writes(address: str) -> set[str]:
@@ -30,25 +30,15 @@ def may_listen_on(backend: str) -> set[str]:
             return loopback
 
 
-@pytest.fixture(scope="module")
-def jobs():
-    """The jobs of all backends, begun together, since they wait for each other's workers."""
-    script = ["-m", "kerasdist", "run", "--workers", "2", "-m", "tests.multiprocess.network_script"]
-    with contextlib.ExitStack() as stack:
-        yield {
-            backend: stack.enter_context(Processes([script], [{"KERAS_BACKEND": backend}]))
-            for backend in BACKENDS
-        }
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_ports_are_held_and_on_loopback(jobs, backend):
-    ended = jobs[backend].join(SECONDS)
-    assert ended[0].code == 0, report(ended)
-    said = ended[0].output
-    assert said.count("grabbed none") == 2, report(ended)
-    assert "is open" not in said, report(ended)  # it has a secret
-    listening = re.findall(r"listens on (.*)", said)
-    assert len(listening) == 2, report(ended)
-    for addresses in listening:
+def test_ports_are_held_and_on_loopback(backend):
+    job = {"KERASDIST_WORKERS": "2", "KERASDIST_COORDINATOR": f"127.0.0.1:{free_port()}"}
+    job["KERASDIST_SECRET"] = "as the launcher makes one"
+    workers = [{**job, "KERASDIST_RANK": str(rank)} for rank in range(2)]
+    ended = nursery(backend).begin(["tests.multiprocess.network_script"], workers).join(SECONDS)
+    for one in ended:
+        assert one.code == 0, report(ended)
+        assert "grabbed none" in one.output, report(ended)
+        assert "is open" not in one.output, report(ended)  # it has a secret
+        [addresses] = re.findall(r"listens on (.*)", one.output)
         assert set(addresses.split()) <= may_listen_on(backend), report(ended)

@@ -8,20 +8,20 @@ import sys
 import pytest
 
 from tests.fresh import ROOT
-from tests.multiprocess.launching import SECONDS, left_after, running, wait_for
+from tests.multiprocess.launching import SECONDS, ended, left_after, running, wait_for
 
 SCRIPT = str(ROOT / "tests" / "multiprocess" / "ranks_script.py")
 
 
-def started(folder, *command, cwd=ROOT):
+def started(folder, *command):
     """Starts a script that starts another, and sees to it that both end."""
-    return running([sys.executable, *command], cwd, MARKS=str(folder), PYTHONPATH=str(ROOT))
+    return running([sys.executable, *command], MARKS=str(folder), PYTHONPATH=str(ROOT))
 
 
 def finish(folder, *command, cwd=ROOT):
-    with started(folder, *command, cwd=cwd) as process:
-        out, err = process.communicate(timeout=SECONDS)
-    return process.returncode, out, err
+    marks = {"MARKS": str(folder), "PYTHONPATH": str(ROOT)}
+    done = ended([sys.executable, *command], folder=cwd, **marks)
+    return done.returncode, done.stdout, done.stderr
 
 
 def failure(err):
@@ -58,8 +58,8 @@ def test_a_relative_script_that_has_changed_its_folder(tmp_path):
     ],
 )
 def test_the_exit_code_is_that_of_the_job(tmp_path, deed, code, blamed):
-    ended, _, err = finish(tmp_path, SCRIPT, deed)
-    assert (ended, failure(err)) == (code, blamed), err
+    status, _, err = finish(tmp_path, SCRIPT, deed)
+    assert (status, failure(err)) == (code, blamed), err
     if deed == "one_raises":
         assert '[kerasdist]   | KeyError: "a mistake of the user\'s"' in err
     if deed == "end_early":

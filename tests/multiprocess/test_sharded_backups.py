@@ -1,15 +1,12 @@
 """A backup of some workers and one `sharding` is restored, bit by bit, under any other."""
 
 import re
-from dataclasses import dataclass
 
 import pytest
 
 from kerasdist.launch.placement import free_port
-from tests.environment import CPU_DEVICES, values
 from tests.multiprocess import launching
-from tests.multiprocess.forks import Nursery
-from tests.multiprocess.processes import Ended, report
+from tests.multiprocess.forks import Ended, nursery, report
 
 SECONDS = 300
 BACKUPS = "tests.multiprocess.backups_script"
@@ -22,35 +19,24 @@ RUNS = {
 }
 
 
-@dataclass(frozen=True)
-class Scripts:
-    """Scripts on any number of workers of a backend, who are forked."""
-
-    backend: str
-    nursery: Nursery
-
-    def run(self, workers: int, *command: object) -> list[Ended]:
-        common = {}
-        if workers > 1:
-            address = f"localhost:{free_port()}"
-            common = {"KERASDIST_WORKERS": str(workers), "KERASDIST_COORDINATOR": address}
-        ranks = [{"KERASDIST_RANK": str(rank)} if common else {} for rank in range(workers)]
-        job = self.nursery.begin(list(map(str, command)), [common | rank for rank in ranks])
-        ended = job.join(SECONDS)
-        assert [one.code for one in ended] == [0] * workers, report(ended)
-        return ended
+def run(backend: str, workers: int, *command: object, code: int = 0, **more: str) -> list[Ended]:
+    """Runs a script on any number of workers, who are forked."""
+    common = {**more}
+    if workers > 1:
+        common["KERASDIST_COORDINATOR"] = f"localhost:{free_port()}"
+        common["KERASDIST_WORKERS"] = str(workers)
+    ranks = [{"KERASDIST_RANK": str(rank)} if workers > 1 else {} for rank in range(workers)]
+    job = nursery(backend).begin([*map(str, command)], [common | rank for rank in ranks])
+    ended = job.join(SECONDS)
+    assert [one.code for one in ended] == [code] * workers, report(ended)
+    return ended
 
 
-@pytest.fixture(scope="module", params=RUNS)
-def scripts(request):
-    with Nursery("-m", "tests.multiprocess.forks", request.param) as nursery:
-        yield Scripts(request.param, nursery)
-
-
-def test_another_number_of_workers_and_another_sharding(scripts, tmp_path):
+@pytest.mark.parametrize("backend", RUNS)
+def test_another_number_of_workers_and_another_sharding(backend, tmp_path):
     trained, state = 0, None
-    for workers, sharding, epochs in RUNS[scripts.backend]:
-        ended = scripts.run(workers, BACKUPS, tmp_path, sharding, epochs)
+    for workers, sharding, epochs in RUNS[backend]:
+        ended = run(backend, workers, BACKUPS, tmp_path, sharding, epochs)
         found = re.search(r"(\d+) batches, state (\w+)", ended[0].output)
         assert found, report(ended)
         batches, digest = int(found[1]), found[2]
@@ -64,10 +50,11 @@ def test_another_number_of_workers_and_another_sharding(scripts, tmp_path):
             assert parts == (workers if sharding != "none" else 0)
 
 
-def test_memory_has_about_one_variable_more_than_the_state(scripts, tmp_path):
+@pytest.mark.parametrize("backend", RUNS)
+def test_memory_has_about_one_variable_more_than_the_state(backend, tmp_path):
     """While a backup is written and read, on every worker."""
     shardings = ["full", "optimizer"]
-    ended = scripts.run(2, MEMORY, tmp_path, *shardings)
+    ended = run(backend, 2, MEMORY, tmp_path, *shardings)
     for one in ended:
         found = re.findall(r"(\w+): largest (\d+), writing (\d+) (\d+), reading (\d+)", one.output)
         assert [sharding for sharding, *_ in found] == shardings, report(ended)
@@ -75,7 +62,7 @@ def test_memory_has_about_one_variable_more_than_the_state(scripts, tmp_path):
             largest, *written, read = map(int, numbers)
             assert max(written) < 2.3 * largest, report(ended)
             # The others may keep what NumPy has read as the variable.
-            if scripts.backend == "torch":
+            if backend == "torch":
                 assert read < 2.3 * largest, report(ended)
 
 
@@ -105,18 +92,14 @@ if restart == 0:
 def test_defect_30_an_error_after_fit_trains_no_epoch_again(tmp_path):
     """DEFECTS 30: the restart of a run whose `fit` had ended goes on behind it.
 
-    Without the launcher, on each backend: `restarts.two_calls_of_fit`.
+    Its workers have the launcher's variables. Without them: `restarts.two_calls_of_fit`.
     """
     script = launching.write(tmp_path, SCRIPT)
-    common = {"KERAS_BACKEND": "torch", **values(CPU_DEVICES)}
     # The second job does not take the first one's result for its own.
-    for number, (restarts, seen) in enumerate(
-        ((1, ["12 of 4"] * 2 + ["0 of 4"] * 2), (0, ["12 of 4"] * 2))
-    ):
-        call = ("run", "--workers", 2, "--max-restarts", restarts, script)
-        done = launching.finish(*call, seconds=SECONDS, **common)
-        assert done.returncode == 1 - restarts, done.stderr
-        assert re.findall(r"seen (\d+ of \d+)", done.stdout) == seen
-        assert len((tmp_path / "log.csv").read_text().splitlines()) == 5 + 4 * number
-        if restarts:
-            assert list((tmp_path / "backups").iterdir()) == []
+    for job, restart, seen, lines in (("a", 0, 12, 5), ("a", 1, 0, 5), ("b", 0, 12, 9)):
+        variables = {"KERASDIST_RESTART": str(restart), "KERASDIST_JOB_ID": f"{job}-{restart}"}
+        ended = run("torch", 2, script, code=1 - restart, **variables)
+        for one in ended:
+            assert f"seen {seen} of 4" in one.output, report(ended)
+        assert len((tmp_path / "log.csv").read_text().splitlines()) == lines
+        assert bool(list((tmp_path / "backups").iterdir())) == (restart == 0)

@@ -212,29 +212,3 @@ def test_no_file_has(rule):
 def test_every_unit_has_a_layer():
     units = {unit_of(module_of(path)) for path in FILES} - {None, "api"}
     assert units == set(LAYER_OF)
-
-
-BAD = """
-import jax.numpy as jnp
-from keras import src
-if TYPE_CHECKING:
-    import for_types
-try:
-    import tried
-except ImportError:
-    pass
-class Here:
-    import in_a_class
-def late():
-    import torch
-    return importlib.import_module("tensorflow")
-"""
-
-
-def test_bad_code_is_seen():
-    """The rules above pass on an empty net."""
-    tree = ast.parse(BAD)
-    at_once = {"jax.numpy", "keras.src", "tried", "in_a_class"}
-    assert set(imported_at_module_level(tree)) == at_once
-    assert imported_at_run_time(tree) == {*at_once, "torch", "tensorflow"}
-    assert set(imported(tree)) == {*at_once, "torch", "tensorflow", "for_types"}

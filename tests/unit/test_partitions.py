@@ -7,20 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasdist.core.partitions import (
-    DeviceAssignment,
     Splits,
     check_partition,
     mesh_axes,
     prime_factors,
 )
-
-
-@given(st.integers(1, 2000))
-def test_prime_factors_multiply_to_the_number(number):
-    factors = prime_factors(number)
-    assert math.prod(factors) == number
-    assert all(prime_factors(factor) == (factor,) for factor in factors)
-    assert list(factors) == sorted(factors)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4))
@@ -58,8 +49,3 @@ def test_the_first_rule_that_fits_counts():
         splits.shards_of("model/dense/kernel", (4, 3))
     with pytest.raises(ValueError, match="regular expressions"):
         splits.add({"(": (1, 2)})
-
-
-def test_an_assignment_without_a_device_is_refused():
-    with pytest.raises(ValueError, match="computation_shape=\\(0,\\)"):
-        DeviceAssignment.build(1, (0,))

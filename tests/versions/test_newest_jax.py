@@ -25,7 +25,7 @@ CASES = {
         "ragged.fewer_examples_than_replicas",
         "steps.train_step",
     ),
-    "facade": ("run.ragged_components", "training.adam", "variables.metrics_in_steps"),
+    "facade": ("run.ragged_components", "training.adam_clipnorm", "variables.metrics_in_steps"),
     "workers": ("workers.custom_loop", "workers.equal_results"),
 }
 

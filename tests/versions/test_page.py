@@ -1,8 +1,12 @@
 """docs/versions.md is what `make versions` has written; the package knows its versions."""
 
 from kerasdist.core.backend_choice import TESTED
+from tests.conformance import registry
 from tests.fresh import run_forked
+from tests.multiprocess import layouts
 from tests.versions.__main__ import PAGE, page, rows
+from tests.versions.selection import SUITES
+from tests.versions.test_newest_jax import CASES
 
 
 def of_releases():
@@ -21,6 +25,14 @@ def test_the_package_knows_the_versions_that_passed():
             found["keras"].add(row.keras)
             found[row.backend].add(row.framework.partition("+")[0])
     assert found == {name: set(versions) for name, versions in TESTED.items()}
+
+
+def test_each_case_of_the_selection_is_there():
+    facade = registry.load("tests.facade")
+    known = {"conformance": registry.load(), "facade": facade, "workers": layouts.cases()}
+    for suites in (SUITES, CASES):
+        for suite, names in suites.items():
+            assert [name for name in names if name not in known[suite]] == []
 
 
 SCRIPT = """

@@ -70,17 +70,6 @@ def test_the_clients_side_stays_open_when_the_server_dies():
         client.sendall(b"heartbeat")
 
 
-def test_it_waits_for_a_server_that_comes_later():
-    port = free_port()
-    with connected(f"127.0.0.1:{port}") as client:
-        client.sendall(b"hello")
-        with socket.create_server(("127.0.0.1", port)) as listener:
-            listener.settimeout(SECONDS)
-            connection, _ = listener.accept()
-            with connection:
-                assert connection.recv(5) == b"hello"
-
-
 def test_it_gives_up_a_server_that_never_comes():
     port = free_port()
     with connected(f"127.0.0.1:{port}", patience=0.3) as client:

@@ -1,6 +1,6 @@
 """`matmul_flops` counts cuDNN's own operations, which Keras takes on GPUs, as XLA's products."""
 
-from tests.fresh import run_python
+from tests.fresh import run_forked
 
 ATTENTION = """
 from unittest import mock
@@ -49,11 +49,11 @@ with mock.patch.object(gpu_rnn, name, lambda *_: (0, 0), create=True):
 
 
 def test_attention_is_counted_as_xla_s_is():
-    said = run_python("-c", ATTENTION, KERAS_BACKEND="jax").strip()
+    said = run_forked(ATTENTION, "jax").splitlines()[-1]
     flops = 2 * (2 * 2 * 3 * 16 * 24 * 64)  # scores, and values by their weights
     assert said == f"{{'bfloat16': {flops}}} {{'bfloat16': {flops}}}"
 
 
 def test_an_lstm_has_four_gates():
-    said = run_python("-c", LSTM, KERAS_BACKEND="jax").strip()
+    said = run_forked(LSTM, "jax").splitlines()[-1]
     assert said == f"{{'float32': {2 * 2 * 5 * 4 * 3 * (4 + 3)}}}"

@@ -1,8 +1,6 @@
 """What a meter makes of calls of the train function."""
 
 import math
-import time
-import timeit
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -98,25 +96,3 @@ def test_steps_that_the_host_starts_ahead_count_as_one(clock, calls, expected):
     window = meter.window(math.inf, print)
     of_calls(clock, meter, calls)
     assert window.take().step_seconds == expected
-
-
-def test_what_a_step_costs():
-    """0.5 % of a step of 10 ms are 50 µs; a step takes a tenth of it."""
-    meter = Meter(knows_collectives=True, steps_ahead=1)
-    for _ in range(2):
-        meter.window(math.inf, print)
-    batches = meter.timed(iter(lambda: None, 0))
-    meter.on_epoch_begin(0)
-
-    def step():
-        next(batches)
-        for _ in range(3):
-            with metering.waiting_for_workers():
-                pass
-        meter.done(1, 8)
-
-    try:
-        best = min(timeit.repeat(step, number=1000, repeat=5, timer=time.process_time)) / 1000
-    finally:
-        metering._here.set(None)
-    assert best < 50e-6

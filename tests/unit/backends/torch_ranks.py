@@ -7,11 +7,9 @@ rank says; and torch's fake process group returns from each collective at once.
 import contextlib
 import itertools
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -25,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 import kerasdist as kd
 from kerasdist import keras_compat
-from kerasdist.backends.torch.state.shards import Shard
 from kerasdist.backends.torch.workers import process_group
 from kerasdist.callbacks.backup import variables
 from kerasdist.cluster.source import Membership
@@ -167,17 +164,8 @@ def facts(rank: int, ranks: int, state: str | None) -> dict[str, Any]:
         }
 
 
-def shards_of_all(shapes: Iterable[tuple[int, ...]], ranks: int) -> list[Any]:
-    """Of some shapes: the shape, and where the shard of each rank begins and ends."""
-    groups = [SimpleNamespace(size=ranks, rank=rank) for rank in range(ranks)]
-    found = {shape: [Shard(shape, group) for group in groups] for shape in shapes}
-    return [[shape, [[one.begin, one.end] for one in each]] for shape, each in found.items()]
-
-
-if __name__ == "__main__":
-    ranks = int(sys.argv[1])
-    print(json.dumps({"all": shards_of_all([(64, 96), (96, 96), (96,), (5, 7, 11)], ranks)}))
-    for state in sys.argv[2:]:
+def main(ranks: int, states: Iterable[str]):
+    for state in states:
         for rank in (0, *[ranks // 2] * everything(), ranks - 1):
             found = facts(rank, ranks, None if state == "replicated" else state)
             print(json.dumps({"state": state, "rank": rank, **found}), flush=True)

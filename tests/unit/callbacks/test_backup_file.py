@@ -3,7 +3,6 @@
 import hashlib
 import json
 import resource
-import tracemalloc
 import warnings
 import weakref
 from functools import partial
@@ -81,18 +80,6 @@ def test_a_failure_leaves_the_old_file(folder):
     assert list(folder.iterdir()) == [path]
 
 
-def test_the_newest_comes_first(folder):
-    assert storage.newest_first(folder) == []
-    for number in (9, 10, 2):
-        written(folder, number)
-    (folder / "unfinished-77-1-backup-000000000011.kdb").touch()
-    (folder / "notes.txt").touch()
-    newest = storage.newest_first(folder)
-    assert [storage.number_of(path) for path in newest] == [10, 9, 2]
-    storage.remove(newest[1:])
-    assert storage.newest_first(folder) == newest[:1]
-
-
 def test_arrays_are_read_one_by_one_while_they_are_written(folder):
     made, alive = [], []
 
@@ -118,17 +105,6 @@ def test_a_variable_that_changes_its_form_meanwhile_is_an_error(folder):
     with pytest.raises(BackupError, match=r"Expected .*\[4\]\]\. Received: .*\[3\]\. Change no"):
         backups.write(folder, 1, {}, [later])
     assert list(folder.iterdir()) == []
-
-
-def test_a_torn_file_is_not_read_whole_into_memory(folder):
-    path = backups.write(folder, 1, {}, [np.zeros(1 << 20)])
-    path.write_bytes(path.read_bytes()[:-1])
-    tracemalloc.start()
-    with pytest.raises(BackupError, match="it is torn"):
-        storage.read(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Parts of backups: what workers wrote is read in any other division, or refused.
+"""Parts of backups that are missing or spoilt are refused.
 
-That a worker reads its own alone, and which parts go, show the workers' cases `sharded_backups`.
+That workers read them in any other division: `test_sharded_backups` of the workers; that each reads
+its own alone, and which parts go: their cases `sharded_backups`.
 """
 
 import itertools
@@ -33,23 +34,6 @@ def flat(shape, workers):
     return [Region(1, *pair) for pair in itertools.pairwise(ends)]
 
 
-def along(axis):
-    """As JAX and TensorFlow divide, where they can."""
-
-    def regions(shape, workers):
-        if len(shape) <= axis:
-            return flat(shape, workers)
-        share = shape[axis] // workers
-        return [
-            Region.along(shape, axis, rank * share, (rank + 1) * share) for rank in range(workers)
-        ]
-
-    return regions
-
-
-DIVISIONS = {"flat": flat, "axis 0": along(0), "axis 1": along(1), "axis 2": along(2)}
-
-
 def cut(value, region):
     return value.reshape(region.rows, -1)[:, region.begin : region.end]
 
@@ -58,13 +42,13 @@ def shard(value, region):
     return HeldShard(region, value.dtype.name, lambda: cut(value, region), lambda _: None)
 
 
-def written(folder, division=flat, workers=2, number=3, without=()):
+def written(folder, workers=2, number=3, without=()):
     """A backup in parts; ``without`` the parts of these workers."""
     folder.mkdir(exist_ok=True)
     parts = []
     for rank in range(workers):
         shards = {
-            one: [shard(VALUES[one], division(VALUES[one].shape, workers)[rank])] for one in SHARDED
+            one: [shard(VALUES[one], flat(VALUES[one].shape, workers)[rank])] for one in SHARDED
         }
         parts.append(variables.write_part(folder, number, RUN, rank, shards))
     named = [part for rank, part in enumerate(parts) if rank not in without]
@@ -74,19 +58,6 @@ def written(folder, division=flat, workers=2, number=3, without=()):
     facts = {"forms": forms, "parts": named}
     arrays = [None if one in SHARDED else value for one, value in enumerate(VALUES)]
     return backups.write(folder, number, facts, [*arrays, np.ones(3)])
-
-
-@pytest.mark.parametrize("after", DIVISIONS)
-@pytest.mark.parametrize("before", DIVISIONS)
-def test_parts_are_read_in_another_division(tmp_path, before, after):
-    stored = StoredVariables(storage.read(written(tmp_path, DIVISIONS[before], 2)))
-    for number, value in enumerate(VALUES):
-        found = stored.whole(number)
-        assert found.dtype == value.dtype
-        np.testing.assert_array_equal(found, value)
-        regions = flat(value.shape, 4) if number != 0 else DIVISIONS[after](value.shape, 2)
-        for region in regions:
-            np.testing.assert_array_equal(stored.part(number, region), cut(value, region))
 
 
 def test_parts_that_are_not_all_are_refused(tmp_path):

@@ -1,6 +1,5 @@
 """Copies of backups in memory: what goes where, and what is read."""
 
-import shutil
 import warnings
 
 import numpy as np
@@ -38,15 +37,6 @@ def numbers(folder):
     return [storage.number_of(path) for path in storage.newest_first(folder)]
 
 
-def test_memory_has_each_backup_and_the_disk_gets_it(tmp_path):
-    written(tmp_path, [1, 2, 3])
-    assert numbers(tmp_path / "memory") == numbers(tmp_path / "disk") == [3, 2]
-    one, other = (storage.read(tmp_path / name / "backup-000000000003.kdb").array(0)
-                  for name in ("memory", "disk"))  # fmt: skip
-    assert np.array_equal(one, ARRAY + 3)
-    assert np.array_equal(other, ARRAY + 3)
-
-
 @pytest.mark.parametrize(
     ("torn", "found"), [((), "memory"), (("memory",), "disk"), (("memory", "disk"), "memory")]
 )
@@ -62,14 +52,6 @@ def test_that_in_memory_is_read_first_and_a_torn_one_is_not(tmp_path, torn, foun
     assert len(told) == len(torn)
     assert stored.chiefs.path.parent.name == found
     assert stored.chiefs.facts["number"] == (1 if len(torn) == 2 else 2)
-
-
-def test_no_disk_is_needed(tmp_path):
-    written(tmp_path, [4])
-    shutil.rmtree(tmp_path / "disk")
-    files = RunFiles(tmp_path / "disk", 2, in_memory=tmp_path / "memory")
-    assert files.number == 4
-    assert np.array_equal(files.newest({}).whole(0), ARRAY + 4)
 
 
 def test_what_does_not_fit_goes_to_the_disk_alone(tmp_path, monkeypatch):
@@ -135,45 +117,3 @@ def test_calls_of_fit_with_other_folders_have_other_copies(tmp_path, monkeypatch
     one, other = (memory.prepare(tmp_path / name, None, sends=True) for name in ("a", "b"))
     assert one != other
     assert one == memory.prepare(tmp_path / "a" / ".", None, sends=True)
-
-
-class Worker:
-    """A worker of a job in which the workers' answers are known beforehand."""
-
-    def __init__(self, rank, everyone, gathered=()):
-        self.rank, self.is_chief = rank, rank == 0
-        self.everyone, self.gathered, self.sent = everyone, list(gathered), []
-
-    def choose(self, label, own, choose):
-        del label
-        assert own == self.everyone[self.rank]
-        return choose(self.everyone)
-
-    def gather_object(self, label, value):
-        del label
-        self.sent.append(value)
-        return self.gathered.pop(0) if self.is_chief else []
-
-
-def test_a_chief_without_a_copy_gets_the_newest(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_CHUNK", 100)
-    written(tmp_path / "there", [1, 2])
-    path = storage.path_of(tmp_path / "there" / "memory", 2)
-    size = path.stat().st_size
-    everyone = [[1, 0], [2, size]]
-    written(tmp_path / "here", [1])
-    shutil.rmtree(tmp_path / "here" / "memory")
-    sender = Worker(1, everyone)
-    memory.bring_newest(path.parent, tmp_path / "nothing", sender)
-    assert len(sender.sent) == -(-size // 100)
-    chief = Worker(0, everyone, [[None, chunk] for chunk in sender.sent])
-    memory.bring_newest(tmp_path / "here" / "memory", tmp_path / "here" / "disk", chief)
-    assert storage.path_of(tmp_path / "here" / "memory", 2).read_bytes() == path.read_bytes()
-
-
-def test_nothing_is_sent_to_a_chief_that_is_as_new(tmp_path):
-    written(tmp_path, [3])
-    shutil.rmtree(tmp_path / "memory")
-    chief = Worker(0, [[3, 0], [3, 77]])
-    memory.bring_newest(tmp_path / "memory", tmp_path / "disk", chief)
-    assert chief.sent == []

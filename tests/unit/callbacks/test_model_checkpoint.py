@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from kerasdist import keras_compat
-from kerasdist.callbacks.model_checkpoint import BackgroundFile
 from tests.environment import ABSENT, ROOT
 
 # Keras's variables on NumPy, by which Keras itself saves.
@@ -81,27 +80,6 @@ def test_a_layer_that_cannot_be_saved_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no state"):
         snapshot(model)
     assert not list(tmp_path.iterdir())
-
-
-def test_an_error_is_raised_once(model, tmp_path):
-    file = BackgroundFile()
-    path = tmp_path / "missing" / "m.keras"
-    file.write(snapshot(model), str(path))
-    with pytest.raises(OSError, match="No such file") as caught:
-        file.wait()
-    assert caught.value.__notes__ == [
-        "kerasdist.callbacks.ModelCheckpoint was writing in the background."
-    ]
-    file.wait()
-    file.check()
-
-
-def test_an_error_that_nothing_raises_is_told(model, tmp_path):
-    file = BackgroundFile()
-    file.write(snapshot(model), str(tmp_path / "x" / "m.keras"))
-    with pytest.warns(UserWarning, match="has not written a file .* FileNotFoundError"):
-        file.settle()
-    file.settle()
 
 
 def run(folder, within):

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from kerasdist.checks import bench
 from kerasdist.checks.bench import Row, Scaling
-from kerasdist.errors import BackendError
 
 
 def measured(replicas, seconds, batch=32, device="gpu:0"):
@@ -85,8 +84,3 @@ def test_the_plot(tmp_path):
 )
 def test_the_numbers_of_workers(most, counts):
     assert bench._doubled(most) == counts
-
-
-def test_what_is_refused():
-    with pytest.raises(BackendError, match="pytorch"):
-        bench.bench(backend="pytorch")

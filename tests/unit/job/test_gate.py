@@ -47,7 +47,9 @@ class Chief:
             self.clients = list(pool.map(self.client, range(self.workers)))
 
     def goes_on(self):
-        """All workers exchange something."""
+        """All workers come, if they have not, and exchange something."""
+        if not self.clients:
+            self.gather()
         with ThreadPoolExecutor(self.workers) as pool:
             results = pool.map(
                 lambda client: client.meet("main", 1, "a step", client.facts["rank"]), self.clients
@@ -87,7 +89,6 @@ def test_a_worker_without_the_secret_is_told(coordinator, capsys):
         coordinator.client(1, Credentials(None, "job 7"))
     with pytest.raises(JobError, match="the chief of job 'job 7' answers, not of 'job 8'"):
         coordinator.client(1, Credentials(b"a secret", "job 8"), seconds=0.5)
-    coordinator.gather()
     coordinator.goes_on()
     said = capsys.readouterr().err
     assert "[worker 0/2] refused a connection from 127.0.0.1:" in said
@@ -117,7 +118,6 @@ def test_a_replayed_answer_is_refused(coordinator, capsys):
         protocol.receive(again)
         again.sendall(protocol.packed(heard[0]))
         assert protocol.receive(again)["type"] == "refused"
-    coordinator.gather()
     coordinator.goes_on()
     assert "is not the one of this job" in capsys.readouterr().err
 
@@ -131,7 +131,6 @@ def test_large_slow_and_silent_peers_are_dropped(coordinator, monkeypatch, capsy
         assert is_closed(large)
         assert time.monotonic() - began < 0.4  # not for slowness
         assert is_closed(slow)
-    coordinator.gather()
     coordinator.goes_on()
     said = capsys.readouterr().err
     assert f"it announces {handshake.MAX_BYTES + 1} bytes" in said
@@ -141,7 +140,6 @@ def test_large_slow_and_silent_peers_are_dropped(coordinator, monkeypatch, capsy
 def test_many_silent_peers_do_not_keep_workers_out(coordinator):
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(coordinator.stranger()) for _ in range(200)]
-        coordinator.gather()
         coordinator.goes_on()
         assert is_closed(silent[0])  # the oldest made room
 
@@ -218,7 +216,6 @@ def test_defects_24_half_a_surrogate_pair_is_refused_like_any_other_number(coord
             protocol.receive(one)
             one.sendall(b"\0\0\0\x34" + b'{"type":"answer","nonce":"\\ud800","digest":"\\udfff"}')
             assert protocol.receive(one)["type"] == "refused"
-    coordinator.gather()
     coordinator.goes_on()
     lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) < 10, lines
@@ -229,26 +226,22 @@ def test_a_worker_that_tries_again_is_not_reported(coordinator, capsys):
     """It has left its first connection, which waited for a chief that was starting."""
     for _ in range(20):
         coordinator.stranger().close()
-    coordinator.gather()
     coordinator.goes_on()
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("rank", [0.5, 1.0, True, "1", None, [1], -1, 2, 2**70])
-def test_defects_24_a_rank_is_a_whole_number_of_the_job(coordinator, rank):
-    one = SimulatedWorker(rank, 2, MINE)
-    refused = asyncio.run(_join_and_hear(one, coordinator.port))
-    assert refused["type"] == "refused"
-    assert f"the chief expects 2 workers, and this one calls itself number {rank}" in refused["why"]
-    coordinator.gather()
-    coordinator.goes_on()
+NO_RANKS = (0.5, 1.0, True, "1", None, [1], -1, 2, 2**70)
+MALFORMED_FACTS = ({"given": 5}, {"given": ["a:1"]}, {"num_workers": None})
 
 
-@pytest.mark.parametrize("facts", [{"given": 5}, {"given": ["a:1"]}, {"num_workers": None}])
-def test_a_malformed_beginning_is_refused(coordinator, facts):
-    refused = asyncio.run(_join_and_hear(SimulatedWorker(1, 2, MINE, facts), coordinator.port))
+@pytest.mark.parametrize("facts", [*({"rank": one} for one in NO_RANKS), *MALFORMED_FACTS], ids=str)
+def test_defects_24_a_malformed_beginning_is_refused(coordinator, facts):
+    worker = SimulatedWorker(1, 2, MINE, facts)
+    refused = asyncio.run(_join_and_hear(worker, coordinator.port))
     assert refused["type"] == "refused"
-    coordinator.gather()
+    if "rank" in facts:
+        said = f"the chief expects 2 workers, and this one calls itself number {facts['rank']}"
+        assert said in refused["why"]
     coordinator.goes_on()
 
 
@@ -334,14 +327,6 @@ def test_defects_24_too_much_for_one_exchange_is_named_with_its_size(coordinator
             said = rf"\[worker {rank}/2\] the values of 2 workers at 'a step' come to 1204 bytes, "
             with pytest.raises(JobError, match=said + "and 1000 are the limit"):
                 call.result(timeout=20)
-
-
-def test_equal_values_count_once_in_an_exchange(coordinator, monkeypatch):
-    monkeypatch.setattr(protocol, "MAX_BYTES", 1000)
-    coordinator.gather()
-    with ThreadPoolExecutor(2) as pool:
-        meet = [pool.submit(one.meet, "main", 1, "a", "x" * 900) for one in coordinator.clients]
-        assert [call.result(timeout=20) for call in meet] == [["x" * 900] * 2] * 2
 
 
 def test_defects_23_a_connection_that_nobody_answers_is_tried_again(monkeypatch):

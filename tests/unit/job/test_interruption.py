@@ -1,10 +1,7 @@
 """An interrupt is heard, even where code drops it that drops errors."""
 
-import sysconfig
-
 import pytest
 
-from kerasdist.job import interruption
 from tests.fresh import run_fresh
 
 SCRIPT = """
@@ -58,30 +55,3 @@ dropped.raise_again()  # once
 def test_what_code_has_dropped_is_raised_again(stack, in_a_call, expected):
     script = SCRIPT.replace("STACK", repr(stack)).replace("IN_A_CALL", repr(in_a_call))
     assert run_fresh(script).strip() == expected
-
-
-def raised(script_of_the_interrupt, message="lost"):
-    """An error raised in this file, by a framework that caught an interrupt from a script."""
-    framework = f"""
-try:
-    exec(compile("raise KeyboardInterrupt", {script_of_the_interrupt!r}, "exec"))
-except KeyboardInterrupt:
-    raise RuntimeError({message!r})
-"""
-    with pytest.raises(RuntimeError) as caught:
-        exec(compile(framework, f"{sysconfig.get_path('purelib')}/framework.py", "exec"))
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("script", "place"),
-    [("/home/user/train.py", "/home/user/train.py:1"), ("<frozen importlib>", f"{__file__}:")],
-    ids=["in user code", "in a framework that user code called"],
-)
-def test_the_line_names_the_users_script(script, place):
-    error = raised(script)
-    interrupt = interruption.interrupt_behind(error)
-    assert interrupt is not None
-    said = interruption.described(interrupt, error)
-    assert said.startswith(f"interrupted (Ctrl-C) at {place}"), said
-    assert said.endswith("; then RuntimeError: lost"), said

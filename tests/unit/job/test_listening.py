@@ -1,7 +1,9 @@
-"""Ports that are held until they are used."""
+"""Ports that are held until they are used, addresses that others reach, threads that wait."""
 
 import os
 import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -59,3 +61,64 @@ def test_a_socket_of_another_port_is_left_alone(monkeypatch):
         with listening.listen("127.0.0.1", 0) as server:
             assert server.fileno() != other.fileno()
         assert other.getsockname()
+
+
+THERE = "10.0.0.2:1"
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Gives the machine a name that leads to an address, and a way to the others."""
+
+    def name(address: str):
+        known = {"machine": address}
+        monkeypatch.setattr(socket, "gethostname", lambda: "machine")
+        monkeypatch.setattr(socket, "gethostbyname", lambda host: known.get(host, host))
+        monkeypatch.setattr(listening, "_way_to", lambda host: f"way to {host}")
+
+    return name
+
+
+def test_a_name_that_leads_to_the_loopback_misleads_other_machines(named):
+    named("127.0.1.1")
+    assert listening.misleads([THERE, "10.0.0.3:1"]) == "way to 10.0.0.2"
+    assert listening.misleads(["127.0.0.1:1", THERE]) == "way to 10.0.0.2"
+    for others in (["127.0.0.1:2"], []):  # all workers are on one machine
+        assert listening.misleads(others) is None
+    named("10.0.0.1")  # which others know
+    assert listening.misleads([THERE]) is None
+
+
+def test_an_interface_is_found_by_its_address():
+    names = [name for _, name in socket.if_nameindex()]
+    assert listening.interface_of("127.0.0.1") in names
+    assert listening.interface_of("203.0.113.7") is None  # of nobody (RFC 5737)
+    assert listening._way_to("127.0.0.1") is None
+
+
+def in_a_thread(function, *args):
+    """Returns what a function returns in a thread of its own, which takes its class with it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
+
+
+def classes(of_starter):
+    """A thread's own class in a block and after it, and that of one it starts in the block."""
+    os.sched_setscheduler(0, of_starter, os.sched_param(0))
+    with listening.waiting_their_turn():
+        inside, started = os.sched_getscheduler(0), in_a_thread(os.sched_getscheduler, 0)
+    return inside, os.sched_getscheduler(0), started
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's classes")
+def test_threads_that_start_in_the_block_wait_for_their_turn(monkeypatch):
+    _, after, started = in_a_thread(classes, os.SCHED_OTHER)
+    assert (after, started) == (os.SCHED_OTHER, os.SCHED_BATCH)
+    # What the user has chosen stays.
+    assert in_a_thread(classes, os.SCHED_IDLE) == (os.SCHED_IDLE,) * 3
+
+    def forbidden(scheduling_class):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(listening, "_choose", forbidden)  # in a sandbox
+    assert in_a_thread(classes, os.SCHED_OTHER) == (os.SCHED_OTHER,) * 3

@@ -6,21 +6,12 @@ never seconds; the limits on time end a test that hangs.
 
 import asyncio
 import contextlib
-import itertools
-import json
-import threading
-import time
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
 from kerasdist.errors import JobError
 from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
-from kerasdist.job.job import Job
-from kerasdist.job.protocol import Timeouts
 from kerasdist.launch.placement import free_port
 from tests.environment import everything
 from tests.unit.job.simulated_workers import (
@@ -181,111 +172,6 @@ def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
     (few_lines, few_bytes), (lines, of_bytes) = costs[64], costs[4096]
     assert lines <= few_lines, costs
     assert of_bytes <= few_bytes + 4, costs  # a number of four digits
-
-
-class Waiting:
-    """A member's connection, and the thread of a worker that waits for the answer."""
-
-    def __init__(self):
-        self.bytes = 0
-        self.answered = threading.Event()
-
-    def write(self, data: bytes):
-        self.bytes += len(data)
-        self.answer = json.loads(data[protocol.HEADER_BYTES :])
-        self.answered.set()
-
-
-def test_defects_22_addresses_of_512_workers_go_out_packed_and_once(monkeypatch):
-    """Each worker needs all, so bytes grow with the square: a few for each address."""
-    workers, one_at_a_time = 512, threading.Lock()
-    job = InMemory(workers, monkeypatch)
-    wires = [Waiting() for _ in range(workers)]
-    addresses = [f"node{rank:05d}.cluster:{32768 + rank * 7919 % 28000}" for rank in range(workers)]
-
-    def worker(rank: int) -> tuple[str, ...]:
-        wire, member = wires[rank], job.members[rank]
-        member.writer = wire
-
-        def meet(channel, number, label, value, wanted):
-            wire.answered.clear()
-            told = {"channel": channel, "number": number, "label": label, "value": value}
-            with one_at_a_time:
-                job.coordinator._hear(member, {"type": "meet", **told, "wanted": wanted})
-            assert wire.answered.wait(LIMIT_SECONDS)
-            return values_in(wire.answer)
-
-        own = object.__new__(Job)
-        own.is_chief = rank == CHIEF
-        own._client = SimpleNamespace(meet=meet, failure=None)
-        own._addresses, own._numbers = (), defaultdict(itertools.count)
-        own.address = addresses[rank]
-        assert own.gather_addresses() is own.gather_addresses()  # exchanged once
-        return own.gather_addresses()
-
-    with ThreadPoolExecutor(workers) as pool:
-        assert set(pool.map(worker, range(workers))) == {tuple(addresses)}
-    one_list = len(json.dumps(addresses))
-    assert sum(wire.bytes for wire in wires) < 0.4 * one_list * workers
-
-
-def test_defects_30_no_time_passes_while_all_are_suspended(monkeypatch):
-    """Suspended for an hour, in a meeting, and a second from each time-out."""
-    limits = Timeouts(join=9.0, heartbeat=9.0, meeting=9.0)
-    job = InMemory(3, monkeypatch, limits)
-    job.meet(1, 1)
-    for rank in range(3):
-        job.beat(rank)
-    job.patrol(4)
-    now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 3600.0)
-    job.patrol(2)
-    for rank in range(3):
-        job.beat(rank, 1)
-    job.patrol()
-    assert not job.coordinator._failed
-    job.patrol(9)
-    assert job.coordinator._failed  # nobody has given a sign of life since
-
-
-@pytest.mark.parametrize("ahead_first", [True, False])
-def test_who_goes_on_while_another_has_ended_its_script_is_found(ahead_first, monkeypatch, said):
-    """Also one that was ahead before the first came to its end, or of a later one alone."""
-    job = InMemory(3, monkeypatch)
-    if ahead_first:
-        job.beat(2, 5)
-    job.meet(1, 1, LEAVING, 7)
-    if not ahead_first:
-        job.beat(2, 5)
-    job.patrol()
-    assert said == []  # step 5 is before the end at 7
-    job.meet(0, 1, LEAVING, 4)
-    job.patrol()
-    [(kind, why)] = said
-    assert kind == "left early"
-    assert "but worker 2 is at 'step 5 of fit'" in why
-
-
-def test_messages_name_eight_workers_and_the_number_of_the_others(monkeypatch, said):
-    job = InMemory(4096, monkeypatch, Timeouts(heartbeat=1e6, meeting=3.0))
-    job.meet(4000, 1)
-    job.patrol(4)
-    [(kind, why)] = said
-    assert kind == "lost"
-    assert "workers 0, 1, 2, 3, 4, 5, 6, 7 and 4087 others did not come to 'a call'" in why
-    assert len(why) < 500
-
-
-@pytest.fixture
-def said(monkeypatch):
-    """Why the job has failed."""
-    failures = []
-
-    def fail(self, kind, why):
-        failures.append((kind, why))
-
-    monkeypatch.setattr(Coordinator, "_fail", fail)
-    return failures
 
 
 def test_defects_23_too_few_file_descriptors_are_named(monkeypatch):

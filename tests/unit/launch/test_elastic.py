@@ -8,7 +8,7 @@ import pytest
 
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch import report, start
+from kerasdist.launch import start
 from kerasdist.launch.elastic import slots
 from kerasdist.launch.elastic.slots import ElasticSlots
 from kerasdist.launch.placement import Slot
@@ -123,31 +123,6 @@ def test_a_worker_that_hangs_is_to_blame(monkeypatch):
     assert job.slots.choose() == (Slot(None, 0, 0, 1, share=(0, 2)),)
 
 
-def test_hosts_go_and_come_back(monkeypatch):
-    job = Job(monkeypatch, workers=6, min_workers=2, hosts=["a:2,b:2,c:2"])
-    job.down = {"c"}
-    assert job.choose() == [("a", 0, 2), ("a", 1, 2), ("b", 0, 2), ("b", 1, 2)]
-    job.down = {"a", "c"}
-    job.end(255, 255, LOST, LOST)
-    assert job.choose() == [("b", 0, 2), ("b", 1, 2)]
-    said = "the job goes on with 2 of 6 workers from its last backup, if there is one; hosts that "
-    assert job.slots.describe() == f"{said}do not answer: a, c"
-    job.back_up()
-    assert job.waiting() == []
-    job.down = {"c"}
-    job.back_up()  # the hosts are asked
-    assert job.waiting() == []
-    job.back_up()
-    assert job.waiting() == [Waiting(job.attempt)]
-    assert [host for host, *_ in job.choose()] == ["a", "a", "b", "b"]
-    job.down = {"a", "c"}
-    job.end(255, 255, LOST, LOST)
-    assert [host for host, *_ in job.choose()] == ["b", "b"]
-    job.back_up()
-    job.back_up()
-    assert job.waiting() == []  # that it has answered before does not count
-
-
 def test_a_host_that_answers_is_not_lost(monkeypatch):
     """255 may have been the script's, or a connection that broke."""
     job = Job(monkeypatch, workers=2, min_workers=1, hosts=["a,b"])
@@ -203,9 +178,3 @@ def test_shares_of_the_machine_stay(monkeypatch):
     assert [one["GPU"] for one in given] == ["0", "2"]
     assert [one["KERASDIST_LOCAL_RANK"] for one in given] == ["0", "1"]
     assert start.orders_of(JobSpec(COMMAND), slots[1], {})["local_workers"] == 3
-
-
-def test_the_range_is_in_the_first_lines(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    said = report.of_dry_run(JobSpec(COMMAND, workers=3, min_workers=2, max_restarts=1))
-    assert said.splitlines()[1] == "the job goes on with 2 to 3 workers; 1 restart at most"

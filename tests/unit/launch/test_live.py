@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kerasdist.job import comparison
 from kerasdist.job.launcher import Channel
-from kerasdist.launch import live, supervisor
+from kerasdist.launch import live
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.worker import LogFile, Pump, Screen
@@ -143,22 +141,6 @@ def test_too_many_workers_for_the_terminal():
     assert lines[-1] == "and 5 more workers"
 
 
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [
-        ([], None),
-        ([{"own_ms": 5.0}], None),
-        ([{"own_ms": 5.0, "data_ms": 9.0}, {"own_ms": 6.0, "data_ms": 1.0}], (1, "own_ms", 5.0)),
-        ([{"own_ms": None, "data_ms": 9.0}, {"own_ms": 6.0, "data_ms": 1.0}], (0, "data_ms", 1.0)),
-        ([{"own_ms": None, "data_ms": None}, {}], None),
-    ],
-)
-def test_the_slowest_worker(workers, expected):
-    found = comparison.slowest(workers)
-    known = None if found is None else (found["worker"], found["by"], found["others_ms"])
-    assert known == expected
-
-
 def test_what_is_no_report_is_passed_over():
     board = board_of({}, {})
     for line in (b"no report", b"3"):
@@ -181,28 +163,3 @@ class TestReports:
         os.close(read)
         channel.tell(REPORT)  # the launcher is gone
         os.close(write)
-
-    def test_they_are_cut_out_of_the_output_of_another_machine(self, capfd):
-        told = []
-        read, write = os.pipe()
-        pump = Pump(Screen(), "[w]", 0, told.append)
-        pump.start(os.fdopen(read, "rb"), sys.stdout)
-        report = supervisor.MARK + b'{"a": 1}\n'
-        pieces = [b"one\ntw" + report + b"o\n" + report[:5], report[5:] + b"three", b"\n\x1e x\n"]
-        for piece in pieces:
-            os.write(write, piece)
-            time.sleep(0.05)
-        os.close(write)
-        assert pump.last_lines(time.monotonic() + 5) == ("one", "two", "three", "\x1e x")
-        assert told == [b'{"a": 1}'] * 2
-        assert capfd.readouterr().out.splitlines()[:3] == ["[w] one", "[w] two", "[w] three"]
-
-    def test_lines_go_above_the_view(self, capsys, monkeypatch):
-        screen, console = Screen(), Console(file=io.StringIO(), width=20, force_terminal=True)
-        with screen.above(console):
-            screen.write("[worker 0/2]", "[red]" + "x" * 50, sys.stdout, 0)  # no terminal
-            monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-            screen.write("[worker 0/2]", "[red]" + "x" * 50, sys.stdout, 0)
-        assert capsys.readouterr().out == "[worker 0/2] [red]" + "x" * 50 + "\n"
-        [line] = console.file.getvalue().splitlines()
-        assert line.endswith("[red]" + "x" * 50)

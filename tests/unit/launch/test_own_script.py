@@ -1,6 +1,5 @@
 """Which programs can be started again, and by which command."""
 
-import subprocess
 import sys
 import sysconfig
 from types import ModuleType
@@ -9,26 +8,13 @@ import pytest
 
 from kerasdist.launch import ranks
 from tests.fresh import ROOT
+from tests.multiprocess.launching import ended
 
 ASK = "from kerasdist.launch.ranks import *; print(why_not_again(), '|', why_not_unasked())"
 
 
-def asked(*arguments, text=None):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=text,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout.strip().split(" | ")
-
-
-def test_a_script_can_be_started_again(tmp_path):
-    (tmp_path / "train.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{ASK}")
-    assert asked(str(tmp_path / "train.py")) == ["None", "None"]
+def asked(*arguments, text=""):
+    return ended([sys.executable, *arguments], text=text).stdout.strip().split(" | ")
 
 
 @pytest.mark.parametrize("way", ["spawn", "forkserver", "fork"])
@@ -52,7 +38,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"), [(["-c", ASK], None), (["-"], ASK), (["-i", "-q"], ASK)]
+    ("arguments", "text"), [(["-c", ASK], ""), (["-"], ASK), (["-i", "-q"], ASK)]
 )
 def test_what_has_no_file_cannot(arguments, text):
     assert "an interactive interpreter" in asked(*arguments, text=text)[0]
@@ -64,20 +50,3 @@ def test_a_program_that_is_not_the_users_own_is_not_started_unasked(monkeypatch,
     main.__file__ = f"{sysconfig.get_path(name)}/pytest/__main__.py"
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert "not a script of yours" in str(ranks.why_not_unasked())
-
-
-@pytest.mark.parametrize(
-    ("given", "spec", "expected"),
-    [
-        (["-u", "train.py", "a"], None, ["-u", "/home/train.py", "a"]),
-        (["train.py", "train.py"], None, ["/home/train.py", "train.py"]),
-        (["/home/train.py"], None, ["/home/train.py"]),
-        (["-Xdev", "-m", "my.train", "a"], object(), ["-Xdev", "-m", "my.train", "a"]),
-    ],
-)
-def test_the_command_is_the_same_in_another_folder(monkeypatch, given, spec, expected):
-    main = ModuleType("__main__")
-    main.__file__, main.__spec__ = "/home/train.py", spec
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(sys, "orig_argv", ["python", *given])
-    assert ranks.command() == (sys.executable, *expected)

@@ -1,14 +1,12 @@
 """Which worker runs where, and the command that gets it there."""
 
-import shlex
 import socket
 
 import pytest
 
 from kerasdist.errors import ClusterError
-from kerasdist.launch import start
 from kerasdist.launch.placement import Slot, open_coordinator, place
-from kerasdist.launch.spec import JobSpec, python_command
+from kerasdist.launch.spec import JobSpec
 from kerasdist.launch.start import for_another_machine, job_variables, worker_variables
 
 
@@ -91,32 +89,6 @@ def test_a_port_in_use_is_not_taken(monkeypatch):
         listener.close()
 
 
-def test_a_remote_command_survives_the_shell(monkeypatch, tmp_path):
-    folder = tmp_path / "some folder"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    spec = JobSpec(
-        python_command("a script.py", ["'", '"$HOME"', "a\nb", ""], python="/opt/python"),
-        stop_seconds=7.5,
-    )
-    *ssh, dashes, host, line = start.supervisor_there(spec, "far", "/a 'b' $c")
-    assert (ssh[0], dashes, host) == ("ssh", "--", "far")
-    assert "BatchMode=yes" in ssh
-    assert line.startswith(f"cd '{folder}' && exec env ")
-    split = shlex.split(line)
-    assert "PYTHONPATH=/a 'b' $c" in split
-    supervisor = ["/opt/python", "-P", "-m", "kerasdist.launch.supervisor"]
-    assert split[split.index("/opt/python") :] == supervisor
-    orders = start.orders_of(spec, Slot("far", 1, 0, 2), {"MINE": "$x"})
-    assert orders["command"] == ["/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""]
-    assert (orders["seconds_to_stop"], orders["local_workers"], orders["must_join"]) == (
-        7.5,
-        2,
-        False,
-    )
-    assert orders["variables"] == {"MINE": "$x"}
-
-
 def test_what_another_machine_gets():
     environ = {
         "KERAS_BACKEND": "jax",
@@ -146,15 +118,6 @@ def test_ours_win_over_those_given():
     assert variables["KERASDIST_RANK"] == "1"
     assert variables["PYTHONUNBUFFERED"] == "0"
     assert "KERASDIST_CPU_DEVICES" not in variables
-
-
-def test_every_start_of_a_job_has_a_secret_and_a_name(monkeypatch):
-    monkeypatch.delenv("KERASDIST_SECRET", raising=False)
-    monkeypatch.delenv("KERASDIST_SECRET_FILE", raising=False)
-    one, other = (job_variables(JobSpec(("true",)), 0) for _ in range(2))
-    for name in ("KERASDIST_SECRET", "KERASDIST_JOB_ID"):
-        assert one[name] != other[name]
-    assert len(one["KERASDIST_SECRET"]) == 64
 
 
 @pytest.mark.parametrize("name", ["KERASDIST_SECRET", "KERASDIST_SECRET_FILE"])

@@ -54,7 +54,12 @@ SCRIPTS = {
 FUNCTION = "def make_both(): return make(), (x[:8], y[:8])\ndef wrong(): return make()"
 
 
-def main(folder):
+def main():
+    with tempfile.TemporaryDirectory() as temporary:
+        look_at_all(Path(temporary))
+
+
+def look_at_all(folder):
     backend = PlanningBackend(jax.devices())
     sys.path.insert(0, str(folder))
     (folder / "of_user.py").write_text(f"{MODEL}\n{FUNCTION}\n")
@@ -73,8 +78,3 @@ def main(folder):
             found = {"examples": examples_in(step.batch), "built": built, "by": step.strategy}
             found["in all"] = step.examples
         print(json.dumps({"name": name, **found}), flush=True)
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        main(Path(temporary))

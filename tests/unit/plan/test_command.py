@@ -108,20 +108,3 @@ def test_what_does_not_fit_is_printed_without_a_step():
     assert "It does not fit: 200 GB of 63.7 GB a device." in text
     assert "Weak scaling" not in text
     assert json.loads(report.as_json(plan))["step"] is None
-
-
-def test_json():
-    facts = json.loads(report.as_json(plan_of(compilation())))
-    assert facts["fits"] is True
-    assert facts["step"]["limit"] == "compute"
-    assert facts["step"]["total"] == pytest.approx(3e12 / 989.4e12, rel=0.1)
-    assert [each["devices"] for each in facts["scaling"]] == [1, 8, 64, 512, 4096]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.34e9, "2.34 GB"), (5e15, "5e+03 TB")],
-)
-def test_sizes_for_people(value, text):
-    assert report.size(value) == text
-    assert report.milliseconds(0.01234) == "12.3 ms"

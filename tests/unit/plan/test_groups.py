@@ -1,17 +1,16 @@
 """What is planned of PyTorch's workers with sharded weights: groups and bytes (ADR 62)."""
 
-import io
 import json
 
 import keras
 import pytest
-from rich.console import Console
 
 from kerasdist.core.sharding import Sharding
 from kerasdist.plan import report
 from kerasdist.plan.groups import WeightGroups, planned_groups, weight_groups
 from kerasdist.plan.hardware import parse_target
-from kerasdist.plan.planning import Compilation, Subject, Work, make_plan, step_time
+from kerasdist.plan.planning import Compilation, Subject, Work, make_plan
+from tests.unit.plan.test_command import printed
 
 WIDTH = 64
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
@@ -35,27 +34,12 @@ def test_small_layers_are_together_and_a_layer_is_never_divided():
     assert list(weight_groups(model, Sharding("full", 1), 4, 1).sizes) == [LAYER] * 5
 
 
-def test_small_weights_stay_whole():
-    groups = weight_groups(model_of(3), Sharding("full", 100), 4, 1)
-    assert list(groups.sizes) == [4 * WIDTH * WIDTH] * 3
-    assert groups.whole == 3 * 4 * WIDTH
-
-
 def test_other_types_are_in_other_groups():
     layers = [keras.layers.Dense(WIDTH, dtype=one) for one in ("float32", "bfloat16", "bfloat16")]
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     model.compile("sgd", "mse")
     groups = weight_groups(model, Sharding("full", 1), 4)
     assert list(groups.sizes) == [LAYER, LAYER]
-
-
-def test_a_worker_keeps_its_part_of_weights_gradients_and_both_slots():
-    model, workers = model_of(4), 4
-    groups = weight_groups(model, Sharding("full", 1), workers)
-    others = sum(4 for _ in model.metrics_variables)
-    numbers = len(model.optimizer.variables) - 2 * len(model.trainable_variables)
-    expected = 4 * 4 * LAYER / workers + others
-    assert groups.held == pytest.approx(expected, abs=8 * numbers)
 
 
 def test_a_step_gathers_twice_but_for_the_last_group_and_scatters_once():
@@ -75,27 +59,6 @@ def test_what_hides_a_group_is_the_work_of_the_one_before_it():
     assert hidden == pytest.approx([0, 0.25 / 3, 0.75 / 3, 0, 0.25 / 3, 0])
 
 
-def test_a_pass_hides_no_more_than_itself():
-    """Gathers and sums of the backward pass want the network together: two thirds of the work."""
-    target = parse_target("2x8xh100")
-    work = Work({"bfloat16": 989.4e12}, 1.0)  # a second
-    step = step_time(work, WeightGroups([10**12] * 8, 0, 0).collectives(), target)
-    assert step.network > 10
-    assert step.network - step.exposed == pytest.approx(7 / 8)
-
-
-def test_one_group_has_nothing_to_hide_behind():
-    groups = WeightGroups([100], 0, 0)
-    assert [(one.kind, one.overlap) for one in groups.collectives()] == [
-        ("all-gather", 0.0),
-        ("reduce-scatter", 0.0),
-        ("all-reduce", 0.0),
-    ]
-    assert groups.gathered == 100
-    none = WeightGroups([], 4, 0)
-    assert ([one.kind for one in none.collectives()], none.gathered) == (["all-reduce"], 0)
-
-
 def test_only_fully_sharded_models_on_several_gpus_have_groups():
     model, full = model_of(2), Sharding("full", 1)
     assert planned_groups(model, full, parse_target("8xh100")) == weight_groups(model, full, 8)
@@ -112,12 +75,6 @@ def planned(groups):
     compiled = Compilation(32, {}, Work({"bfloat16": 989.4e10}, 1.0), [], None, 0.0)
     subject = Subject("train.py", "MirroredStrategy", 1, sharding="full", groups=groups)
     return make_plan(subject, 32, parse_target("8xh100"), lambda *_: compiled, largest=False)
-
-
-def printed(plan):
-    file = io.StringIO()
-    report.show(plan, Console(file=file, width=400))
-    return file.getvalue()
 
 
 def test_it_is_printed_beside_xlas_plan():

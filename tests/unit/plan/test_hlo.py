@@ -1,8 +1,6 @@
 """Collectives in XLA's text of a program."""
 
-import pytest
-
-from kerasdist.plan.hlo import Collective, collectives, device_work, size_of
+from kerasdist.plan.hlo import Collective, collectives, device_work
 
 # Shortened from a program for 8 H100.
 GPU = """HloModule jit_program, is_scheduled=true
@@ -128,19 +126,3 @@ def test_work_without_an_estimate():
 def test_a_program_without_collectives():
     assert collectives("") == []
     assert device_work("") == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        ("f32[]", 4),
-        ("bf16[8,128]{1,0:T(8,128)(2,1)}", 2048),
-        ("(f32[2]{0}, s32[3]{0}, pred[5])", 25),
-        ("f64[0,3]", 0),
-        ("f8e4m3fn[16]", 16),
-        ("u32[2]{0}", 8),
-        ("token[]", 0),
-    ],
-)
-def test_sizes_of_shapes(shape, size):
-    assert size_of(shape) == size

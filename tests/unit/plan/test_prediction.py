@@ -96,7 +96,3 @@ class TestSteps:
             parts = [each.efficiency for each in steps]
             # Among TPUs a group may have links that a smaller one has not: its torus is closed.
             assert CHIPS[name].axes or parts == sorted(parts, reverse=True)
-
-    def test_a_measured_step_replaces_the_roofline(self):
-        step = step_time(Work({"bfloat16": 1e12}, 1e9), [], parse_target("h100"), measured=0.5)
-        assert step.total == 0.5

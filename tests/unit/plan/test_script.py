@@ -1,17 +1,15 @@
 """Scripts of users up to their first training step; see scripts_of_users.py."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.fresh import run_python
+from tests.fresh import run_forked
 
 
 @pytest.fixture(scope="module")
 def found():
-    script = Path(__file__).with_name("scripts_of_users.py")
-    output = run_python(script, seconds=120, KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
+    output = run_forked("from tests.unit.plan.scripts_of_users import main; main()", "jax")
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return {line.pop("name"): line for line in lines}
 

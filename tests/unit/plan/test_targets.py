@@ -3,7 +3,7 @@
 import pytest
 
 from kerasdist.errors import DeviceError
-from kerasdist.plan.hardware import CHIPS, chip_of, group_of, parse_target, target_config
+from kerasdist.plan.hardware import CHIPS, chip_of, parse_target, target_config
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,6 @@ def test_the_chip_of_a_driver(name, chip):
 def test_a_wrong_target_is_refused_with_advice(text, hint):
     with pytest.raises(DeviceError, match=f"Expected accelerators.*Received: devices=.*{hint}"):
         parse_target(text)
-
-
-@pytest.mark.parametrize("name", CHIPS)
-def test_groups_of_any_size(name):
-    for count in (1, 2, 8, 64, 512, 4096):
-        group = group_of(CHIPS[name], count)
-        assert group.devices == count
-        assert group.domain <= CHIPS[name].domain
-        if CHIPS[name].axes:
-            assert max(group.shape) <= 2 * min(group.shape)
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=str)
