@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
@@ -47,7 +47,7 @@ class PlacedTrainer(ReplicatedTrainer):
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
-        return passes.calls(self, super().__call__, args, kwargs)  # type: ignore[misc]
+        return passes.calls(self, super().__call__, args, kwargs)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: object = None) -> None:
         """Builds the metrics before training begins, as other backends do: backups restore them."""
@@ -60,14 +60,14 @@ class PlacedTrainer(ReplicatedTrainer):
         """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
         if self.train_function is not None and not force:
             return self.train_function
-        super().make_train_function(force)  # type: ignore[misc]
+        super().make_train_function(force)
         function: Any = self.train_function
 
         def metered(iterator: object) -> Any:
             logs = function(iterator)
             meter = metering.running()
             if meter is not None:
-                meter.done(self.steps_per_execution, None, logs)  # type: ignore[attr-defined]
+                meter.done(self.steps_per_execution, None, logs)
             return logs
 
         self.train_function: Any = metered
@@ -80,26 +80,13 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     if TYPE_CHECKING:  # attributes of the model's own class
         replica_set: TensorFlowReplicaSet
-        name: str
-        variables: list[keras.Variable]
-        non_trainable_variables: list[keras.Variable]
-        metrics: list[keras.Metric]
-        compiled: bool
-        optimizer: Any
-        train_step: Callable[[Any], Any]
-        test_step: Callable[[Any], Any]
-        predict_step: Callable[[Any], Any]
-        jit_compile: bool
-        run_eagerly: bool
-        steps_per_execution: int
-        _flatten_layers: Callable[[], Iterable[keras.Layer]]
 
     # How many batches the data of the last call had; None if that is unknown.
     _batches_of_call: int | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
-        outputs = passes.calls(self, super().__call__, args, kwargs)  # type: ignore[misc]
+        outputs = passes.calls(self, super().__call__, args, kwargs)
         trial = keras_compat.trial()
         if trial is not None:
             trial.record_outputs(self, outputs)
