@@ -12,11 +12,12 @@ import keras
 import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
+from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.tensorflow.fit import gradients
-from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
+from kerasdist.backends.tensorflow.fit.batches import HOST
 from kerasdist.backends.tensorflow.private.scopes import NativeScope, outside_strategies
 from kerasdist.backends.tensorflow.private.strategies import (
     central_storage_strategy,
@@ -129,10 +130,10 @@ class TensorFlowReplicaSet(ReplicaSet):
         batch: Any,
         *,
         updates_wait: bool = False,
-    ) -> list[tuple[LocalRows, Any]]:
+    ) -> list[tuple[LocalBatch, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
-        Returns for each replica of this process the rows it got, and what the function returned.
+        Returns for each replica of this process its local batch, and what the function returned.
         """
         local_rows = self.group.split(batch)
 
@@ -148,7 +149,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         results = in_replicas(
             strategy, self.group, on_local_rows, local_rows=local_rows, waits=updates_wait
         )
-        return list(zip(local_rows, results, strict=True))
+        return [(own.local_batch, one) for own, one in zip(local_rows, results, strict=True)]
 
 
 def mirrored_replicas(

@@ -165,19 +165,19 @@ def with_inner(optimizer: keras.Optimizer) -> list[Any]:
     return [optimizer]
 
 
-def take_on(model: Any, native_strategy: tf.distribute.Strategy, batch_norm: str | None) -> None:
+def take_on(model: Any, replicas: Any) -> None:
     """Mirrors a model's layers, metrics and optimizer that were made outside of the scope.
 
     If any variable is recreated, the compiled functions of the model, and of models among its
     layers, are dropped, since they hold the old variables.
     """
     recreated = False
+    native_strategy: tf.distribute.Strategy = replicas.group.native_strategy
     with native_strategy.scope():
         for layer in keras_compat.flat_layers(model):
             if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-                keep_statistics(
-                    layer, batch_norm, partial(is_foreign, native_strategy=native_strategy)
-                )
+                is_changed = partial(is_foreign, native_strategy=native_strategy)
+                keep_statistics(layer, replicas.options.batch_norm, is_changed)
             if adopt_all(layer.variables, native_strategy):
                 recreated = True
                 if isinstance(layer, keras.Model):
