@@ -13,7 +13,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.jax.fit import donation, passes
-from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.backends.jax.mesh.layout import note_all
 from kerasdist.core.structures import Arguments
@@ -114,12 +114,14 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> Callable[..., Any]:
         if self.replica_set.num_replicas > 1:
             prepare(self, self.bound_strategy)  # its metrics in a custom loop
-        execution = Execution(
+        run = StepFunction(
+            self,
+            step,
+            self.replica_set.arrays,
             compiled=self.jit_compile and not self.run_eagerly,
             steps=self.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
-        run = StepFunction(self, step, self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             meter = metering.running() if is_measured else None

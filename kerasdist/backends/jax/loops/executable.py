@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 import jax
@@ -17,6 +17,7 @@ from kerasdist.backends.jax.loops.values import (
     Stacked,
     in_one_array,
     is_distributed,
+    map_values,
 )
 from kerasdist.backends.jax.mesh.arrays import here, is_array
 from kerasdist.backends.jax.mesh.placement import Placement
@@ -135,11 +136,7 @@ class Executable:
         arrays = iter(found)
         leaves = [next(arrays) if leaf is None else leaf for leaf in self._constants]
         results = jax.tree.unflatten(self._structure, leaves)
-        return jax.tree.map(
-            lambda leaf: leaf if is_distributed(leaf) else here(leaf),
-            results,
-            is_leaf=is_distributed,
-        )
+        return map_values(lambda leaf: leaf if is_distributed(leaf) else here(leaf), results)
 
     def _arguments(
         self, known: dict[int, keras.Variable], arrays: Sequence[Any]
@@ -175,7 +172,7 @@ class Executable:
         held = dict(zip(self.held, stacks, strict=False))  # without a mesh `stacks` is empty
         scope = scopes.ProgramScope(known, [*consumed, *kept], held)
         with scope:
-            results = jax.tree.map(in_one_array, self._traced(arrays), is_leaf=is_distributed)
+            results = map_values(in_one_array, self._traced(arrays))
         if scope.variables or (place is None and scope.placements):
             raise Incomplete(scope)
         # Every variable whose array is consumed needs a new one, even if this trace writes none.
@@ -185,9 +182,7 @@ class Executable:
         new = [scope.peek(variable) for variable in written.values()]
         if place is not None:
             new = place.constrained(new, list(written.values()))
-            results = jax.tree.map(
-                lambda leaf: _on_mesh(place, leaf), results, is_leaf=is_distributed
-            )
+            results = map_values(partial(_on_mesh, place), results)
         leaves, self._structure = jax.tree.flatten(results)
         self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
         found = [leaf for leaf in leaves if is_array(leaf)]

@@ -21,7 +21,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops.executable import Executable, Incomplete
-from kerasdist.backends.jax.loops.values import in_one_array, is_distributed
+from kerasdist.backends.jax.loops.values import in_one_array, map_values
 from kerasdist.backends.jax.mesh.arrays import is_array, is_traced
 from kerasdist.core import context
 from kerasdist.errors import ScopeError
@@ -172,7 +172,7 @@ class _Arguments:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
         # Of unequal components each is an array: a program that reads one raises (`source_of`).
-        joined = jax.tree.map(in_one_array, structure, is_leaf=is_distributed)
+        joined = map_values(in_one_array, structure)
         self._leaves, self._structure = jax.tree.flatten(joined)
         self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))
 

@@ -33,6 +33,7 @@ from kerasdist.backends.jax.loops.values import (
     flatten,
     gathered,
     is_distributed,
+    map_values,
     own,
     reduced,
     source_of,
@@ -204,7 +205,11 @@ class JaxRunner(Runner):
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
                 result = own(given).call(function, variable)
-            return self.local_results(_per_own(result, self._replicas))
+            own_values = map_values(
+                lambda leaf: PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf,
+                result,
+            )
+            return self.local_results(own_values)
         if not differ:
             return [self._whole(given).call(function, variable)] * self._copies
         if scopes.program() is None:
@@ -318,12 +323,4 @@ class JaxRunner(Runner):
         def array(leaf: Any) -> Any:
             return here(leaf.source.array) if is_distributed(leaf) else leaf
 
-        return jax.tree.map(array, structure, is_leaf=is_distributed)
-
-
-def _per_own(result: object, replicas: int) -> Any:
-    return jax.tree.map(
-        lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf,
-        result,
-        is_leaf=is_distributed,
-    )
+        return map_values(array, structure)

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kerasdist.api.values import DistributedValues, PerReplica
+from kerasdist.api.values import PerReplica
 from kerasdist.backends.jax.loops import replica_scope, scopes
 from kerasdist.backends.jax.loops.values import (
     Own,
     Source,
+    flatten,
     is_distributed,
     is_number,
     joined,
@@ -88,7 +89,7 @@ class Maker:
         """Returns a program's arguments, with the components of all workers' replicas."""
         if self._job is None:
             return structure
-        leaves, form = jax.tree.flatten(structure, is_leaf=is_distributed)
+        leaves, form = flatten(structure)
         by_hand = [
             index
             for index, leaf in enumerate(leaves)
@@ -132,19 +133,17 @@ class Maker:
                 "Make the same structure on every worker."
             )
         kinds = iter(zip(*everyone, strict=True))
-        return [
-            self._value(column, [tuple(part) for theirs in next(kinds) for part in theirs])
-            if known
-            else _of_objects(column)
-            for column, known in zip(columns, shaped, strict=True)
-        ]
-
-    def _value(self, column: Sequence[Any], kinds: Sequence[tuple[Any, Any]]) -> DistributedValues:
-        """Returns a value of this worker's components, from the shapes and types of all."""
-        shapes = [tuple(shape) for shape, _ in kinds]
-        if len({(len(shape), dtype) for shape, (_, dtype) in zip(shapes, kinds, strict=True)}) > 1:
-            return PerReplica(tuple(column))
-        return PerReplica(self._source(column, shapes))
+        values: list[Any] = []
+        for column, known in zip(columns, shaped, strict=True):
+            if not known:
+                values.append(_of_objects(column))
+                continue
+            parts = [part for theirs in next(kinds) for part in theirs]
+            is_one_array = len({(len(shape), dtype) for shape, dtype in parts}) == 1
+            shapes = [tuple(shape) for shape, _ in parts]
+            own = self._source(column, shapes) if is_one_array else tuple(column)
+            values.append(PerReplica(own))
+        return values
 
     def _check_outside(self) -> None:
         if scopes.program() is not None:
