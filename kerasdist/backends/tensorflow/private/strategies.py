@@ -14,7 +14,7 @@ from tensorflow.python.distribute import values as distributed_values
 KEYS_OF_A_STRATEGY = 100_000
 
 # What the package's own kinds of distributed variables hold beside TensorFlow's attributes.
-_OWN = ("_is_equal", "_known")
+_OWN = ("is_equal", "known")
 
 
 def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribute.MirroredStrategy:

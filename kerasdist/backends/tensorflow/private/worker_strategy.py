@@ -82,39 +82,29 @@ class SharedSum(distributed_values.SyncOnReadVariable):
     TensorFlow reads such a variable by a collective, so all workers must read it at the same time:
     a callback that reads a metric on the chief alone would wait forever, and so would a chief that
     saves a layer's moving statistics. If the value is cached, reading it needs no collective.
+
+    Attributes:
+        known: The value aggregated over all replicas; None if it is not known.
+        is_equal: Whether all replicas assign equal values in `fit`, so that their values are equal
+            as long as no custom loop has run.
     """
 
     # There is no `__init__`: TensorFlow makes the object, whose class is then changed to this one.
 
-    # The value aggregated over all replicas, if it is known.
-    _known: tf.Tensor | None = None
-    # Whether all replicas' values are equal, as long as no custom loop has run.
-    _is_equal = False
-
-    @property
-    def known(self) -> tf.Tensor | None:
-        """The value aggregated over all replicas; None if it is not known."""
-        return self._known
-
-    def remember(self, whole: tf.Tensor | None) -> None:
-        """Caches the value aggregated over all replicas; None clears the cache."""
-        self._known = whole
+    known: tf.Tensor | None = None
+    is_equal = False
 
     def remember_first(self) -> None:
         """Caches the aggregate, given that all replicas have the first local replica's value."""
         first = self._values[0].read_value()
         is_sum = self.aggregation == tf.VariableAggregation.SUM
         replicas = self._distribute_strategy.num_replicas_in_sync
-        self.remember(first * tf.cast(replicas, first.dtype) if is_sum else first)
-
-    def mark_equal(self) -> None:
-        """Marks the variable as one to which all replicas assign equal values in `fit`."""
-        self._is_equal = True
+        self.known = first * tf.cast(replicas, first.dtype) if is_sum else first
 
     @property
     def is_whole_here(self) -> bool:
         """Whether reading needs no sum: all values are equal, or only the first one counts."""
-        return self._is_equal or self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return self.is_equal or self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
 
     def assign(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
@@ -123,16 +113,16 @@ class SharedSum(distributed_values.SyncOnReadVariable):
         if not _in_cross_replica_code():
             return super().assign(value, use_locking, name, read_value)
         super().assign(value, use_locking, name, read_value=False)
-        self.remember(tf.convert_to_tensor(value, self.dtype) if tf.executing_eagerly() else None)
+        self.known = tf.convert_to_tensor(value, self.dtype) if tf.executing_eagerly() else None
         return self
 
     def _get_cross_replica(self) -> Any:
         first_counts = self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
         if not first_counts and self._distribute_strategy.replicas_are_known():
-            if self._is_equal:
+            if self.is_equal:
                 return self._values[0].read_value()
-            if self._known is not None and tf.executing_eagerly():
-                return self._known
+            if self.known is not None and tf.executing_eagerly():
+                return self.known
         return super()._get_cross_replica()
 
 

@@ -186,7 +186,7 @@ def worker_replicas(
     )
     group = WorkerGroup(native_strategy, job, communication, shares_memory=_share_memory(devices))
     replicas = TensorFlowReplicaSet(devices, options, group, trainer_class, job)
-    group.is_in_call = lambda: replicas.is_in_call
+    native_strategy.replicas_are_known = lambda: replicas.is_in_call or not group.runs_loops
     return replicas
 
 

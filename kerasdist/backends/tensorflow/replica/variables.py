@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
@@ -73,25 +73,21 @@ def check_mirrored(
         )
 
 
-class _Open(threading.local):
-    """The listeners to this thread's reads of Keras variables."""
+_Listener = Callable[[keras.Variable], None]
 
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[keras.Variable], None]] = []
-
-
-_open = _Open()
+# Those to this thread's reads of Keras variables.
+_listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=())
 
 
 @contextmanager
-def reads_preceded(listener: Callable[[keras.Variable], None]) -> Iterator[None]:
+def reads_preceded(listener: _Listener) -> Iterator[None]:
     """Calls `listener` before each read of a Keras variable by this thread, in the block."""
     _install()
-    _open.listeners.append(listener)
+    token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
     finally:
-        _open.listeners.remove(listener)
+        _listeners.reset(token)
 
 
 @cache
@@ -100,7 +96,7 @@ def _install() -> None:
 
 
 def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:
-    for listener in _open.listeners:
+    for listener in _listeners.get():
         listener(variable)
     return original(variable)
 

@@ -277,12 +277,12 @@ class Group:
         """Lets this process read the variables without a collective until a custom loop has run."""
         for own in map(native, variables):
             if isinstance(own, SharedSum):
-                own.mark_equal()
+                own.is_equal = True
 
     def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
         """Caches the values of `costly` variables, so that reading them needs no collective."""
         for variable, value in zip(variables, values, strict=True):
-            native(variable).remember(value)
+            native(variable).known = value
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, by one collective per type."""

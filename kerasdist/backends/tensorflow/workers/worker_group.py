@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 @final
 class WorkerGroup(Group):
-    """The replicas of all workers, equally many on each.
-
-    Attributes:
-        is_in_call: Returns whether all workers are in a call of `fit`, `evaluate` or `predict`.
-    """
+    """The replicas of all workers, equally many on each."""
 
     native_strategy: WorkersStrategy
     is_of_workers = True
@@ -73,24 +69,23 @@ class WorkerGroup(Group):
             communication=replace(communication, timeout_seconds=None),
         )
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
-        self.is_in_call: Callable[[], bool] = lambda: False
-        native_strategy.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
 
     def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's rows; no other rows are read from arrays."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter)
         if not keras_compat.is_array_adapter(adapter):
-            return self._iterated(read_alike(adapter.get_tf_dataset(), self._rows_and_compared))
+
+            def rows_and_compared(number: tf.Tensor, batch: Any) -> OwnRows:
+                return self.own_rows(batch)._replace(compared=compared_in(number, batch))
+
+            return self._iterated(read_alike(adapter.get_tf_dataset(), rows_and_compared))
         own = keras_compat.tensorflow_rows(
             adapter,
             lambda numbers: self.own_rows(numbers).rows,
             lambda rows, numbers: self.own_rows(numbers)._replace(rows=rows),
         )
         return self._iterated(untuned(own.prefetch(tf.data.AUTOTUNE)))
-
-    def _rows_and_compared(self, number: tf.Tensor, batch: Any) -> OwnRows:
-        return self.own_rows(batch)._replace(compared=compared_in(number, batch))
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
@@ -135,19 +130,20 @@ class WorkerGroup(Group):
         columns = list(zip(*(keras.tree.flatten(one) for one in structures), strict=True))
         there = [index for index, parts in enumerate(columns) if parts[0] is not None]
         rows: list[Sequence[Any]] = [[None] * self._replicas] * len(columns)
-        sums = self.sums([self._rows_of_parts(columns[index]) for index in there])
+        # Each part is its replica's row among rows of zeros, so that a sum gathers all rows.
+        given = [
+            [
+                among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
+                for part, replica in zip(columns[index], self.local, strict=True)
+            ]
+            for index in there
+        ]
+        sums = self.sums(given)
         for index, total in zip(there, sums, strict=True):
             rows[index] = tf.unstack(total)
         return [
             keras.tree.pack_sequence_as(structures[0], [row[replica] for row in rows])
             for replica in range(self._replicas)
-        ]
-
-    def _rows_of_parts(self, parts: Parts) -> Parts:
-        """Makes each part its replica's row among rows of zeros, so that a sum gathers all rows."""
-        return [
-            among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
-            for part, replica in zip(parts, self.local, strict=True)
         ]
 
     def _ragged(self, parts: Parts) -> tf.RaggedTensor:
