@@ -20,15 +20,14 @@ from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST
 from kerasdist.backends.tensorflow.private.scopes import NativeScope, outside_strategies
 from kerasdist.backends.tensorflow.private.strategies import (
+    WorkersStrategy,
     central_storage_strategy,
     group_key,
-    mirrored_strategy,
+    strategy_on_devices,
 )
-from kerasdist.backends.tensorflow.private.worker_strategy import WorkersStrategy
 from kerasdist.backends.tensorflow.replica import outside_replicas
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
-from kerasdist.backends.tensorflow.replica.merge import in_replicas
-from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner
+from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner, in_replicas
 from kerasdist.backends.tensorflow.workers.datasets import TensorFlowAdapter
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
@@ -162,7 +161,7 @@ def mirrored_replicas(
     if home is not None:
         native_strategy = central_storage_strategy(names, _tensorflow_name(home))
     else:
-        native_strategy = mirrored_strategy(names, share_memory=shares_memory)
+        native_strategy = strategy_on_devices(names, share_memory=shares_memory)
     # On CPUs, and where variables have one copy, gradients are summed on one device.
     one_place = shares_memory or len(devices) == 1 or home is not None
     own = native_strategy.extended.worker_devices

@@ -30,8 +30,7 @@ from kerasdist.backends.tensorflow.private.prefetching import (
     in_local_batches,
     untuned,
 )
-from kerasdist.backends.tensorflow.private.strategies import mirrored
-from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
+from kerasdist.backends.tensorflow.private.strategies import SharedSum, mirrored
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
 from kerasdist.backends.tensorflow.replica.values import check_alike, concat
 from kerasdist.backends.tensorflow.replica.variables import copies, native

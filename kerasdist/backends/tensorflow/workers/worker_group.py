@@ -16,7 +16,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
     compared_in,
 )
 from kerasdist.backends.tensorflow.private.prefetching import in_local_batches, untuned
-from kerasdist.backends.tensorflow.private.worker_strategy import WorkersStrategy
+from kerasdist.backends.tensorflow.private.strategies import WorkersStrategy
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.workers.datasets import dataset_of_shards, rows_of_replicas
