@@ -25,7 +25,7 @@ from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
-from kerasdist.backends.jax.loops.function_cache import Programs
+from kerasdist.backends.jax.loops.functions import Programs
 from kerasdist.backends.jax.loops.ragged import Groups, Traced
 from kerasdist.backends.jax.loops.replica_scope import (
     ByName,
