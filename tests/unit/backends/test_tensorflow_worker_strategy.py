@@ -14,7 +14,7 @@ import json, types
 import tensorflow as tf
 from kerasdist.backends.tensorflow.private import strategies
 from kerasdist.backends.tensorflow.replica.all_reduce import communication_hint
-from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
+from kerasdist.backends.tensorflow.workers.group import WorkerGroup
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.launch.placement import free_port
 

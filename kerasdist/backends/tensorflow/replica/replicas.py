@@ -29,8 +29,7 @@ from kerasdist.backends.tensorflow.replica import outside_replicas
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner, in_replicas
 from kerasdist.backends.tensorflow.workers.datasets import TensorFlowAdapter
-from kerasdist.backends.tensorflow.workers.group import Group
-from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
+from kerasdist.backends.tensorflow.workers.group import Group, WorkerGroup
 from kerasdist.core.devices import Device
 from kerasdist.core.user_warnings import warn_user
 
