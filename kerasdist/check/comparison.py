@@ -85,7 +85,7 @@ class _Steps:
         state = _state_of(self.model)
         hidden = {id(one) for one in state.seeds} | {id(one) for one in state.metrics}
         seen = [one for one in self.model.variables if id(one) not in hidden]
-        with trial.running():
+        with keras_compat.in_trial(trial):  # reads and writes copies of the variables
             # In one order on all workers, which may have to gather them.
             keras_compat.stored_values(state.all)
             if change:

@@ -22,12 +22,15 @@ from kerasdist.training.metrics import summed
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
+    _Model = keras.Model  # the class that a trainer is put before
+else:
+    _Model = object
 
 # The methods of a model that make what a step reports.
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-class ReplicatedTrainer:
+class ReplicatedTrainer(_Model):
     """Runs the steps of a Keras model on the replicas of its strategy.
 
     An abstract class: every backend has a subclass. It does not inherit from ``abc.ABC``, since the
@@ -68,29 +71,29 @@ class ReplicatedTrainer:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""
         replicas = self.replica_set
         with replicas.placement(), worker_agreement.working("predict_on_batch", replicas, self):
-            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
+            return super().predict_on_batch(*args, **kwargs)
 
     def export(self, filepath: Any, *args: object, **kwargs: object) -> None:
         """Exports the model, as Keras's own method; in a job, the chief writes."""
-        saving.save(super(ReplicatedTrainer, type(self)).export, self, filepath, *args, **kwargs)  # type: ignore[misc]
+        saving.save(super(ReplicatedTrainer, type(self)).export, self, filepath, *args, **kwargs)
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it."""
-        layers = self._flatten_layers()  # type: ignore[attr-defined]
+        layers = self._flatten_layers()
         if all(layer.built for layer in layers):
             return
         symbolic = keras.tree.map_structure(_symbol, x)
         with self._building():
-            self(symbolic)  # type: ignore[operator]
+            self(symbolic)
 
     def prepare_step(self, batch: Any) -> None:
         """Makes the variables, the metrics and the optimizer's state of a training step."""
         self._symbolic_build(data_batch=batch)
-        self.make_train_function()  # type: ignore[attr-defined]
+        self.make_train_function()
 
     def _symbolic_build(self, *args: object, **kwargs: object) -> None:
         with self._building():
-            super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
+            super()._symbolic_build(*args, **kwargs)
 
     def _building(self) -> AbstractContextManager[Any]:
         """Opens the scope, so that the variables that building makes belong to the strategy."""
@@ -101,11 +104,11 @@ class ReplicatedTrainer:
         """Returns the metrics' results; {} in a replica that runs Keras's own step."""
         replica = one_device_replica()
         if replica is None:
-            return super().get_metrics_result()  # type: ignore[misc]
+            return super().get_metrics_result()
         if self.runs_builtin_steps:
             return {}
-        with summed(replica, self.metrics):  # type: ignore[attr-defined]
-            return super().get_metrics_result()  # type: ignore[misc]
+        with summed(replica, self.metrics):
+            return super().get_metrics_result()
 
     def has_builtin(self, step: str) -> bool:
         """Returns whether a step is Keras's own."""

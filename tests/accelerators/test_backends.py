@@ -54,14 +54,14 @@ assert backend.uses_gpus() is None
 
 TENSORFLOW = """
 import tensorflow as tf
-from kerasdist.backends.tensorflow.private import worker_strategy
+from kerasdist.backends.tensorflow.private import strategies
 
 made = []
 started = []
 tf.config.list_physical_devices = lambda kind: [f"{kind} {index}" for index in range(4)]
 tf.config.get_visible_devices = tf.config.list_physical_devices
 tf.config.set_visible_devices = lambda devices, kind: made.append((devices, kind))
-worker_strategy.start_server = lambda addresses, rank: started.append(list(made))
+strategies.start_server = lambda addresses, rank: started.append(list(made))
 
 tf.test.is_built_with_gpu_support = lambda: True
 assert backend.uses_gpus() is True

@@ -164,6 +164,7 @@ class Backend(abc.ABC):
             function did not read.
         """
 
+    @abc.abstractmethod
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
         """Counts the floating-point operations of matrix products and convolutions in a call.
 
@@ -176,14 +177,10 @@ class Backend(abc.ABC):
         Returns:
             The number; None if the framework cannot tell.
         """
-        return None
 
+    @abc.abstractmethod
     def profiler(self) -> Profiler:
         """Returns the framework's profiler, which records what the process and its devices do."""
-        raise UnsupportedError(
-            "Expected a backend with a profiler: tensorflow, jax or torch. Received: "
-            f"backend={self.name!r}."
-        )
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's TPUs; without TPUs, its GPUs; without either, nothing."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,12 +81,6 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._applied = 0
         self._applying: list[Any] = []
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Lets the calling thread read and write the copies in place of the variables."""
-        with keras_compat.in_trial(self):
-            yield
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns the copy of a variable, made at its first use; None of one without a value."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 from jax.experimental import topologies
 
-from kerasdist.backends.base.interface import Backend
-from kerasdist.backends.jax.backend import BACKEND, matmul_flops
+from kerasdist.backends.jax.backend import JaxBackend, matmul_flops
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
@@ -178,14 +177,12 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 
 
 @final
-class PlanningBackend(Backend):
+class PlanningBackend(JaxBackend):
     """JAX, with described devices in place of this machine's; models are made, and do not train.
 
     All device names are known, and a strategy has a replica on each of the described devices,
     whichever it names; it has the argument `sharding` that is given here, if one is.
     """
-
-    name = "jax"
 
     def __init__(self, devices: Sequence[Any], sharding: Sharding | None = None) -> None:
         self._described = list(devices)
@@ -222,13 +219,3 @@ class PlanningBackend(Backend):
         replicas = JaxReplicaSet(here, names, options)
         replicas.logical_devices = Layout(self._described, options.devices_per_replica, sharding)
         return replicas
-
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Compiles as JAX's backend does."""
-        return BACKEND.function(function, jit_compile)
-
-    def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
-        """Computes as JAX's backend does."""
-        return BACKEND.value_and_grad(function, variables, has_aux)

@@ -41,7 +41,6 @@ _SETTINGS = (
 )
 
 
-@final
 class JaxBackend(Backend):
     """JAX on this machine."""
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaOptions, ReplicaSet
 from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
-from kerasdist.backends.tensorflow.private import patches, worker_strategy
+from kerasdist.backends.tensorflow.private import patches, strategies
 from kerasdist.backends.tensorflow.private.compiled import explained
 from kerasdist.backends.tensorflow.replica import values
 from kerasdist.backends.tensorflow.replica.replicas import (
@@ -107,7 +107,7 @@ class TensorFlowBackend(Backend):
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Starts TensorFlow's runtime as this worker's server; it numbers its GPUs from 0."""
-        if worker_strategy.has_started():
+        if strategies.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
                 f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
@@ -120,7 +120,7 @@ class TensorFlowBackend(Backend):
         job.own_port()
         addresses = job.gather_addresses()
         try:
-            worker_strategy.start_server(addresses, job.rank)
+            strategies.start_server(addresses, job.rank)
         except tf.errors.OpError as error:
             raise JobError(
                 "Expected the workers' TensorFlow runtimes to find each other. Received: "

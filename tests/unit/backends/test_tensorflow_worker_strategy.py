@@ -1,7 +1,7 @@
 """Tripwire: what many workers need of TensorFlow's private parts is where it should be.
 
 A failure here means that TensorFlow moved something, and
-`kerasdist/backends/tensorflow/private/worker_strategy.py` is the file to mend.
+`kerasdist/backends/tensorflow/private/strategies.py` is the file to mend.
 """
 
 import json
@@ -12,17 +12,17 @@ from tests.fresh import run_forked
 PROBE = """
 import json, types
 import tensorflow as tf
-from kerasdist.backends.tensorflow.private import worker_strategy
+from kerasdist.backends.tensorflow.private import strategies
 from kerasdist.backends.tensorflow.replica.all_reduce import communication_hint
-from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
+from kerasdist.backends.tensorflow.workers.group import WorkerGroup
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.launch.placement import free_port
 
 address = f"127.0.0.1:{free_port()}"
-worker_strategy.start_server([address], 0)
+strategies.start_server([address], 0)
 options = CommunicationOptions(timeout_seconds=20.0)
 native_strategy, other = (
-    worker_strategy.WorkersStrategy([address], 0, ["/device:CPU:0"], options) for _ in range(2)
+    strategies.WorkersStrategy([address], 0, ["/device:CPU:0"], options) for _ in range(2)
 )
 job = types.SimpleNamespace(rank=0, is_watched=False, collectives=None)
 group = WorkerGroup(native_strategy, job, options, shares_memory=True)

@@ -25,10 +25,17 @@ def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
     """Returns an adapter that places batches ahead of their step."""
     if isinstance(place, WorkerPlacement):
         if isinstance(adapter, WorkerBatches):
-            return _PlacedAdapter(adapter, partial(_own_batches, adapter, place))
+            own_batches = adapter.get_jax_iterator
+            return _PlacedAdapter(
+                adapter, lambda: (_of_all_workers(own, place) for own in own_batches())
+            )
         if is_array_adapter(adapter) and not has_sparse(adapter):
             return _PlacedAdapter(adapter, partial(_own_rows, adapter, place))
-    return _PlacedAdapter(adapter, partial(_global_batches, adapter, place, first_batches))
+
+    def batches() -> Iterator[Any]:
+        return map(place.batch, first_batches.recorded(iter(adapter.get_jax_iterator())))
+
+    return _PlacedAdapter(adapter, batches)
 
 
 @final
@@ -48,18 +55,10 @@ class _PlacedAdapter(WrappedAdapter):
         return self._batches()
 
 
-def _global_batches(adapter: Any, place: Placement, first_batches: FirstBatches) -> Iterator[Any]:
-    return map(place.batch, first_batches.recorded(iter(adapter.get_jax_iterator())))
-
-
 def _own_rows(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:
     """Yields batches of arrays, from which each worker reads only its own replicas' rows."""
     for rows, total in keras_compat.jax_rows(adapter, place.chosen):
         yield place.chosen_rows(rows, total)
-
-
-def _own_batches(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:
-    return (_of_all_workers(own, place) for own in adapter.get_jax_iterator())
 
 
 def _of_all_workers(own: WorkerShard, place: WorkerPlacement) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, final
 
 import jax
@@ -15,50 +14,52 @@ from kerasdist.backends.jax.mesh.placement import Placement, Step
 from kerasdist.core import context
 
 
-@dataclass(frozen=True)
-class Execution:
-    """How a model's steps run.
-
-    Attributes:
-        compiled: Whether a step is compiled, or run operation by operation.
-        steps: The number of steps in an execution.
-        keeps_outputs: Whether an execution returns the outputs of all its steps, one after another,
-            or those of the last.
-    """
-
-    compiled: bool = True
-    steps: int = 1
-    keeps_outputs: bool = False
-
-
 @final
 class StepFunction:
     """A function with Keras's own signature: state and iterator in, outputs and state out."""
 
     def __init__(
-        self, model: Any, step: Step, arrays: Placement, execution: Execution = Execution()
+        self,
+        model: Any,
+        step: Step,
+        arrays: Placement,
+        *,
+        compiled: bool = True,
+        steps: int = 1,
+        keeps_outputs: bool = False,
     ) -> None:
-        """Makes the function; nothing is compiled before it is called."""
+        """Makes the function; nothing is compiled before it is called.
+
+        Args:
+            model: The model.
+            step: A step, of state and batch.
+            arrays: Where it runs.
+            compiled: Whether a step is compiled, or run operation by operation.
+            steps: The number of steps in an execution.
+            keeps_outputs: Whether an execution returns the outputs of all its steps, one after
+                another, or those of the last.
+        """
         self._arrays = arrays
-        self._execution = execution
+        self._steps = steps
+        self._keeps_outputs = keeps_outputs
         self._model = model
         self._user_step = step
         self._step: Step = (
-            arrays.compile(self._sharded_step, keeps_rows=execution.keeps_outputs)
-            if execution.compiled
+            arrays.compile(self._sharded_step, keeps_rows=keeps_outputs)
+            if compiled
             else arrays.eager(self._whole_step)
         )
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution. Returns the outputs, and the new state."""
         outputs: list[Any] = []
-        for batch in itertools.islice(iterator, self._execution.steps):
+        for batch in itertools.islice(iterator, self._steps):
             output, state = self._step(state, self._arrays.batch(batch))
             self._arrays.after_launch(output, state)
             outputs.append(output)
         if not outputs:
             raise StopIteration
-        if len(outputs) == 1 or not self._execution.keeps_outputs:
+        if len(outputs) == 1 or not self._keeps_outputs:
             return outputs[-1], state
         return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs), state
 

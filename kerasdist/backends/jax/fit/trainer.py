@@ -13,7 +13,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.jax.fit import donation, passes
-from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.backends.jax.mesh.layout import note_all
 from kerasdist.core.structures import Arguments
@@ -43,31 +43,19 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 class JaxTrainer(ReplicatedTrainer):
     """Runs a model's steps as one program on the devices of its strategy."""
 
-    if TYPE_CHECKING:  # attributes of Keras's trainer and of the model's class
+    if TYPE_CHECKING:
         replica_set: _Replicas
-        train_step: Step
-        test_step: Step
-        predict_step: Step
-        jit_compile: bool
-        run_eagerly: bool
-        steps_per_execution: int
-        _jax_state: dict[str, Any] | None
-        _jax_state_synced: bool
-        _steps_thread: int
-        name: str
-        jax_state_sync: Callable[[], None]
-        _purge_model_variables: Callable[..., None]
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
         args, kwargs = jax.tree.map(_rows_here, (args, kwargs))
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return super().__call__(*args, **kwargs)
 
     def stateless_call(
         self, weights: Any, state: Any, *args: object, return_losses: bool = False, **kwargs: object
     ) -> Any:
         """Calls the model, in a step in passes where a device has more rows than it shall."""
-        call = partial(super().stateless_call, weights, state)  # type: ignore[misc]
+        call = partial(super().stateless_call, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
             return call(*args, return_losses=return_losses, **kwargs)
@@ -126,12 +114,14 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> Callable[..., Any]:
         if self.replica_set.num_replicas > 1:
             prepare(self, self.bound_strategy)  # its metrics in a custom loop
-        execution = Execution(
+        run = StepFunction(
+            self,
+            step,
+            self.replica_set.arrays,
             compiled=self.jit_compile and not self.run_eagerly,
             steps=self.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
-        run = StepFunction(self, step, self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             meter = metering.running() if is_measured else None
@@ -156,7 +146,7 @@ class JaxTrainer(ReplicatedTrainer):
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute; those of the steps bypass Keras's tracking, which would search it."""
         if name in ("_jax_state", "_steps_thread"):
-            vars(self)[name] = value
+            object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 

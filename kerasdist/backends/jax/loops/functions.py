@@ -1,22 +1,44 @@
-"""`kerasdist.function` and `kerasdist.value_and_grad` on JAX."""
+"""`kerasdist.function`, `kerasdist.value_and_grad`, and the programs that JAX compiles for them.
+
+A program is a function with the Keras variables that it uses as inputs and outputs. A trace finds
+the variables that the function reads and writes; those that it creates then get their initial
+values. It is traced again with the variables' values as inputs beside the arguments, and the new
+values of written variables as outputs beside the results, until it needs no others.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property, partial
+from types import FunctionType, MethodType
+from typing import Any, Generic, TypeVar, final
 
 import jax
 import keras
+import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.loops import replica_scope, scopes
-from kerasdist.backends.jax.loops.function_cache import Program
+from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
+from kerasdist.backends.jax.loops.values import Stacked, in_one_array, is_distributed, map_values
 from kerasdist.backends.jax.mesh import sharded_state
-from kerasdist.backends.jax.mesh.arrays import here
+from kerasdist.backends.jax.mesh.arrays import here, is_array, is_traced
+from kerasdist.backends.jax.mesh.placement import Placement
+from kerasdist.core import context
+from kerasdist.errors import ScopeError
 from kerasdist.job.job import FUNCTION, translating_failures
+
+# How many compiled versions a function keeps, for different shapes of arguments and constants.
+_VERSIONS = 128
+# Of which functions may see equal ones, in place of the same.
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+# How often a function is traced at most, until it creates no more variables.
+_TRACINGS = 4
 
 
 def function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,3 +112,370 @@ def _value(outer: scopes.Scope | None, variable: keras.Variable) -> Any:
         donation.mark_read(variable)
         value = here(sharded_state.whole(variable, keras_compat.stored_value(variable)))
     return value
+
+
+_Value = TypeVar("_Value")
+
+
+@final
+class _Kept(Generic[_Value]):
+    """The values that were used last, by key; each only as long as certain objects live."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._entries: OrderedDict[Hashable, tuple[_Value, list[Any]]] = OrderedDict()
+
+    def get(self, key: Hashable) -> _Value | None:
+        """Returns the value of a key, None if there is none."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: Hashable, value: _Value, objects: Iterable[Any]) -> None:
+        """Keeps a value until one of the objects is gone; those without weak references stay."""
+
+        def forget(_: object) -> None:
+            self._entries.pop(key, None)
+
+        kept = [weakref.ref(x, forget) if type(x).__weakrefoffset__ else x for x in objects]
+        self._entries[key] = value, kept
+        self._entries.move_to_end(key)
+        if len(self._entries) > _VERSIONS:
+            self._entries.popitem(last=False)
+
+
+@final
+class Programs:
+    """The programs of functions, for as long as the functions live.
+
+    Functions of one code that see the same objects, such as a lambda in a loop, share a program.
+    """
+
+    def __init__(self) -> None:
+        """Starts without programs."""
+        self._of: _Kept[Program] = _Kept()
+        self._alike: _Kept[Program] = _Kept()
+
+    def of(self, function: Callable[..., Any]) -> Program:
+        """Returns the program of a function, always the same one for one function."""
+        # Every access to a method makes a new object, so its instance and function are the key.
+        owner = function.__self__ if isinstance(function, MethodType) else function
+        code = function.__func__ if isinstance(function, MethodType) else None
+        key = id(owner), id(code)
+        program = self._of.get(key)
+        if program is None:
+            program = self._alike_or_new(function)
+            self._of.put(key, program, [owner])
+        return program
+
+    def _alike_or_new(self, function: Callable[..., Any]) -> Program:
+        if not isinstance(function, FunctionType):
+            return Program()
+        code = function.__code__
+        try:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:  # one is not set yet
+            return Program()
+        defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+        seen = [*cells, *defaults[0], *defaults[1].values()]
+        objects = [one for one in seen if type(one) not in _VALUES]
+        if not all(type(one).__weakrefoffset__ for one in objects):
+            return Program()  # such as a list: it may be another one later, in the same place
+        known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
+        key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])
+        program = self._alike.get(key)
+        if program is None:
+            program = Program()
+            self._alike.put(key, program, objects)
+        return program
+
+
+@final
+class Program:
+    """A function that JAX compiles, once for each form of its arguments."""
+
+    def __init__(self) -> None:
+        """Starts without compiled versions."""
+        self._executables: _Kept[Executable] = _Kept()
+        self._lock = threading.RLock()
+
+    def __call__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls ``function(*args, **kwargs)``, compiled."""
+        arguments = _Arguments((args, kwargs))
+
+        def traced(arrays: Sequence[Any]) -> Any:
+            args, kwargs = arguments.inside(arrays)
+            return function(*args, **kwargs)
+
+        key = arguments.form, id(context.scoped_strategy()), keras_compat.settings()
+        with self._lock:
+            executable = self._executables.get(key)
+            if executable is None:
+                executable = self._keep(key, Executable({}, {}, [], None), arguments)
+            elif executable.is_outdated():
+                executable = self._keep(key, executable.extended(None), arguments)
+            for _ in range(_TRACINGS):
+                try:
+                    # Code on the host, for which the launch may wait, may call other functions.
+                    with donation.passing(executable.known):
+                        outputs = executable.launch(traced, arguments.arrays)
+                    break
+                except Incomplete as found:
+                    scope = found.scope
+                finally:
+                    # Also after a failure, since the layers that were built keep their variables.
+                    keras_compat.initialize_waiting_variables()
+                executable = self._keep(key, executable.extended(scope), arguments)
+            else:
+                raise _never_settles(scope.variables.values())
+        return executable.finish(outputs)
+
+    def _keep(self, key: Hashable, executable: Executable, arguments: _Arguments) -> Executable:
+        objects = [*executable.variables().values(), *arguments.objects]
+        self._executables.put(key, executable, objects)
+        return executable
+
+
+@final
+class _Arguments:
+    """The arguments of one call of a program.
+
+    Attributes:
+        arrays: The arrays among them, which are the program's inputs.
+        objects: Those of the other arguments, which are compiled in, that are known by identity.
+        form: The key of the compiled version: structure, shapes, types and constants.
+    """
+
+    def __init__(self, structure: Any) -> None:
+        self.arrays: list[Any] = []
+        self.objects: list[Any] = []
+        # Of unequal components each is an array: a program that reads one raises (`source_of`).
+        joined = map_values(in_one_array, structure)
+        self._leaves, self._structure = jax.tree.flatten(joined)
+        self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))
+
+    def inside(self, arrays: Sequence[Any]) -> Any:
+        """Rebuilds the arguments from the program's inputs, inside the program."""
+        rest = iter(arrays)
+        leaves = [next(rest) if leaf is None else leaf for leaf in self._leaves]
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def _entered(self, index: int) -> Hashable:
+        """Moves a leaf to the arrays, or leaves a constant; returns its part of `form`."""
+        leaf = self._leaves[index]
+        if is_traced(leaf):
+            raise ScopeError(
+                "Expected arrays. Received: a value that JAX is tracing, in a call of "
+                "strategy.run or of a kerasdist.function. Use kerasdist.function instead of "
+                "jax.jit around it, and kerasdist.value_and_grad instead of jax.grad."
+            )
+        if not isinstance(leaf, keras.Variable) and hasattr(leaf, "__array__"):
+            # Another framework's array, such as a batch of tf.data, becomes NumPy's.
+            leaf = leaf if is_array(leaf) else np.asarray(leaf)
+            self.arrays.append(leaf)
+            self._leaves[index] = None
+            return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+        if _is_known_by_identity(leaf):
+            self.objects.append(leaf)
+            return type(leaf), id(leaf)
+        return _constant(leaf)
+
+
+def _is_known_by_identity(leaf: object) -> bool:
+    try:
+        hash(leaf)
+    except TypeError:
+        return True
+    return type(leaf).__hash__ is object.__hash__
+
+
+def _constant(leaf: object) -> Hashable:
+    """Returns a key that is the same for equal constants of one type; it keeps them alive."""
+    # 0.0 equals -0.0, and NaN nothing.
+    return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
+
+
+def _never_settles(variables: Iterable[keras.Variable]) -> ValueError:
+    return ValueError(
+        "Expected a function that creates its variables in its first call only. Received: new "
+        f"variables in every call, such as {[v.path for v in variables][:3]}. Make them outside, "
+        "or keep them where the next call finds them."
+    )
+
+
+class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows
+    """A program turned out to need more than it was given: variables, or a mesh.
+
+    Attributes:
+        scope: The scope of its trace.
+    """
+
+    def __init__(self, scope: scopes.ProgramScope) -> None:
+        super().__init__()
+        self.scope = scope
+
+
+@final
+class Executable:
+    """A program, compiled for some arguments when it is first launched.
+
+    It keeps no variable alive: with one of them it is of no use any more.
+
+    Attributes:
+        known: The variables that are its inputs, by their ids.
+        held: The ids of the known variables of which replicas hold components.
+        place: Where it runs; None: where its arguments are.
+    """
+
+    def __init__(
+        self,
+        consumed: dict[int, keras.Variable],
+        others: dict[int, keras.Variable],
+        held: Sequence[int],
+        place: Placement | None,
+    ) -> None:
+        """Takes the variables that it writes, whose arrays it consumes, and the other ones."""
+        variables = {**consumed, **others}
+        self.known = {one: weakref.ref(variable) for one, variable in variables.items()}
+        self.held = held
+        self.place = place
+        self._consumed = len(consumed)
+        # The function that JAX traces, set only during a call: it refers to the user's function and
+        # arguments, which this object must not keep alive.
+        self._traced: Callable[..., Any] | None = None
+        # As tracing found them: the ids of the variables whose new values it returns, of those of
+        # which it returns components, and what is no array of the results, with their structure.
+        self._written: list[int] = []
+        self._written_apart: list[int] = []
+        self._constants: list[Any] = []
+        self._structure: Any = None
+        self._digest: str | None = None  # where several workers compare their programs
+
+    def variables(self) -> dict[int, Any]:
+        """Returns the known variables, by their ids."""
+        return {key: reference() for key, reference in self.known.items()}
+
+    def is_outdated(self) -> bool:
+        """Returns whether a variable has components that it had not when this was made."""
+        diverged = set(components.diverged(self.known)).difference(self.held)
+        return self.place is not None and any(
+            components.recall(self.variables()[key]) is not None for key in diverged
+        )
+
+    def extended(self, scope: scopes.ProgramScope | None) -> Executable:
+        """Returns one with the variables, and on the mesh, that a trace has found."""
+        known = self.variables()
+        consumed = dict(list(known.items())[: self._consumed])
+        held = {*self.held}
+        place = self.place
+        if scope is not None:
+            known |= scope.variables
+            consumed |= scope.written
+            held.update(scope.apart)
+            place = scopes.place_of(scope)
+        held.update(
+            one for one in components.diverged(known) if components.recall(known[one]) is not None
+        )
+        consumed = {one: variable for one, variable in consumed.items() if one not in held}
+        return Executable(consumed, known, [one for one in known if one in held], place)
+
+    def launch(self, traced: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Starts it, and gives the variables their new values. Returns its outputs."""
+        if self.place is not None:
+            self.place.begin_step()
+        variables = self.variables()
+        arguments = self._arguments(variables, arrays)
+        results: list[Any] = []
+        self._traced = traced
+        try:
+            if self.place is not None:
+                if self._digest is None:
+                    self._digest = self.place.compare(self._compiled, *arguments)
+                self.place.record(self._digest[:12])
+            # In one call of C code: Python raises KeyboardInterrupt between its own instructions
+            # only, so not after the old values are consumed and before the new ones are kept.
+            results.extend(map(self._compiled, *([one] for one in arguments)))
+        finally:
+            self._traced = None
+            if results:
+                written, new = [variables[key] for key in self._written], results[0][0]
+                if self.place is not None:
+                    new = self.place.leave(new)
+                keras_compat.store_values(written, new)
+                donation.mark_unread(written, new)
+        for key, stack in zip(self._written_apart, results[0][1], strict=True):
+            aggregate = keras_compat.stored_value(variables[key])
+            components.remember(variables[key], components.Components(stack, aggregate))
+        return results[0]
+
+    def finish(self, outputs: tuple[Any, ...]) -> Any:
+        """Returns the results of a launch; may wait for the devices."""
+        new, _, found = outputs
+        if self.place is not None:
+            self.place.after_launch(found, new)
+        arrays = iter(found)
+        leaves = [next(arrays) if leaf is None else leaf for leaf in self._constants]
+        results = jax.tree.unflatten(self._structure, leaves)
+        return map_values(lambda leaf: leaf if is_distributed(leaf) else here(leaf), results)
+
+    def _arguments(
+        self, known: dict[int, keras.Variable], arrays: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Returns the arguments of the compiled function."""
+        place, count = self.place, self._consumed
+        variables = list(known.values())
+        values = keras_compat.stored_values(variables)
+        values[:count] = donation.consumable(variables[:count], values[:count])
+        if place is None:
+            values = list(map(here, values))
+            return values[:count], values[count:], [], arrays
+        on_mesh = place.enter(values, variables)
+        if on_mesh is not values and place.keeps_state:
+            keras_compat.store_values(variables[count:], on_mesh[count:])
+        stacks = [components.stack_on(known[key], place) for key in self.held]
+        return on_mesh[:count], on_mesh[count:], stacks, list(map(place.argument, arrays))
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        place = self.place
+        if place is None:
+            return jax.jit(self._program, donate_argnums=0)
+        variables = None if place.layout.shards_state else place.whole  # None: as constrained
+        return jax.jit(self._program, donate_argnums=0, out_shardings=(variables, place.rows, None))
+
+    def _program(
+        self, consumed: Sequence[Any], kept: Sequence[Any], stacks: Sequence[Any], arrays: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Is traced: returns variables' new values and components, and the arrays of results."""
+        known, place = self.variables(), self.place
+        assert self._traced is not None
+        held = dict(zip(self.held, stacks, strict=False))  # without a mesh `stacks` is empty
+        scope = scopes.ProgramScope(known, [*consumed, *kept], held)
+        with scope:
+            results = map_values(in_one_array, self._traced(arrays))
+        if scope.variables or (place is None and scope.placements):
+            raise Incomplete(scope)
+        # Every variable whose array is consumed needs a new one, even if this trace writes none.
+        written = {**dict(list(known.items())[: self._consumed]), **scope.written}
+        apart = {key: v for key, v in written.items() if scope.written_stack(v) is not None}
+        self._written, self._written_apart = list(written), list(apart)
+        new = [scope.peek(variable) for variable in written.values()]
+        if place is not None:
+            new = place.constrained(new, list(written.values()))
+            results = map_values(partial(_on_mesh, place), results)
+        leaves, self._structure = jax.tree.flatten(results)
+        self._constants = [None if is_array(leaf) else leaf for leaf in leaves]
+        found = [leaf for leaf in leaves if is_array(leaf)]
+        return new, [scope.written_stack(one) for one in apart.values()], found
+
+
+def _on_mesh(place: Placement, result: Any) -> Any:
+    """Constrains where the arrays of a result are: replicas' components on the replicas."""
+    is_sharded = is_distributed(result) and isinstance(result.source, Stacked)
+    sharding = place.rows if is_sharded else place.whole
+    return jax.tree.map(
+        lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if is_array(leaf) else leaf,
+        result,
+    )

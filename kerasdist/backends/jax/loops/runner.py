@@ -1,4 +1,8 @@
-"""Runs user functions on a mesh: replica code under ``shard_map``, collectives on values."""
+"""Runs user functions on a mesh: replica code under ``shard_map``, collectives on values.
+
+A distributed value's components lie on their replicas' devices. Each worker contributes its own
+replicas' components; all workers run the same program, so each must know the shapes of all.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
+import numpy as np
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -20,11 +25,14 @@ from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
-from kerasdist.backends.jax.loops.collectives import JaxCollectives
-from kerasdist.backends.jax.loops.function_cache import Programs
+from kerasdist.backends.jax.loops.functions import Programs
 from kerasdist.backends.jax.loops.ragged import Groups, Traced
-from kerasdist.backends.jax.loops.replica_scope import ByName, Exchange, ReplicaScope
-from kerasdist.backends.jax.loops.value_factory import Maker
+from kerasdist.backends.jax.loops.replica_scope import (
+    ByName,
+    Exchange,
+    JaxCollectives,
+    ReplicaScope,
+)
 from kerasdist.backends.jax.loops.values import (
     Equal,
     Own,
@@ -33,16 +41,21 @@ from kerasdist.backends.jax.loops.values import (
     flatten,
     gathered,
     is_distributed,
+    is_number,
+    joined,
+    map_values,
     own,
     reduced,
     source_of,
+    stacked,
 )
-from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced
+from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context, ownership
-from kerasdist.core.structures import Arguments
-from kerasdist.errors import ScopeError
+from kerasdist.core.structures import Arguments, map_leaves, pack, transpose
+from kerasdist.errors import DisagreementError, ScopeError, UnsupportedError
+from kerasdist.input.sharding import bounds_of_replicas, examples, rows
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -65,13 +78,12 @@ class JaxRunner(Runner):
         self._replicas = replica_set.num_replicas
         self._runs = Programs()
         self._updates = Programs()
-        self._maker = Maker(self._place, replica_set.job)
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Runs the function per replica, in the program that is being traced or in its own one."""
         if scopes.program() is None:
             whole = partial(self._run_in_program, weakref.ref(strategy), function)
-            return self._runs.of(function)(whole, *self._maker.entering(given))
+            return self._runs.of(function)(whole, *self._entering(given))
         return given.call(self._run_in_program, weakref.ref(strategy), function)
 
     def _run_in_program(
@@ -204,12 +216,16 @@ class JaxRunner(Runner):
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
                 result = own(given).call(function, variable)
-            return self.local_results(_per_own(result, self._replicas))
+            own_values = map_values(
+                lambda leaf: PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf,
+                result,
+            )
+            return self.local_results(own_values)
         if not differ:
             return [self._whole(given).call(function, variable)] * self._copies
         if scopes.program() is None:
             program = self._updates.of(function)
-            args, kwargs = self._maker.entering(given)
+            args, kwargs = self._entering(given)
             whole = partial(self._update_in_program, function)
             result = program(whole, (variable, *args), kwargs)
         else:
@@ -232,12 +248,116 @@ class JaxRunner(Runner):
         return self._on_each(body, args, kwargs)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Puts components into one array on all devices."""
-        return self._maker.per_replica(values)
+        """Returns a structure of values with the given components."""
+        all_here = self._replica_set.job is None or len(values) == self._replicas
+        if scopes.program() is not None and all_here:
+            return transpose(values, self._joined)
+        columns: list[Sequence[Any]] = []
+        transpose(values, columns.append)
+        return self._place.sent(pack(values[0], self._made(columns, is_array)))
 
     def divide(self, strategy: Strategy, batch: Any) -> Any:
-        """Cuts a batch into a local batch per replica, on the replicas' devices."""
-        return self._maker.divide(batch)
+        """Returns a structure of values whose components are consecutive parts of a batch."""
+        bounds = bounds_of_replicas(examples(batch), self._replicas)
+        if scopes.program() is not None and self._replica_set.job is None:
+            return transpose([rows(batch, *each) for each in bounds], self._joined)
+        self._check_outside()
+        here = self._place.layout.local_replicas
+
+        def divide(leaf: Any) -> Any:
+            parts = [rows(leaf, *each) for each in bounds[here.start : here.stop]]
+            if not is_array(leaf):
+                return _of_objects(parts)
+            sizes = [(end - begin,) if leaf.ndim else () for begin, end in bounds]
+            return PerReplica(self._assembled(parts, [size + leaf.shape[1:] for size in sizes]))
+
+        return self._place.sent(map_leaves(divide, batch))
+
+    def _assembled(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
+        """Returns components in one array, to which this process contributes its own."""
+        largest = largest_of(shapes) if shapes[0] else ()
+        parts = [padded(self._place.lasting(part), largest)[None] for part in here]
+        with jax.ensure_compile_time_eval():  # the array outlives a program that is being traced
+            array = self._place.assemble(parts, (self._replicas, *largest))
+        return stacked(array, shapes)
+
+    def _joined(self, leaves: Sequence[Any]) -> Any:
+        """Returns a value of all replicas' components, which this process holds or traces."""
+        if not is_array(leaves[0]):
+            return _of_objects(leaves)
+        if replica_scope.current() is not None:
+            return PerReplica(Own(jnp.stack(leaves)[jax.lax.axis_index(AXIS)], self._replicas))
+        source = joined(PerReplica(tuple(leaves)), self._replicas)
+        return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
+
+    def _entering(self, structure: Any) -> Any:
+        """Returns a program's arguments, with the components of all workers' replicas."""
+        if self._replica_set.job is None:
+            return structure
+        leaves, form = flatten(structure)
+        by_hand = [
+            index
+            for index, leaf in enumerate(leaves)
+            if is_distributed(leaf) and not isinstance(leaf.source, Source)
+        ]
+        if not by_hand:
+            return structure
+        for index, value in zip(
+            by_hand, self._made([leaves[i].values for i in by_hand], is_number), strict=True
+        ):
+            leaves[index] = value
+        return jax.tree.unflatten(form, leaves)
+
+    def _made(
+        self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
+    ) -> list[Any]:
+        """Makes one value per column of this worker's components; workers exchange the shapes."""
+        self._check_outside()
+        job, here = self._replica_set.job, len(self._place.layout.local_replicas)
+        who = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
+        wrong = [len(column) for column in columns if len(column) != here]
+        if wrong:
+            raise ValueError(
+                f"{who}Expected a component for each "
+                f"of the {here} replicas of this worker. Received: a value of {wrong[0]}. Make it "
+                "with strategy.distribute_values_from_function."
+            )
+        shaped = [all(map(has_shape, column)) for column in columns]
+        own = [
+            [[list(np.shape(part)), str(jnp.result_type(part))] for part in column]
+            for column, known in zip(columns, shaped, strict=True)
+            if known
+        ]
+        everyone = [own]
+        if job is not None:
+            everyone = job.all_gather_object("components of a distributed value", own)
+        if len(set(map(len, everyone))) > 1:
+            raise DisagreementError(
+                f"{who}Expected as many arrays from "
+                f"all workers. Received: numbers of arrays={list(map(len, everyone))}, by worker. "
+                "Make the same structure on every worker."
+            )
+        kinds = iter(zip(*everyone, strict=True))
+        values: list[Any] = []
+        for column, known in zip(columns, shaped, strict=True):
+            if not known:
+                values.append(_of_objects(column))
+                continue
+            parts = [part for theirs in next(kinds) for part in theirs]
+            is_one_array = len({(len(shape), dtype) for shape, dtype in parts}) == 1
+            shapes = [tuple(shape) for shape, _ in parts]
+            joint = self._assembled(column, shapes) if is_one_array else tuple(column)
+            values.append(PerReplica(joint))
+        return values
+
+    def _check_outside(self) -> None:
+        if scopes.program() is not None:
+            raise UnsupportedError(
+                "Expected distributed values to be made outside of strategy.run and of a "
+                "kerasdist.function, where they have several workers: these run one program, and "
+                "the values differ by worker. Received: a call in such a function. Make the value "
+                "before, and give it as an argument."
+            )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value or variable; anything else as a tuple of one."""
@@ -289,7 +409,7 @@ class JaxRunner(Runner):
         if not is_distributed(value):
             return Equal(self._everywhere(value), self._replicas)
         if scopes.program() is None:
-            value = self._maker.entering(value)
+            value = self._entering(value)
         return source_of(value, self._replicas)
 
     def _launched(self, function: Callable[..., Any], source: Source, *how: object) -> Any:
@@ -318,12 +438,12 @@ class JaxRunner(Runner):
         def array(leaf: Any) -> Any:
             return here(leaf.source.array) if is_distributed(leaf) else leaf
 
-        return jax.tree.map(array, structure, is_leaf=is_distributed)
+        return map_values(array, structure)
 
 
-def _per_own(result: object, replicas: int) -> Any:
-    return jax.tree.map(
-        lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf,
-        result,
-        is_leaf=is_distributed,
-    )
+def _of_objects(leaves: Sequence[Any]) -> Any:
+    """Returns a value from components that are not arrays, or just None if they are None."""
+    first = leaves[0]
+    same = all(leaf is first for leaf in leaves)
+    alone = first is None or (same and is_distributed(first))
+    return first if alone else PerReplica(tuple(leaves))

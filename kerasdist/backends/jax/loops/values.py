@@ -204,6 +204,11 @@ def flatten(structure: object) -> tuple[list[Any], Any]:
     return jax.tree.flatten(structure, is_leaf=is_distributed)
 
 
+def map_values(function: Callable[[Any], Any], structure: object) -> Any:
+    """Returns a pytree with ``function(leaf)`` for each leaf, as which distributed values count."""
+    return jax.tree.map(function, structure, is_leaf=is_distributed)
+
+
 def in_one_array(leaf: Any) -> Any:
     """Returns a distributed value with its components in one array, if they fit in one."""
     source = joined(leaf) if is_distributed(leaf) else None
@@ -220,7 +225,7 @@ def own(structure: Any) -> Any:
             return leaf.source.array
         return source_of(leaf).stacked()[jax.lax.axis_index(AXIS)]
 
-    return jax.tree.map(component, structure, is_leaf=is_distributed)
+    return map_values(component, structure)
 
 
 def joined(value: DistributedValues, replicas: int | None = None) -> Source | None:

@@ -5,7 +5,6 @@ Also which axes of a variable the devices shard (`sharding=`), and whose an opti
 
 from __future__ import annotations
 
-import abc
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -88,28 +87,14 @@ def weight_of(variable: keras.Variable) -> Any:
     return variable if known is None or known[0] is None else known[0]
 
 
-class StateRule(abc.ABC):
-    """Says which axes of the mesh divide a variable.
+@final
+class OverReplicas:
+    """The replicas divide the optimizer's variables, or these and the weights.
 
     Attributes:
         gathers_weights: Whether weights are sharded over the replicas, each of which needs them
             whole.
     """
-
-    gathers_weights: bool
-
-    @abc.abstractmethod
-    def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns the axes of the mesh that divide each axis of a variable."""
-
-    @abc.abstractmethod
-    def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns the axes of the mesh that shard a weight's update, and its slots."""
-
-
-@final
-class OverReplicas(StateRule):
-    """The replicas divide the optimizer's variables, or these and the weights."""
 
     def __init__(self, sharding: Sharding, replicas: int, axis: str) -> None:
         """Takes how many replicas divide a variable, along which axis of the mesh of shards."""
@@ -119,25 +104,23 @@ class OverReplicas(StateRule):
         self._axis = axis
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Divides a variable that this rule is for."""
-        return self.update_spec(variable) if self._is_for(variable) else WHOLE
-
-    def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Shards the largest axis that the replicas divide evenly."""
-        axis = self._sharding.axis(tuple(weight.shape), self._replicas)
-        return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
-
-    def _is_for(self, variable: keras.Variable) -> bool:
+        """Returns the axes of the mesh that divide each axis of a variable."""
         # Not sync-on-read variables, of which each replica has a component. Nor unsigned integers:
         # they are bytes in transit, or the state of a random generator, which each draw reads.
         is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
         if is_on_read(variable) or is_unsigned:
-            return False
-        return self.gathers_weights or is_slot(variable)
+            return WHOLE
+        is_divided = self.gathers_weights or is_slot(variable)
+        return self.update_spec(variable) if is_divided else WHOLE
+
+    def update_spec(self, weight: keras.Variable) -> PartitionSpec:
+        """Shards a weight's update, and its slots, by the largest axis that divides evenly."""
+        axis = self._sharding.axis(tuple(weight.shape), self._replicas)
+        return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
 
 
 @final
-class ByLayoutMap(StateRule):
+class ByLayoutMap:
     """A ``keras.distribution.LayoutMap`` says it, by the variable's path."""
 
     gathers_weights = False
@@ -201,7 +184,7 @@ class Layout:
         self.sharding = sharding
         self._factors = prime_factors(logical_devices)
         names = [f"logical_{axis}" for axis in range(len(self._factors))]
-        self.rule: StateRule | None = None
+        self.rule: OverReplicas | ByLayoutMap | None = None
         if isinstance(sharding, Sharding):
             divide = _check_hosts(self.replicas, hosts)
             self.rule = OverReplicas(sharding, divide, AXIS if hosts == 1 else _IN_HOST)
@@ -320,7 +303,7 @@ def _check_hosts(replicas: int, hosts: int) -> int:
 
 def _mapped(
     devices: Sequence[Any], layout_map: Any, of_workers: bool
-) -> tuple[list[Any], tuple[int, ...], list[str], StateRule]:
+) -> tuple[list[Any], tuple[int, ...], list[str], ByLayoutMap]:
     """Reads a LayoutMap's mesh: the devices in order, a replica's axes, and the rule."""
     mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]

@@ -91,12 +91,11 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
     In a graph, where one may have fewer than two rows, or the size is known in the step only, sizes
     are tensors, and the static size of each is unknown.
     """
-    batched = _batched(batch)
-    total: Any = _known_size(batched)
+    total: Any = known_size(batch)
     # Eagerly every size is known. In a graph, no local batch may have the static size 0, since
     # Keras does not take a loss of the shape (0,) for that of a batch, nor 1: see `is_known`.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
-        total = _size_in_step(batched)
+        total = _size_in_step(batch)
     if len(own) == replicas:
         return OwnRows(batch, total, total)
     begin, end = _begins(total, replicas, (own.start, own.stop))
@@ -151,7 +150,7 @@ def first_rows(batch: object, count: int) -> Any:
 def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
     """Divides rows into the local batches of the replicas here, the longer ones first."""
     size = batch.size
-    held = size if isinstance(size, int) and size else _size_in_step(_batched(batch.rows))
+    held = size if isinstance(size, int) and size else _size_in_step(batch.rows)
     bounds = list(itertools.pairwise(_begins(size, replicas, range(replicas + 1))))
     sizes = [end - begin for begin, end in bounds]
     if stand_ins:
@@ -273,22 +272,16 @@ def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
     def parts(leaf: Any) -> list[Any]:
         if none_for_optional(leaf) is None or leaf.shape.rank == 0:
             return [leaf] * len(bounds)
-        leaf = _checked(leaf, held)
+        if isinstance(leaf, tf.Tensor) and not isinstance(held, int):
+            # Fails in the step if it has another number of rows; `_batched` has compared static
+            # sizes. It is no copy, and TensorFlow would remove a split into one part.
+            leaf, _ = tf.split(leaf, tf.stack([held, 0]), num=2, name=_DIVISION)
         if isinstance(leaf, tf.SparseTensor):
             return [_sparse_rows(leaf, *one) for one in bounds]
         return [leaf[begin:end] for begin, end in bounds]
 
     columns = [parts(leaf) for leaf in keras.tree.flatten(batch)]
     return [keras.tree.pack_sequence_as(batch, row) for row in zip(*columns, strict=True)]
-
-
-def _checked(leaf: object, rows: object) -> Any:
-    """Returns a tensor that fails in the step if it has another number of rows."""
-    if isinstance(rows, int) or not isinstance(leaf, tf.Tensor):
-        return leaf  # `_batched` has compared static sizes
-    # `split` checks the size without a copy. TensorFlow would remove a split into one part.
-    same, _ = tf.split(leaf, tf.stack([rows, 0]), num=2, name=_DIVISION)
-    return same
 
 
 def _of_known_size(leaf: Any, rows: int) -> Any:
@@ -330,17 +323,13 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
 
 def known_size(spec: object) -> int | None:
     """Returns the number of rows of batches with these types and shapes, if all have as many."""
-    return _known_size(_batched(spec))
-
-
-def _known_size(batched: list[Any]) -> int | None:
-    static = _static_sizes(batched)
+    static = _static_sizes(_batched(spec))
     return static.pop() if len(static) == 1 else None
 
 
-def _size_in_step(batched: list[Any]) -> tf.Tensor:
+def _size_in_step(batch: object) -> tf.Tensor:
     """Returns the number of rows as a tensor that TensorFlow cannot infer while tracing."""
-    return tf.raw_ops.PlaceholderWithDefault(input=_row_count(batched[0]), shape=[])
+    return tf.raw_ops.PlaceholderWithDefault(input=_row_count(_batched(batch)[0]), shape=[])
 
 
 def _row_count(leaf: Any) -> tf.Tensor:

@@ -10,7 +10,7 @@ gradients add up to the gradient of the sum over all examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial, wraps
 from typing import Any
 
 import keras
@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_summable
-from kerasdist.backends.tensorflow.private.patches import install_tape_gradient
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.replica.variables import copies
 from kerasdist.core.context import one_device_replica
@@ -96,21 +95,23 @@ def divide(total: Any, count: Any) -> Any:
 @cache
 def install() -> None:
     """Puts the hook into TensorFlow's gradient tape, once in a process."""
-    install_tape_gradient(_gradient)
+    tape_class: Any = tf.GradientTape
+    original = tape_class.gradient
+
+    @wraps(original)
+    def gradient(tape: object, target: object, sources: object, *args: Any, **kwargs: Any) -> Any:
+        return _gradient(partial(original, tape), target, sources, *args, **kwargs)
+
+    tape_class.gradient = gradient
 
 
 def _gradient(
-    original: Callable[..., Any],
-    tape: object,
-    target: object,
-    sources: object,
-    *args: object,
-    **kwargs: object,
+    original: Callable[..., Any], target: object, sources: object, *args: object, **kwargs: object
 ) -> Any:
     if tf.distribute.in_cross_replica_context():
         # Code in a scope reads the first copy; TensorFlow refuses to ask which one it read.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
-    gradients = original(tape, target, sources, *args, **kwargs)
+    gradients = original(target, sources, *args, **kwargs)
     replica = one_device_replica()
     if replica is None:
         return gradients
@@ -118,18 +119,12 @@ def _gradient(
     if factor is None:
         return gradients
 
-    def scaled(gradient: Any) -> Any:
-        return gradient * tf.cast(factor, gradient.dtype)
+    def scaled(source: object, gradient: object) -> Any:
+        if not isinstance(source, keras.Variable | tf.Variable):
+            return gradient  # by the input, as in a gradient penalty: it has a row per example
+        return on_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
 
-    flat = [
-        # A gradient by a tensor, such as the input in a gradient penalty, has a row per example.
-        on_values(scaled, gradient)
-        if isinstance(source, keras.Variable | tf.Variable)
-        else gradient
-        for gradient, source in zip(
-            tf.nest.flatten(gradients), tf.nest.flatten(sources), strict=True
-        )
-    ]
+    flat = list(map(scaled, tf.nest.flatten(sources), tf.nest.flatten(gradients)))
     return tf.nest.pack_sequence_as(gradients, flat)
 
 

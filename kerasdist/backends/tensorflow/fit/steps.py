@@ -14,19 +14,16 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import beginnings
-from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base import metering
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
     PlacedBatch,
     compared_of,
-    counted_rows,
     division_errors,
     on_host,
 )
 from kerasdist.backends.tensorflow.private.prefetching import PlacedIterator, in_a_row, untuned
 from kerasdist.backends.tensorflow.replica.values import concat
-from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.check.first_batch import FirstBatchCheck
 
 if TYPE_CHECKING:
@@ -55,12 +52,10 @@ class StepsOnIterator:
 
     def __init__(
         self,
+        model: Any,
         step: Callable[[Any, list[keras.Variable]], Any],
-        replica_set: TensorFlowReplicaSet,
-        steps: int,
         *,
-        eagerly: bool,
-        trains: bool = False,
+        trains: bool,
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
@@ -68,12 +63,12 @@ class StepsOnIterator:
         batch's first rows, its number of examples and checksums, the logs, and the values of the
         variables. With `trains`, the function tells a meter of its steps, if there is one.
         """
-        self.count = steps
-        self._replica_set = replica_set
+        self.count: int = model.steps_per_execution
+        self._replica_set = model.replica_set
         # The variables that a step reads: set while it is traced, used after every step.
         self._read: list[keras.Variable] = []
 
-        count = replica_set.count_batch
+        count, eagerly = model.replica_set.count_batch, model.run_eagerly
 
         def on_batch(batch: object) -> Any:
             if count is not None:
@@ -85,7 +80,7 @@ class StepsOnIterator:
         self._trains = trains
         # A loop traces the step twice, so it calls a function that is traced once. A single
         # step is not called: to put a called graph into its caller's takes as long as tracing.
-        inside = partial(self._once, on_batch) if steps == 1 else self._in_a_loop
+        inside = partial(self._once, on_batch) if self.count == 1 else self._in_a_loop
         self._on_iterator = None if eagerly else compiled(inside, eagerly=False)
 
     def __call__(self, iterator: Any) -> Any:
@@ -104,17 +99,13 @@ class StepsOnIterator:
             if self._replica_set.job is not None:
                 _require_equal_beginnings(self._replica_set, first)
                 self._replica_set.group.remember(self._read, values)
-                self._note(totals)
+                batches = self._replica_set.first_batches
+                for total in totals:
+                    if total.shape.rank:  # checksums
+                        batches.note(total.numpy().view("uint32").tolist())
+                    else:
+                        batches.history.add(f"{int(total)} examples")
             return logs
-
-    def _note(self, totals: Sequence[Any]) -> None:
-        """Notes numbers of examples, and vectors of checksums, for the comparison with others."""
-        for total in totals:
-            if total.shape.rank:
-                sums = total.numpy().view("uint32").tolist()
-                self._replica_set.first_batches.note(sums)
-            else:
-                self._replica_set.first_batches.history.add(f"{int(total)} examples")
 
     def _do_one_by_one(self, iterator: Any) -> Any:
         done = [self._on_batch(batch) for batch in itertools.islice(_batches(iterator), self.count)]
@@ -216,8 +207,9 @@ class FirstStepChecked:
         for batch in map(on_host, batches):
             if self._check.wants(_total(batch)):
                 self._check.look(batch, _total(batch))
-        if self._check.is_done or (is_last and not self._check.wants_any):
-            self._hand_over()
+        is_done = self._check.is_done or (is_last and not self._check.wants_any)
+        if is_done and self._model.train_function is self:
+            self._model.train_function = self._steps
         if isinstance(iterator, PlacedIterator):
             return self._steps(iterator.over(batches))
         if isinstance(iterator, tf.data.Iterator):
@@ -232,10 +224,6 @@ class FirstStepChecked:
             self._iterator, self._calls = weakref.ref(iterator), 0
         self._calls += 1
         return self._calls * self._steps.count >= (self.batches or math.inf)
-
-    def _hand_over(self) -> None:
-        if self._model.train_function is self:
-            self._model.train_function = self._steps
 
 
 def _total(batch: object) -> int:
@@ -257,29 +245,22 @@ def _batches(iterator: Any) -> Iterator[Any]:
 class PredictionOnBatches:
     """``predict_function``: predicts a list of global batches and concatenates the outputs."""
 
-    def __init__(
-        self,
-        build: Callable[[Any], None],
-        step: Callable[[Any], Any],
-        replica_set: TensorFlowReplicaSet,
-        *,
-        eagerly: bool,
-    ) -> None:
+    def __init__(self, model: Any) -> None:
         """Prepares the function; TensorFlow traces it at its first call."""
-        self._build = build
+        self._model = model
         self._is_built = False
-        self._replica_set = replica_set
-        self._step = compiled(step, eagerly=eagerly)
+        self._step = compiled(model._predict_batch, eagerly=model.run_eagerly)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Returns the outputs for all batches, concatenated."""
         if not self._is_built:
-            self._build(batches[0])
+            self._model._build_for_prediction(batches[0])
             self._is_built = True
-        self._replica_set.begin_step()
+        replica_set = self._model.replica_set
+        replica_set.begin_step()
         compared = compared_of(batches[0])
         if compared is not None:
-            _require_equal_beginnings(self._replica_set, compared.first_rows)
+            _require_equal_beginnings(replica_set, compared.first_rows)
         with division_errors():
             outputs = [self._step(as_tensors(batch)) for batch in batches]
         if len(outputs) == 1:
@@ -303,21 +284,3 @@ def _in_a_row(*parts: Any) -> Any:
     if parts[0] is None:
         return None
     return tf.stack(parts) if parts[0].shape.rank == 0 else concat(parts, 0)
-
-
-def outputs_of_replicas(
-    group: Group, outputs: Sequence[Any], local_batches: Sequence[LocalBatch]
-) -> Any:
-    """Combines the replicas' predictions for a global batch.
-
-    Returns the rows of all replicas; for a scalar, the mean over the examples.
-    """
-
-    def together(*parts: Any) -> Any:
-        if parts[0] is None:
-            return None
-        if parts[0].shape.rank != 0:
-            return group.concatenation(list(map(counted_rows, parts, local_batches)), 0)[0]
-        return group.mean_over_rows(parts, [local_batch.weight for local_batch in local_batches])
-
-    return keras.tree.map_structure(together, *outputs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -16,13 +17,13 @@ from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
     PlacedBatch,
     compared_of,
+    counted_rows,
     none_for_optional,
 )
 from kerasdist.backends.tensorflow.fit.steps import (
     FirstStepChecked,
     PredictionOnBatches,
     StepsOnIterator,
-    outputs_of_replicas,
 )
 from kerasdist.backends.tensorflow.private.compiled import asks_for_xla, uncompiled
 from kerasdist.backends.tensorflow.replica.collectives import collectives_here
@@ -47,7 +48,7 @@ class PlacedTrainer(ReplicatedTrainer):
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
-        return passes.calls(self, super().__call__, args, kwargs)  # type: ignore[misc]
+        return passes.calls(self, super().__call__, args, kwargs)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: object = None) -> None:
         """Builds the metrics before training begins, as other backends do: backups restore them."""
@@ -60,14 +61,14 @@ class PlacedTrainer(ReplicatedTrainer):
         """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
         if self.train_function is not None and not force:
             return self.train_function
-        super().make_train_function(force)  # type: ignore[misc]
+        super().make_train_function(force)
         function: Any = self.train_function
 
         def metered(iterator: object) -> Any:
             logs = function(iterator)
             meter = metering.running()
             if meter is not None:
-                meter.done(self.steps_per_execution, None, logs)  # type: ignore[attr-defined]
+                meter.done(self.steps_per_execution, None, logs)
             return logs
 
         self.train_function: Any = metered
@@ -80,26 +81,13 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     if TYPE_CHECKING:  # attributes of the model's own class
         replica_set: TensorFlowReplicaSet
-        name: str
-        variables: list[keras.Variable]
-        non_trainable_variables: list[keras.Variable]
-        metrics: list[keras.Metric]
-        compiled: bool
-        optimizer: Any
-        train_step: Callable[[Any], Any]
-        test_step: Callable[[Any], Any]
-        predict_step: Callable[[Any], Any]
-        jit_compile: bool
-        run_eagerly: bool
-        steps_per_execution: int
-        _flatten_layers: Callable[[], Iterable[keras.Layer]]
 
     # How many batches the data of the last call had; None if that is unknown.
     _batches_of_call: int | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
-        outputs = passes.calls(self, super().__call__, args, kwargs)  # type: ignore[misc]
+        outputs = passes.calls(self, super().__call__, args, kwargs)
         trial = keras_compat.trial()
         if trial is not None:
             trial.record_outputs(self, outputs)
@@ -108,7 +96,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     @staticmethod
     def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
-        take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
+        take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
             optimizer.build(model.trainable_variables)  # not while Keras traces a step
@@ -135,12 +123,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.predict_function is None or force:
-            self.predict_function = PredictionOnBatches(
-                self._build_for_prediction,
-                self._predict_batch,
-                self.replica_set,
-                eagerly=self.run_eagerly,
-            )
+            self.predict_function = PredictionOnBatches(self)
         return self.predict_function
 
     @property
@@ -156,13 +139,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     ) -> StepsOnIterator:
         self._prepare(step)
         step = uncompiled(step)  # replicas meet in the graph of all, not in one of the user's
-        return StepsOnIterator(
-            lambda batch, read: self._step_on_batch(step, batch, read),
-            self.replica_set,
-            self.steps_per_execution,
-            eagerly=self.run_eagerly,
-            trains=trains,
-        )
+        return StepsOnIterator(self, partial(self._step_on_batch, step), trains=trains)
 
     def _step_on_batch(
         self, step: Callable[[Any], Any], batch: Any, read: list[keras.Variable]
@@ -174,38 +151,34 @@ class TensorFlowTrainer(ReplicatedTrainer):
             logs = step(data)
             if not own:  # a user-defined step may have built layers
                 self._group.mark_equal(statistics_of(self._flatten_layers()))
-            read[:] = self._costly()
+            # What must be summed over the workers to be read.
+            known = [v for metric in metrics_of(self) for v in metric.variables]
+            every = {id(variable): variable for variable in [*known, *self.variables]}
+            read[:] = self._group.costly(every.values())
             return logs, collectives_here().end_step(read)
 
-        # In Keras's own step, no code after the optimizer's update reads the updated variables.
-        # Where a sum is a collective, one at the end is enough. An optimizer with an `apply` of its
-        # own may apply more than once.
-        is_direct = self.optimizer is None or keras_compat.applies_directly(self.optimizer)
-        waits = own and is_direct and self._group.has_collectives
+        # In Keras's own step, no code after the optimizer's update reads the updated variables: the
+        # replicas meet once, at the end. An optimizer with an `apply` of its own may apply more
+        # than once.
+        waits = own and (self.optimizer is None or keras_compat.applies_directly(self.optimizer))
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, values) = done[0]
-        totals, compared = [tf.convert_to_tensor(first.local_batch.total)], compared_of(batch)
+        totals, compared = [tf.convert_to_tensor(first.total)], compared_of(batch)
         rows: Any = ()
         if compared is not None:
             rows = compared.first_rows
             totals.append(compared.checksums)
         if own:
-            return rows, totals, self._results(read, values), values
+            with KnownValues(zip(read, values, strict=True)):  # that a collective has brought
+                return rows, totals, self.get_metrics_result(), values
         logs = self._group.mean_over_rows(
-            [logs for _, (logs, _) in done], [local.local_batch.weight for local, _ in done]
+            [logs for _, (logs, _) in done], [local_batch.weight for local_batch, _ in done]
         )
         return rows, totals, logs, values
 
-    def _results(self, read: Sequence[keras.Variable], values: Sequence[Any]) -> dict[str, Any]:
-        """Returns the metrics' results, by values that a collective has brought."""
-        if not read:
-            return self.get_metrics_result()
-        with KnownValues(zip(read, values, strict=True)):
-            return self.get_metrics_result()
-
     def prepare_step(self, batch: Any) -> None:
         """Mirrors the variables, builds the model and makes the train function."""
-        self._take_on()
+        take_on(self, self.replica_set)
         _build_from(self, batch)
         self.make_train_function()
 
@@ -215,19 +188,23 @@ class TensorFlowTrainer(ReplicatedTrainer):
         _, _, logs, _ = self._step_on_batch(step, batch, read)
         return logs
 
-    def _costly(self) -> list[keras.Variable]:
-        """Returns the variables whose components must be summed over the workers to be read."""
-        known = [v for metric in metrics_of(self) for v in metric.variables]
-        every = {id(variable): variable for variable in [*known, *self.variables]}
-        return self._group.costly(every.values())
-
     def _predict_batch(self, batch: Any) -> Any:
+        """Returns the rows that all replicas predict; of a scalar, the mean over the examples."""
+        group = self._group
         done = self.replica_set.run(self.bound_strategy, uncompiled(self.predict_step), batch)
-        return outputs_of_replicas(
-            self._group, [outputs for _, outputs in done], [local.local_batch for local, _ in done]
-        )
+        local_batches = [local_batch for local_batch, _ in done]
+
+        def together(*parts: Any) -> Any:
+            if parts[0] is None:
+                return None
+            if parts[0].shape.rank != 0:
+                return group.concatenation(list(map(counted_rows, parts, local_batches)), 0)[0]
+            return group.mean_over_rows(parts, [one.weight for one in local_batches])
+
+        return keras.tree.map_structure(together, *(outputs for _, outputs in done))
 
     def _build_for_prediction(self, batch: Any) -> None:
+        """Makes the variables of a model that was never called."""
         batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
         batch = batch.rows if isinstance(batch, OwnRows) else batch
         if self.has_builtin("predict_step"):
@@ -235,13 +212,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.ensure_built(keras.tree.map_structure(none_for_optional, x))
         self._prepare(self.predict_step)
 
-    def _take_on(self) -> None:
-        """Mirrors the layers, optimizer and metrics that were made outside of the scope."""
-        take_on(self, self._group.native_strategy, self.bound_strategy.options.batch_norm)
-
     def _prepare(self, step: Callable[[Any], Any]) -> None:
         native_strategy = self._group.native_strategy
-        self._take_on()
+        take_on(self, self.replica_set)
         check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
         prepare(self, self.bound_strategy)
         self._group.mark_equal(statistics_of(self._flatten_layers()))
@@ -264,7 +237,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         change the state of a shuffle. A user-defined step may do anything with its data, and its
         model may have no `call`; tracing such a step builds what is missing.
         """
-        self._take_on()
+        take_on(self, self.replica_set)
         count = None if iterator is None else iterator.num_batches
         object.__setattr__(self, "_batches_of_call", count)  # bypasses Keras's tracking
         if iterator is not None:

@@ -20,8 +20,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
     none_for_optional,
 )
 from kerasdist.backends.tensorflow.private.scopes import outside_strategies
-from kerasdist.backends.tensorflow.private.strategies import plain_copy, replicated_copy
-from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
+from kerasdist.backends.tensorflow.private.strategies import SharedSum, plain_copy, replicated_copy
 from kerasdist.backends.tensorflow.replica.variables import copies
 from kerasdist.core import context
 from kerasdist.errors import ShapeError

@@ -98,25 +98,20 @@ class Lookups:
         if not isinstance(gradient, tf.IndexedSlices):
             return Terms((gradient,))
         lookups = self._lookups(gradient.indices)
-        of_rows = [self._is_of_rows(one) for one in lookups]
+        # Whether one device looks up indices for each row of the whole batch.
+        of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
         if all(of_rows):
             return Terms((gradient,))
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        added, indices = [], []
-        for own, value, rows in zip(of_rows, values, lookups, strict=True):
-            if not own:
-                added.append(_of_all_rows(value, rows))
-                indices.append(rows)
-        if any(of_rows):
-            of_batch = [
-                (value, tf.cast(rows, tf.int64))
-                for own, value, rows in zip(of_rows, values, lookups, strict=True)
-                if own
-            ]
-            entries, rows = (tf.concat(column, 0) for column in zip(*of_batch, strict=True))
-            added.append(tf.IndexedSlices(entries, rows, gradient.dense_shape))
-            indices.append(None)
+        # Eagerly, indices may come from NumPy, and differ: there the sum has all replicas' entries.
+        added = [
+            tf.IndexedSlices(value, rows, gradient.dense_shape)
+            if own or tf.executing_eagerly()
+            else value
+            for own, value, rows in zip(of_rows, values, lookups, strict=True)
+        ]
+        indices = [None if own else rows for own, rows in zip(of_rows, lookups, strict=True)]
         return Terms(added, indices, gradient.dense_shape)
 
     def _lookups(self, indices: Any) -> list[Any]:
@@ -125,10 +120,6 @@ class Lookups:
         if kind != "ConcatV2":
             return [indices]
         return [one for part in inputs[:-1] for one in self._lookups(part)]
-
-    def _is_of_rows(self, indices: Any) -> bool:
-        """Returns whether one device looks up indices for each row of the whole batch."""
-        return self._comes_from_batch(indices) or self._is_repeated(indices)
 
     def _comes_from_batch(self, tensor: Any) -> bool:
         """Returns whether a tensor depends on the batch, on its size, or on a random draw."""
@@ -203,14 +194,6 @@ class Lookups:
         for one in outputs:
             if one.dtype.is_integer or one.dtype == tf.bool:
                 self._made[id(one)] = one, name, inputs
-
-
-def _of_all_rows(values: Any, indices: Any) -> Any:
-    """Returns the entries that all replicas add up, in the form in which they are summed.
-
-    Eagerly, indices may come from NumPy, and differ: there the sum has all replicas' entries.
-    """
-    return tf.IndexedSlices(values, indices) if tf.executing_eagerly() else values
 
 
 def _once(total: Any, indices: Any) -> tf.IndexedSlices:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -24,30 +23,17 @@ from kerasdist.errors import KerasdistError
 @cache
 def install() -> None:
     """Patches TensorFlow, once in a process."""
-    let_autograph_pass_over("kerasdist")
-    let_errors_pass(KerasdistError)
+    # AutoGraph is not to convert the package's code, like that of TensorFlow and Keras; functions
+    # of users that it calls are still converted (`converted_as_here`), which `do_not_convert` would
+    # exclude, too.
+    rule = autograph_config.DoNotConvert("kerasdist")
+    autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
+    # The package's errors leave compiled functions; AutoGraph would raise a `StagingError` instead.
+    KerasdistError.ag_pass_through = True  # type: ignore[attr-defined]
     let_variables_be_read()
     keep_sums_of_integers()
     run_trials_eagerly()
     tf.get_logger().addFilter(_is_of_no_trial)
-
-
-def let_autograph_pass_over(package: str) -> None:
-    """Keeps AutoGraph from converting a package's code, as it does for TensorFlow and Keras.
-
-    User functions that the package calls are still converted, see `converted_as_here`.
-    (``do_not_convert`` would exclude those too.)
-    """
-    rule = autograph_config.DoNotConvert(package)
-    autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
-
-
-def let_errors_pass(error_class: type[Exception]) -> None:
-    """Lets errors of a class leave compiled functions with their own type.
-
-    AutoGraph would raise a ``StagingError`` in their place.
-    """
-    error_class.ag_pass_through = True  # type: ignore[attr-defined]
 
 
 def let_variables_be_read() -> None:
@@ -123,14 +109,3 @@ def run_trials_eagerly() -> None:
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
     """Whether a warning is not that of a trial, which is eager, of eager replicas."""
     return keras_compat.trial() is None or "eagerly has significant overhead" not in str(record.msg)
-
-
-def install_tape_gradient(hook: Callable[..., Any]) -> None:
-    """Calls `hook` in place of ``tf.GradientTape.gradient``; the hook gets the original first."""
-    original = tf.GradientTape.gradient
-
-    @functools.wraps(original)
-    def hooked(*args: object, **kwargs: object) -> Any:
-        return hook(original, *args, **kwargs)
-
-    tf.GradientTape.gradient = hooked

@@ -1,23 +1,44 @@
-"""The native strategies of one process, and the values that they make."""
+"""The native strategies, of one process and of many workers, and the values that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils, ps_values
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.distribute import collective_all_reduce_strategy as multi_worker
+from tensorflow.python.distribute import (
+    distribute_lib,
+    distribute_utils,
+    mirrored_strategy,
+    ps_values,
+    values_util,
+)
 from tensorflow.python.distribute import values as distributed_values
+from tensorflow.python.eager import context as eager_context
+
+from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 
 # The collective keys reserved per strategy, which needs far fewer: one per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
 # What the package's own kinds of distributed variables hold beside TensorFlow's attributes.
-_OWN = ("_is_equal", "_known")
+_OWN = ("is_equal", "known")
 
 
-def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribute.MirroredStrategy:
+# The name of the workers' job in TensorFlow's cluster description.
+_JOB = "worker"
+
+# Read by TensorFlow's server when it starts (grpc_server_lib.cc).
+_REUSE_PORT = "TF_GRPC_REUSE_PORT"
+
+
+def strategy_on_devices(
+    devices: list[str], *, share_memory: bool
+) -> tf.distribute.MirroredStrategy:
     """Returns a ``MirroredStrategy`` that works beside others in the same process.
 
     TensorFlow gives the devices of each strategy the same key, so that a collective of a second
@@ -107,3 +128,179 @@ def replicated_copy(variable: object) -> Any:
 def _copy(variable: Any) -> tf.Variable:
     with tf.device(variable.device):
         return plain_copy(variable, variable.read_value())
+
+
+def has_started() -> bool:
+    """Returns whether TensorFlow's runtime has started, so that it cannot join others any more."""
+    runtime: Any = eager_context.context()
+    return runtime._context_handle is not None
+
+
+def start_server(addresses: Sequence[str], rank: int) -> None:
+    """Starts TensorFlow's runtime as one server of the job's cluster.
+
+    `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
+    for waits, and again for a second strategy.
+    """
+    runtime: Any = eager_context.context()
+    runtime.configure_collective_ops(
+        collective_leader=f"/job:{_JOB}/replica:0/task:0",
+        scoped_allocator_enabled_ops=("CollectiveReduce",),
+        device_filters=(f"/job:{_JOB}/task:{rank}",),
+    )
+    # No service: kerasdist's job detects lost workers. TensorFlow's own service would catch SIGTERM
+    # for good, abort the process when a worker is late, and wait for lost workers at exit.
+    runtime.configure_coordination_service(service_type="")
+    runtime.enable_collective_ops(
+        tensorflow_server_pb2.ServerDef(
+            cluster=_cluster(addresses).as_cluster_def(),
+            default_session_config=runtime.config,
+            job_name=_JOB,
+            task_index=rank,
+            protocol="grpc",
+        )
+    )
+    with _sharing_its_port():
+        runtime.ensure_initialized()
+
+
+@contextmanager
+def _sharing_its_port() -> Iterator[None]:
+    """Lets TensorFlow's server listen on a port that this process holds for it."""
+    before = os.environ.get(_REUSE_PORT)
+    os.environ[_REUSE_PORT] = "true"
+    try:
+        yield
+    finally:
+        del os.environ[_REUSE_PORT]
+        if before is not None:
+            os.environ[_REUSE_PORT] = before
+
+
+def _cluster(addresses: Sequence[str]) -> tf.train.ClusterSpec:
+    return tf.train.ClusterSpec({_JOB: list(addresses)})
+
+
+@final
+class SharedSum(distributed_values.SyncOnReadVariable):
+    """A sync-on-read variable that caches its aggregated value.
+
+    TensorFlow reads such a variable by a collective, so all workers must read it at the same time:
+    a callback that reads a metric on the chief alone would wait forever, and so would a chief that
+    saves a layer's moving statistics. If the value is cached, reading it needs no collective.
+
+    Attributes:
+        known: The value aggregated over all replicas; None if it is not known.
+        is_equal: Whether all replicas assign equal values in `fit`, so that their values are equal
+            as long as no custom loop has run.
+    """
+
+    # There is no `__init__`: TensorFlow makes the object, whose class is then changed to this one.
+
+    known: tf.Tensor | None = None
+    is_equal = False
+
+    def remember_first(self) -> None:
+        """Caches the aggregate, given that all replicas have the first local replica's value."""
+        first = self._values[0].read_value()
+        is_sum = self.aggregation == tf.VariableAggregation.SUM
+        replicas = self._distribute_strategy.num_replicas_in_sync
+        self.known = first * tf.cast(replicas, first.dtype) if is_sum else first
+
+    @property
+    def is_whole_here(self) -> bool:
+        """Whether reading needs no sum: all values are equal, or only the first one counts."""
+        return self.is_equal or self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+    def assign(
+        self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Assigns without reading; TensorFlow's own also reads the variable, by a collective."""
+        if not _in_cross_replica_code():
+            return super().assign(value, use_locking, name, read_value)
+        super().assign(value, use_locking, name, read_value=False)
+        self.known = tf.convert_to_tensor(value, self.dtype) if tf.executing_eagerly() else None
+        return self
+
+    def _get_cross_replica(self) -> Any:
+        first_counts = self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if not first_counts and self._distribute_strategy.replicas_are_known():
+            if self.is_equal:
+                return self._values[0].read_value()
+            if self.known is not None and tf.executing_eagerly():
+                return self.known
+        return super()._get_cross_replica()
+
+
+def _in_cross_replica_code() -> bool:
+    return distribute_lib.in_cross_replica_context() and not values_util.in_replica_update_context()
+
+
+@final
+class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """``tf.distribute.MultiWorkerMirroredStrategy`` on given devices.
+
+    Attributes:
+        replicas_are_known: Returns whether only steps of `fit`, `evaluate` and `predict` can have
+            written to variables, so that cached values are valid.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        rank: int,
+        devices: Sequence[str],
+        options: CommunicationOptions,
+    ) -> None:
+        """Makes the strategy, after `start_server`."""
+        WorkersStrategy._collective_key_base += KEYS_OF_A_STRATEGY
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            _cluster(addresses), task_type=_JOB, task_id=rank, rpc_layer="grpc"
+        )
+        tf.distribute.Strategy.__init__(self, _Extended(self, resolver, _native(options), devices))
+        self.num_workers = len(addresses)
+        self.replicas_are_known: Callable[[], bool] = lambda: True
+        # The last key reserved for this strategy; TensorFlow numbers its groups from the first on.
+        self.group_key = WorkersStrategy._collective_key_base + KEYS_OF_A_STRATEGY - 1
+
+
+@final
+class _Extended(multi_worker.CollectiveAllReduceExtended):
+    _enable_check_health = False
+    _std_server_started = True
+
+    def __init__(self, strategy: Any, resolver: Any, options: Any, devices: Sequence[str]) -> None:
+        self._chosen = devices
+        super().__init__(strategy, resolver, options)
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
+        # TensorFlow's own method would use one CPU device, or all GPUs.
+        kind = tf.DeviceSpec.from_string(self._chosen[0]).device_type
+        return tuple(worker_device + device for device in self._chosen), kind
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: object
+    ) -> Any:
+        # TensorFlow broadcasts the chief's value of each variable alone, and waits forever if
+        # workers make different variables. `InitialBroadcast` compares them first, then
+        # broadcasts all together.
+        return mirrored_strategy.MirroredExtended._get_variable_creator_initial_value(
+            self, replica_id, device, primary_var, **kwargs
+        )
+
+    def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:
+        variable = super()._create_variable(next_creator, **kwargs)
+        if type(variable) is distributed_values.SyncOnReadVariable:
+            variable.__class__ = SharedSum
+            if tf.executing_eagerly():
+                variable.remember_first()
+        return variable
+
+
+def _native(options: CommunicationOptions) -> Any:
+    implementation = CommunicationImplementation(options.implementation)
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=options.bytes_per_pack,
+        timeout_seconds=options.timeout_seconds,
+        implementation=tf.distribute.experimental.CommunicationImplementation[implementation.name],
+    )

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -210,20 +209,22 @@ class TensorFlowCollectives(Collectives):
                 "with tf.convert_to_tensor, or gather its values and its indices."
             )
 
-        def together(parts: Columns) -> Any:
-            return self._concatenation(parts, axis)[0]
+        def together(parts: Columns) -> tuple[Any, list[Any]]:
+            # In a graph of `fit`, a static size cannot depend on the batch: all replicas have it.
+            known = self._local_batch is not None and not tf.executing_eagerly()
+            equal_sizes = known and parts[0][0].shape[axis] is not None
+            return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
 
         is_dense = not isinstance(tensor, tf.SparseTensor | tf.RaggedTensor)
         tensor = tf.convert_to_tensor(tensor) if is_dense else tensor
         if not (is_dense and tensor.dtype.is_floating):
-            return _own(self._combine("all_gather", [tensor], together))
+            whole, _ = self._combine("all_gather", [tensor], together)
+            return _own(whole)
 
         @tf.custom_gradient
         def gathered(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             size = tf.shape(given)[axis]
-            whole, sizes = self._combine(
-                "all_gather", [given], lambda parts: self._concatenation(parts, axis)
-            )
+            whole, sizes = self._combine("all_gather", [given], together)
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
                 begin = tf.add_n(sizes[: self._replica]) if self._replica else 0
@@ -246,16 +247,15 @@ class TensorFlowCollectives(Collectives):
         )
         self._loss_is_weighted = False  # the next loss may not go through `scale_loss`
 
-        def own_part(gradient: object, is_replaced: bool) -> Any:
-            if gradient is None or weight is None:
-                return gradient
-            count = self._counted if is_replaced else partial(gradient_sums.weighted, weight=weight)
-            return count(gradient)
+        def largest(parts: Columns) -> list[Any]:
+            return list(map(self._group.largest, parts))
 
-        given = [own_part(*pair) for pair in zip(gradients, replaced, strict=True)]
-        new_scales = self._largest(list(itertools.compress(given, replaced)))
-
-        added = [None if of_scale else one for one, of_scale in zip(given, replaced, strict=True)]
+        scales = list(map(self._counted, itertools.compress(gradients, replaced)))
+        new_scales = self._combine("largest", scales, largest) if scales else []
+        pairs = zip(gradients, replaced, strict=True)
+        added = [None if of_scale else gradient for gradient, of_scale in pairs]
+        if weight is not None:
+            added = [gradient_sums.weighted(gradient, weight) for gradient in added]
         terms = [
             Terms((one,)) if self._lookups is None else self._lookups.terms(one) for one in added
         ]
@@ -287,6 +287,11 @@ class TensorFlowCollectives(Collectives):
         waiting, self._deferred = list(self._deferred.values()), {}
         if not waiting and not variables:
             return []
+        return self._finish("a metric's result or the end of the step", waiting, variables)
+
+    def _finish(
+        self, call: str, waiting: Sequence[Deferred], variables: Sequence[keras.Variable] = ()
+    ) -> list[tf.Tensor]:
         own = [tf.convert_to_tensor(variable.value) for variable in variables]
 
         def update(parts: Columns) -> list[tf.Tensor]:
@@ -296,7 +301,7 @@ class TensorFlowCollectives(Collectives):
             return self._group.wholes(variables, list(sums))
 
         given = [tensor for one in waiting for tensor in one.given]
-        return self._combine("a metric's result or the end of the step", [*given, *own], update)
+        return self._combine(call, [*given, *own], update)
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Returns the sums over the replicas of variables that are sums."""
@@ -312,7 +317,7 @@ class TensorFlowCollectives(Collectives):
         """
         waiting = self._deferred.pop(id(variable), None)
         if waiting is not None:
-            self._finish(waiting)
+            self._finish(waiting.call, [waiting])
         elif self._local_batch is None and is_foreign(variable, self._native_strategy):
 
             def mirrored(parts: Columns) -> None:
@@ -388,25 +393,7 @@ class TensorFlowCollectives(Collectives):
         if self._waits:
             self._deferred[key] = what
         else:
-            self._finish(what)
-
-    def _finish(self, what: Deferred) -> None:
-        def finish(parts: Columns) -> None:
-            what.finish(self._group.sums(parts, here=False))
-
-        self._combine(what.call, what.given, finish)
-
-    def _largest(self, given: list[Any]) -> list[Any]:
-        def largest(parts: Columns) -> list[Any]:
-            return [self._group.largest(part) for part in parts]
-
-        return self._combine("largest", given, largest) if given else []
-
-    def _concatenation(self, parts: Columns, axis: int) -> tuple[Any, list[Any]]:
-        # In a graph of `fit`, a static size cannot depend on the batch: all replicas have it.
-        known = self._local_batch is not None and not tf.executing_eagerly()
-        equal_sizes = known and parts[0][0].shape[axis] is not None
-        return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
+            self._finish(what.call, [what])
 
     def _combine(self, call: str, given: Sequence[Any], function: Callable[[Columns], Any]) -> Any:
         """Calls a function once with all replicas' tensors; all replicas must call it.

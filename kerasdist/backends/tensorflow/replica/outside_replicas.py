@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -32,13 +32,8 @@ from kerasdist.core import context
 _native_strategies: WeakSet[tf.distribute.Strategy] = WeakSet()
 
 
-class _Here(threading.local):
-    """Whether the calling thread is inside of `apply_everywhere`."""
-
-    is_applying = False
-
-
-_here = _Here()
+# Whether the calling thread is inside of `apply_everywhere`.
+_is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
 
 
 def serve(native_strategy: tf.distribute.Strategy) -> None:
@@ -74,7 +69,7 @@ def _apply(
 
     Keras's own ``apply`` calls ``merge_call``, which only replicas can call.
     """
-    if context.replica() is not None or _here.is_applying:
+    if context.replica() is not None or _is_applying.get():
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
     variables = None if trainable_variables is None else list(trainable_variables)
@@ -117,7 +112,7 @@ def apply_everywhere(
             optimizer.build(known)
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
     # Keras's own ``apply`` does the rest, for the inner optimizer of a LossScaleOptimizer too.
-    before, _here.is_applying = _here.is_applying, True
+    token = _is_applying.set(True)
     try:
         with cross_replica_code_without_merge_call():
             trial = keras_compat.trial()
@@ -137,7 +132,7 @@ def apply_everywhere(
                         other.assign(first)
             return None
     finally:
-        _here.is_applying = before
+        _is_applying.reset(token)
 
 
 @contextmanager

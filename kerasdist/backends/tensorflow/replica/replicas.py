@@ -12,25 +12,24 @@ import keras
 import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
+from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.tensorflow.fit import gradients
-from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
+from kerasdist.backends.tensorflow.fit.batches import HOST
 from kerasdist.backends.tensorflow.private.scopes import NativeScope, outside_strategies
 from kerasdist.backends.tensorflow.private.strategies import (
+    WorkersStrategy,
     central_storage_strategy,
     group_key,
-    mirrored_strategy,
+    strategy_on_devices,
 )
-from kerasdist.backends.tensorflow.private.worker_strategy import WorkersStrategy
 from kerasdist.backends.tensorflow.replica import outside_replicas
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
-from kerasdist.backends.tensorflow.replica.merge import in_replicas
-from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner
+from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner, in_replicas
 from kerasdist.backends.tensorflow.workers.datasets import TensorFlowAdapter
-from kerasdist.backends.tensorflow.workers.group import Group
-from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
+from kerasdist.backends.tensorflow.workers.group import Group, WorkerGroup
 from kerasdist.core.devices import Device
 from kerasdist.core.user_warnings import warn_user
 
@@ -129,10 +128,10 @@ class TensorFlowReplicaSet(ReplicaSet):
         batch: Any,
         *,
         updates_wait: bool = False,
-    ) -> list[tuple[LocalRows, Any]]:
+    ) -> list[tuple[LocalBatch, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
-        Returns for each replica of this process the rows it got, and what the function returned.
+        Returns for each replica of this process its local batch, and what the function returned.
         """
         local_rows = self.group.split(batch)
 
@@ -148,7 +147,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         results = in_replicas(
             strategy, self.group, on_local_rows, local_rows=local_rows, waits=updates_wait
         )
-        return list(zip(local_rows, results, strict=True))
+        return [(own.local_batch, one) for own, one in zip(local_rows, results, strict=True)]
 
 
 def mirrored_replicas(
@@ -161,7 +160,7 @@ def mirrored_replicas(
     if home is not None:
         native_strategy = central_storage_strategy(names, _tensorflow_name(home))
     else:
-        native_strategy = mirrored_strategy(names, share_memory=shares_memory)
+        native_strategy = strategy_on_devices(names, share_memory=shares_memory)
     # On CPUs, and where variables have one copy, gradients are summed on one device.
     one_place = shares_memory or len(devices) == 1 or home is not None
     own = native_strategy.extended.worker_devices
@@ -185,7 +184,7 @@ def worker_replicas(
     )
     group = WorkerGroup(native_strategy, job, communication, shares_memory=_share_memory(devices))
     replicas = TensorFlowReplicaSet(devices, options, group, trainer_class, job)
-    group.is_in_call = lambda: replicas.is_in_call
+    native_strategy.replicas_are_known = lambda: replicas.is_in_call or not group.runs_loops
     return replicas
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions, ReduceOp
+from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.base.checks import check_shapes, checked_axis
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
-from kerasdist.backends.tensorflow.fit.batches import HOST
+from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
 from kerasdist.backends.tensorflow.private.compiled import (
     compiled_likewise,
     compiles_with_xla,
     converted_as_here,
+    error_with_own_type,
 )
+from kerasdist.backends.tensorflow.private.lookups import Lookups
 from kerasdist.backends.tensorflow.private.strategies import per_replica
-from kerasdist.backends.tensorflow.replica.merge import in_replicas
+from kerasdist.backends.tensorflow.replica.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.replica.values import (
     mirrored_on,
     regrouped,
@@ -28,15 +33,95 @@ from kerasdist.backends.tensorflow.replica.values import (
     tensor_of_array,
     to_native,
 )
-from kerasdist.backends.tensorflow.replica.variables import copies, native
+from kerasdist.backends.tensorflow.replica.variables import copies, native, reads_preceded
 from kerasdist.backends.tensorflow.workers.datasets import native_dataset
 from kerasdist.backends.tensorflow.workers.group import Group
+from kerasdist.core import context
 from kerasdist.core.structures import Arguments, map_leaves, transpose
-from kerasdist.errors import UnsupportedError
+from kerasdist.errors import ReplicaError, UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
+    from kerasdist.core.context import StrategyLike
     from kerasdist.input.distributed import DistributedDataset
+
+# Parts of TensorFlow's error messages, and what kerasdist's errors say in their place.
+_MISFITS = {
+    "made a different number of replica_context().merge_call() calls": (
+        "Expected the same collectives and assignments in every replica, and as many. Received: "
+        "replicas of which some ended while others waited for them. Call them in the same order in "
+        "all replicas, never under a condition that differs."
+    ),
+    "`merge_call` called while defining a new graph": (
+        "Expected collectives, optimizer.apply, assignments that are combined, and in fit a "
+        "metric's result directly in the step, or in the function that strategy.run runs. "
+        "Received: a call in a compiled function, a loop or a branch inside of it, where replicas "
+        "cannot meet. Take tf.function off functions that a step calls: fit compiles the whole "
+        "step. In a custom loop compile the function itself, or the function around strategy.run. "
+        "Move the call out of loops and branches on tensors."
+    ),
+}
+
+
+def in_replicas(
+    strategy: StrategyLike,
+    group: Group,
+    code: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    local_rows: Sequence[LocalRows] | None = None,
+    waits: bool = False,
+) -> list[Any]:
+    """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
+
+    Each call runs in its replica's context, in a graph or eagerly; in `fit` with its replica's
+    local batch of the batch. Returns one result per replica.
+    """
+    native_strategy, first = group.native_strategy, group.local.start
+    results: list[Any] = [None] * len(group.local)
+    thread_state, trial = keras_compat.copy_thread_state(), keras_compat.trial()
+
+    def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
+        keras_compat.paste_thread_state(thread_state)
+        index = replica - first
+        local = None if local_rows is None else local_rows[index]
+        local_batch, replicas = local and local.local_batch, native_strategy.num_replicas_in_sync
+        lookups = local and Lookups(local.data, local.local_batch.total, replicas)
+        collectives = TensorFlowCollectives(group, replica, local_batch, lookups, waits=waits)
+        here = ReplicaContext(
+            strategy=strategy,
+            replica_id_in_sync_group=replica,
+            num_replicas_in_sync=replicas,
+            collectives=collectives,
+            local_batch=local_batch,
+        )
+        recorded = lookups.recorded() if lookups else nullcontext()
+        with (
+            keras_compat.in_trial(trial),
+            context.replica_scope(here),
+            reads_preceded(collectives.before_read),
+            recorded,
+        ):
+            results[index] = code(index, *args, **kwargs)
+
+    try:
+        native_strategy.run(
+            tf.autograph.experimental.do_not_convert(replica_code),
+            args=(per_replica(group.local), tuple(args), dict(kwargs or {})),
+        )
+    except RuntimeError as error:
+        for sign, meaning in _MISFITS.items():
+            if sign in str(error):
+                raise ReplicaError(meaning) from error
+        raise
+    except Exception as error:
+        own = error_with_own_type(error)
+        if own is error:
+            raise
+        raise own from own.__cause__
+    return results
 
 
 @final
@@ -47,8 +132,7 @@ class TensorFlowRunner(Runner):
         self._replica_set = replica_set
         self._group = group
         self._native_strategy = group.native_strategy
-        self._shares_memory = group.shares_memory
-        self.places_ahead = not self._shares_memory
+        self.places_ahead = not group.shares_memory
         # For each user `tf.function`, the function that runs its code on all replicas in one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -206,7 +290,7 @@ class TensorFlowRunner(Runner):
         ]
 
     def _tensor_here(self, leaf: Any) -> Any:
-        moves = tf.is_tensor(leaf) and not self._shares_memory
+        moves = tf.is_tensor(leaf) and not self._group.shares_memory
         return tf.identity(leaf) if moves else tensor_of_array(leaf)
 
     def _at_home(self, function: Callable[..., Any], index: int, *args: object) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
@@ -73,25 +73,21 @@ def check_mirrored(
         )
 
 
-class _Open(threading.local):
-    """The listeners to this thread's reads of Keras variables."""
+_Listener = Callable[[keras.Variable], None]
 
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[keras.Variable], None]] = []
-
-
-_open = _Open()
+# Those to this thread's reads of Keras variables.
+_listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=())
 
 
 @contextmanager
-def reads_preceded(listener: Callable[[keras.Variable], None]) -> Iterator[None]:
+def reads_preceded(listener: _Listener) -> Iterator[None]:
     """Calls `listener` before each read of a Keras variable by this thread, in the block."""
     _install()
-    _open.listeners.append(listener)
+    token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
     finally:
-        _open.listeners.remove(listener)
+        _listeners.reset(token)
 
 
 @cache
@@ -100,7 +96,7 @@ def _install() -> None:
 
 
 def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:
-    for listener in _open.listeners:
+    for listener in _listeners.get():
         listener(variable)
     return original(variable)
 
@@ -165,19 +161,19 @@ def with_inner(optimizer: keras.Optimizer) -> list[Any]:
     return [optimizer]
 
 
-def take_on(model: Any, native_strategy: tf.distribute.Strategy, batch_norm: str | None) -> None:
+def take_on(model: Any, replicas: Any) -> None:
     """Mirrors a model's layers, metrics and optimizer that were made outside of the scope.
 
     If any variable is recreated, the compiled functions of the model, and of models among its
     layers, are dropped, since they hold the old variables.
     """
     recreated = False
+    native_strategy: tf.distribute.Strategy = replicas.group.native_strategy
     with native_strategy.scope():
         for layer in keras_compat.flat_layers(model):
             if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-                keep_statistics(
-                    layer, batch_norm, partial(is_foreign, native_strategy=native_strategy)
-                )
+                is_changed = partial(is_foreign, native_strategy=native_strategy)
+                keep_statistics(layer, replicas.options.batch_norm, is_changed)
             if adopt_all(layer.variables, native_strategy):
                 recreated = True
                 if isinstance(layer, keras.Model):

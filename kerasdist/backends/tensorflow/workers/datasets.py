@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, final
 
-import keras
 import tensorflow as tf
 
-from kerasdist.backends.tensorflow.fit.batches import OwnRows, own_rows, split
 from kerasdist.backends.tensorflow.private.prefetching import in_local_batches
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
-from kerasdist.backends.tensorflow.replica.values import tensor_of_array
-from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group, read_alike
+from kerasdist.backends.tensorflow.workers.group import (
+    GlobalBatchDataset,
+    Group,
+    read_alike,
+    rows_of_replicas,
+)
 from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.input.distributed import (
     DistributedDataset,
@@ -54,32 +56,6 @@ class TensorFlowAdapter(WrappedAdapter):
         return dataset
 
 
-def dataset_of_shards(batches: WorkerBatches) -> GlobalBatchDataset:
-    """Returns a dataset of this worker's rows, where each worker reads a shard of its own."""
-
-    def iterate() -> Iterator[OwnRows]:
-        for own in batches:
-            rows = keras.tree.map_structure(tensor_of_array, own.rows if own.size else own.like)
-            yield OwnRows(rows, tf.constant(own.size), tf.constant(own.total))
-
-    return GlobalBatchDataset(iterate, _spec(batches))
-
-
-def _spec(batches: WorkerBatches) -> Any:
-    """Returns the types and shapes of a batch, as an ``element_spec``."""
-    dataset = batches.source.dataset
-    if isinstance(dataset, tf.data.Dataset):
-        return dataset.element_spec
-    return keras.tree.map_structure(_spec_of, batches.form())
-
-
-def _spec_of(leaf: Any) -> Any:
-    leaf = tensor_of_array(leaf)
-    if leaf is None or leaf.shape.rank == 0:
-        return leaf
-    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-
-
 DistributedDataset.register(tf.distribute.DistributedDataset)
 
 
@@ -112,12 +88,6 @@ def _of_pipelines(
             lambda _: next(remaining), _native_options(options)
         )
     return _with_length(dataset)
-
-
-def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
-    """Returns the rows of each of some replicas, none of them a stand-in."""
-    local_rows = split(own_rows(batch, replicas, own), len(own), stand_ins=False)
-    return [local.data for local in local_rows]
 
 
 def _with_length(dataset: object) -> Any:

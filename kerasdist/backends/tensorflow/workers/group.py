@@ -1,10 +1,14 @@
-"""All replicas of a strategy: how they divide a batch, and how their values are combined."""
+"""All replicas of a strategy: how they divide a batch, and how their values are combined.
+
+On many workers all-reduce is the only collective by which replicas exchange tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
@@ -18,6 +22,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
     LocalRows,
     OwnRows,
     PlacedBatch,
+    compared_in,
     compared_of,
     known_size,
     own_rows,
@@ -30,12 +35,20 @@ from kerasdist.backends.tensorflow.private.prefetching import (
     in_local_batches,
     untuned,
 )
-from kerasdist.backends.tensorflow.private.strategies import mirrored
-from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
+from kerasdist.backends.tensorflow.private.strategies import SharedSum, WorkersStrategy, mirrored
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
-from kerasdist.backends.tensorflow.replica.values import check_alike, concat
+from kerasdist.backends.tensorflow.replica.values import (
+    among_zeros,
+    check_alike,
+    concat,
+    tensor_of_array,
+)
 from kerasdist.backends.tensorflow.replica.variables import copies, native
+from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.training.numerics import weighted
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
 
 # One value's components on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
@@ -95,7 +108,6 @@ class Group:
         local: The numbers of the replicas in this process.
         shares_memory: Whether the replicas of this process read each other's tensors for free.
         is_recorded: Whether the user has asked for a record of collectives.
-        has_collectives: Whether sums are collectives, not operations on one device.
         runs_loops: Whether a custom loop has run; replicas' values may differ after one.
     """
 
@@ -115,7 +127,6 @@ class Group:
         self._replicas = native_strategy.num_replicas_in_sync
         self.local = range(self._replicas)
         self.shares_memory = shares_memory
-        self.has_collectives = all_reduce is not None
         self.is_recorded = all_reduce is not None and all_reduce.is_recorded
         self.runs_loops = False
         self._all_reduce = all_reduce
@@ -277,12 +288,12 @@ class Group:
         """Lets this process read the variables without a collective until a custom loop has run."""
         for own in map(native, variables):
             if isinstance(own, SharedSum):
-                own.mark_equal()
+                own.is_equal = True
 
     def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
         """Caches the values of `costly` variables, so that reading them needs no collective."""
         for variable, value in zip(variables, values, strict=True):
-            native(variable).remember(value)
+            native(variable).known = value
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, by one collective per type."""
@@ -308,6 +319,177 @@ class Group:
         sums = self.sums([[part.read_value() for part in copies(one)] for one in variables])
         for variable, value in zip(variables, self.wholes(variables, sums), strict=True):
             variable.assign(value)
+
+
+@final
+class WorkerGroup(Group):
+    """The replicas of all workers, equally many on each."""
+
+    native_strategy: WorkersStrategy
+    is_of_workers = True
+
+    def __init__(
+        self,
+        native_strategy: WorkersStrategy,
+        job: Job,
+        communication: CommunicationOptions,
+        *,
+        shares_memory: bool,
+    ) -> None:
+        own = native_strategy.extended.worker_devices
+        timeout = communication.timeout_seconds or 0.0
+
+        def seconds_to_wait() -> float:
+            """Returns a collective's time-out: 0 (none) in calls for which the job has its own.
+
+            For each collective with a time-out, TensorFlow starts two threads that sleep until
+            the time-out is over, even if the collective is done. 50 steps a second with 10 minutes
+            each make 60,000 threads, which kill the process (seen with 2.21,
+            base_collective_executor.cc).
+            """
+            return 0.0 if job.is_watched else timeout
+
+        all_reduce = AllReduce(
+            own[:1] if shares_memory else own,
+            workers=native_strategy.num_workers,
+            key=native_strategy.group_key,
+            seconds_to_wait=seconds_to_wait,
+            collectives=job.collectives,
+        )
+        super().__init__(
+            native_strategy,
+            all_reduce,
+            shares_memory=shares_memory,
+            communication=replace(communication, timeout_seconds=None),
+        )
+        self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
+
+    def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
+        """Returns a dataset of this worker's rows; no other rows are read from arrays."""
+        if isinstance(adapter, WorkerBatches):
+            return dataset_of_shards(adapter)
+        if not keras_compat.is_array_adapter(adapter):
+
+            def rows_and_compared(number: tf.Tensor, batch: Any) -> OwnRows:
+                return self.own_rows(batch)._replace(compared=compared_in(number, batch))
+
+            return self._iterated(read_alike(adapter.get_tf_dataset(), rows_and_compared))
+        own = keras_compat.tensorflow_rows(
+            adapter,
+            lambda numbers: self.own_rows(numbers).rows,
+            lambda rows, numbers: self.own_rows(numbers)._replace(rows=rows),
+        )
+        return self._iterated(untuned(own.prefetch(tf.data.AUTOTUNE)))
+
+    def distributed(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+    ) -> tf.distribute.DistributedDataset:
+        """Returns a dataset of this worker's local batches, divided as by `fit`.
+
+        ``tf.distribute`` would shard the files or examples over the workers before it batches
+        them, which makes other batches than on one device.
+        """
+        local_rows = in_local_batches(
+            dataset, lambda batch: rows_of_replicas(batch, self._replicas, self.local)
+        )
+        return self.native_strategy.distribute_datasets_from_function(lambda _: local_rows, options)
+
+    def concatenation(
+        self, parts: Parts, axis: int, *, equal_sizes: bool = False
+    ) -> tuple[Any, list[Any]]:
+        """Concatenates by all-reduce: each tensor is padded with zeros to the total size."""
+        first = parts[0]
+        if isinstance(first, tf.RaggedTensor):
+            return self._ragged(parts), []
+        if isinstance(first, tf.SparseTensor):
+            return self._sparse(parts), []
+        check_alike(parts, axis)
+        own = [tf.shape(part)[axis] for part in parts]
+        if not equal_sizes:
+            sizes = self.from_all_replicas(own)
+        else:
+            sizes = [own[0] if first.shape[axis] is None else first.shape[axis]] * self._replicas
+        begins = [tf.add_n(sizes[:replica]) if replica else 0 for replica in self.local]
+        total = tf.add_n(sizes)
+        is_bool = first.dtype == tf.bool
+        placed = [
+            among_zeros(tf.cast(part, tf.int32) if is_bool else part, axis, begin, total)
+            for part, begin in zip(parts, begins, strict=True)
+        ]
+        [whole] = self.sums([placed])
+        return tf.cast(whole, tf.bool) if is_bool else whole, sizes
+
+    def from_all_replicas(self, structures: Sequence[Any]) -> list[Any]:
+        """Gathers one structure per replica from all workers, by one collective per type."""
+        columns = list(zip(*(keras.tree.flatten(one) for one in structures), strict=True))
+        there = [index for index, parts in enumerate(columns) if parts[0] is not None]
+        rows: list[Sequence[Any]] = [[None] * self._replicas] * len(columns)
+        # Each part is its replica's row among rows of zeros, so that a sum gathers all rows.
+        given = [
+            [
+                among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
+                for part, replica in zip(columns[index], self.local, strict=True)
+            ]
+            for index in there
+        ]
+        sums = self.sums(given)
+        for index, total in zip(there, sums, strict=True):
+            rows[index] = tf.unstack(total)
+        return [
+            keras.tree.pack_sequence_as(structures[0], [row[replica] for row in rows])
+            for replica in range(self._replicas)
+        ]
+
+    def _ragged(self, parts: Parts) -> tf.RaggedTensor:
+        flat, _ = self.concatenation([part.flat_values for part in parts], 0)
+        levels = zip(*(part.nested_row_lengths() for part in parts), strict=True)
+        lengths = [self.concatenation(level, 0)[0] for level in levels]
+        ragged: Any = tf.RaggedTensor
+        return ragged.from_nested_row_lengths(flat, lengths)
+
+    def _sparse(self, parts: Parts) -> tf.SparseTensor:
+        rows = self.from_all_replicas([part.dense_shape[0] for part in parts])
+        begins = [tf.add_n([*rows[:replica], tf.zeros_like(rows[0])]) for replica in self.local]
+        moved = []
+        for part, begin in zip(parts, begins, strict=True):
+            others = tf.zeros_like(part.dense_shape[1:])
+            moved.append(part.indices + tf.concat([[begin], others], 0))
+        values, _ = self.concatenation([part.values for part in parts], 0)
+        indices, _ = self.concatenation(moved, 0)
+        shape = tf.concat([[tf.add_n(rows)], parts[0].dense_shape[1:]], 0)
+        return tf.SparseTensor(indices, values, shape)
+
+
+def dataset_of_shards(batches: WorkerBatches) -> GlobalBatchDataset:
+    """Returns a dataset of this worker's rows, where each worker reads a shard of its own."""
+
+    def iterate() -> Iterator[OwnRows]:
+        for own in batches:
+            rows = keras.tree.map_structure(tensor_of_array, own.rows if own.size else own.like)
+            yield OwnRows(rows, tf.constant(own.size), tf.constant(own.total))
+
+    return GlobalBatchDataset(iterate, _spec(batches))
+
+
+def _spec(batches: WorkerBatches) -> Any:
+    """Returns the types and shapes of a batch, as an ``element_spec``."""
+    dataset = batches.source.dataset
+    if isinstance(dataset, tf.data.Dataset):
+        return dataset.element_spec
+    return keras.tree.map_structure(_spec_of, batches.form())
+
+
+def _spec_of(leaf: Any) -> Any:
+    leaf = tensor_of_array(leaf)
+    if leaf is None or leaf.shape.rank == 0:
+        return leaf
+    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+
+def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
+    """Returns the rows of each of some replicas, none of them a stand-in."""
+    local_rows = split(own_rows(batch, replicas, own), len(own), stand_ins=False)
+    return [local.data for local in local_rows]
 
 
 def _are_slices(parts: Parts) -> bool:

@@ -84,8 +84,8 @@ class TorchTrainer(ReplicatedTrainer):
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
         if compiled and collectives and trial is None:
-            return compiled(collectives, self, super().__call__, args, kwargs)  # type: ignore[misc]
-        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            return compiled(collectives, self, super().__call__, args, kwargs)
+        outputs = super().__call__(*args, **kwargs)
         if trial is not None:
             trial.record_outputs(self, outputs)
         return outputs
@@ -94,15 +94,15 @@ class TorchTrainer(ReplicatedTrainer):
         """Clears the gradients of the replica that runs this; outside, torch's own does it."""
         scope = modules.scope_here()
         if scope is None:
-            super().zero_grad(set_to_none)  # type: ignore[misc]
+            super().zero_grad(set_to_none)
         else:
-            scope.clear_gradients(self.trainable_variables)  # type: ignore[attr-defined]
+            scope.clear_gradients(self.trainable_variables)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
 
         def step(batch: object) -> Any:
-            return self.train_step(batch)  # type: ignore[attr-defined]
+            return self.train_step(batch)
 
         if self.train_function is None or force:
             function = self._steps().training(step, self._as_plain_keras(step))
@@ -129,7 +129,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         def step(batch: object) -> Any:
             with torch.no_grad():
-                return self.test_step(batch)  # type: ignore[attr-defined]
+                return self.test_step(batch)
 
         if self.test_function is None or force:
             self.test_function = self._steps().logging(step, self._as_plain_keras(step))
@@ -140,7 +140,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         def step(batch: object) -> Any:
             with torch.no_grad():
-                return self.predict_step(batch)  # type: ignore[attr-defined]
+                return self.predict_step(batch)
 
         if self.predict_function is None or force:
             self.predict_function = self._steps().predicting(step, self._as_plain_keras(step))
@@ -159,7 +159,7 @@ class TorchTrainer(ReplicatedTrainer):
         return steps
 
     def _as_plain_keras(self, step: Step) -> Step:
-        if not self._should_torch_compile():  # type: ignore[attr-defined]
+        if not self._should_torch_compile():
             return step
         if self.replica_set.is_plain:
             return torch.compile(step)
@@ -171,7 +171,7 @@ class TorchTrainer(ReplicatedTrainer):
     def compiles_in_replicas(self) -> bool:
         """Whether the model is compiled where it is called in a step of a replica."""
         is_only = len(self.replica_set.devices) == 1 and not self.replica_set.is_plain
-        return is_only and not self._gathers_weights and self._should_torch_compile()  # type: ignore[attr-defined]
+        return is_only and not self._gathers_weights and self._should_torch_compile()
 
     @property
     def _gathers_weights(self) -> bool:
@@ -179,7 +179,7 @@ class TorchTrainer(ReplicatedTrainer):
         return rules is not None and rules.shards_weights
 
     def _compute_loss(self, *args: object, **kwargs: object) -> Any:
-        loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
+        loss = super()._compute_loss(*args, **kwargs)
         if collectives_here() is None:
             return loss
         if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
@@ -194,7 +194,7 @@ class TorchTrainer(ReplicatedTrainer):
             self.replica_set.job.all_have_one("end of the data", None)
         if self._steps().end():  # once an epoch, when Keras waits for the device anyway
             return self.get_metrics_result()
-        return super()._get_metrics_result_or_logs(logs)  # type: ignore[misc]
+        return super()._get_metrics_result_or_logs(logs)
 
     def _sync_metrics(self) -> None:
         """Does nothing: `Steps` sums metrics over workers, as Keras after 3.15 would do here."""
