@@ -61,15 +61,15 @@ ADDED = {
 }
 
 FIGURES = (
-    Figure("lines of code", 27_376 + sum(ADDED.values()), 23_500),
-    Figure("files", 239, 250),
+    Figure("lines of code", 27_386 + sum(ADDED.values()), 23_500),
+    Figure("files", 232, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_350, 2_600),
+    Figure("mentions of Any", 2_315, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,

@@ -99,13 +99,17 @@ class StepsOnIterator:
             if self._replica_set.job is not None:
                 _require_equal_beginnings(self._replica_set, first)
                 self._replica_set.group.remember(self._read, values)
-                batches = self._replica_set.first_batches
-                for total in totals:
-                    if total.shape.rank:  # checksums
-                        batches.note(total.numpy().view("uint32").tolist())
-                    else:
-                        batches.history.add(f"{int(total)} examples")
+                self._note(totals)
             return logs
+
+    def _note(self, totals: Sequence[Any]) -> None:
+        """Notes numbers of examples, and vectors of checksums, for the comparison with others."""
+        for total in totals:
+            if total.shape.rank:
+                sums = total.numpy().view("uint32").tolist()
+                self._replica_set.first_batches.note(sums)
+            else:
+                self._replica_set.first_batches.history.add(f"{int(total)} examples")
 
     def _do_one_by_one(self, iterator: Any) -> Any:
         done = [self._on_batch(batch) for batch in itertools.islice(_batches(iterator), self.count)]

@@ -151,16 +151,14 @@ class TensorFlowTrainer(ReplicatedTrainer):
             logs = step(data)
             if not own:  # a user-defined step may have built layers
                 self._group.mark_equal(statistics_of(self._flatten_layers()))
-            # What must be summed over the workers to be read.
-            known = [v for metric in metrics_of(self) for v in metric.variables]
-            every = {id(variable): variable for variable in [*known, *self.variables]}
-            read[:] = self._group.costly(every.values())
+            read[:] = self._costly()
             return logs, collectives_here().end_step(read)
 
-        # In Keras's own step, no code after the optimizer's update reads the updated variables: the
-        # replicas meet once, at the end. An optimizer with an `apply` of its own may apply more
-        # than once.
-        waits = own and (self.optimizer is None or keras_compat.applies_directly(self.optimizer))
+        # In Keras's own step, no code after the optimizer's update reads the updated variables.
+        # Where a sum is a collective, one at the end is enough. An optimizer with an `apply` of its
+        # own may apply more than once.
+        is_direct = self.optimizer is None or keras_compat.applies_directly(self.optimizer)
+        waits = own and is_direct and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, values) = done[0]
         totals, compared = [tf.convert_to_tensor(first.total)], compared_of(batch)
@@ -187,6 +185,12 @@ class TensorFlowTrainer(ReplicatedTrainer):
         read: list[keras.Variable] = []
         _, _, logs, _ = self._step_on_batch(step, batch, read)
         return logs
+
+    def _costly(self) -> list[keras.Variable]:
+        """Returns the variables whose components must be summed over the workers to be read."""
+        known = [v for metric in metrics_of(self) for v in metric.variables]
+        every = {id(variable): variable for variable in [*known, *self.variables]}
+        return self._group.costly(every.values())
 
     def _predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; of a scalar, the mean over the examples."""

@@ -89,19 +89,7 @@ class AllReduce:
                 for part, one in zip(flat, tensors, strict=True)
             ]
 
-        vectors = self._on_lanes(tf.identity, self._on_lanes(vector, by_lane))
-        if self._collectives is not None:
-            vectors = self._recorded(vectors, self._collectives)
-        hint = communication_hint(options, self.devices)
-        seconds = options.timeout_seconds or self._seconds_to_wait()
-        if len(vectors) > 1 and tf.executing_eagerly():
-            # Eagerly, the first lane would wait for the second, which has not started. A graph runs
-            # both. A concrete function stays a graph under `tf.config.run_functions_eagerly`.
-            together = self._in_one_call.get_concrete_function(vectors, hint, seconds)
-            with self._one_at_a_time:  # the devices would mix up two threads' sums
-                totals = together(vectors, hint, seconds)
-        else:
-            totals = self._in_graph(vectors, hint, seconds)
+        totals = self._total(self._on_lanes(vector, by_lane), options)
         return list(zip(*self._on_lanes(taken_apart, totals, by_lane), strict=True))
 
     def _on_lanes(self, function: Callable[..., Any], *per_lane: Sequence[Any]) -> list[Any]:
@@ -110,6 +98,23 @@ class AllReduce:
             with tf.device(device):
                 results.append(function(*args))
         return results
+
+    def _total(
+        self, vectors: Sequence[tf.Tensor], options: CommunicationOptions
+    ) -> list[tf.Tensor]:
+        """Returns the sum of all workers' vectors, on each lane."""
+        hint = communication_hint(options, self.devices)
+        seconds = options.timeout_seconds or self._seconds_to_wait()
+        placed = self._on_lanes(tf.identity, vectors)
+        if self._collectives is not None:
+            placed = self._recorded(placed, self._collectives)
+        if len(placed) > 1 and tf.executing_eagerly():
+            # Eagerly, the first lane would wait for the second, which has not started. A graph runs
+            # both. A concrete function stays a graph under `tf.config.run_functions_eagerly`.
+            together = self._in_one_call.get_concrete_function(placed, hint, seconds)
+            with self._one_at_a_time:  # the devices would mix up two threads' sums
+                return together(placed, hint, seconds)
+        return self._in_graph(placed, hint, seconds)
 
     def _recorded(self, vectors: Sequence[tf.Tensor], log: CollectiveLog) -> list[tf.Tensor]:
         """Returns vectors that are there once their collective is recorded, in a graph too.

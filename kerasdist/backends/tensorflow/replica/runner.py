@@ -132,7 +132,8 @@ class TensorFlowRunner(Runner):
         self._replica_set = replica_set
         self._group = group
         self._native_strategy = group.native_strategy
-        self.places_ahead = not group.shares_memory
+        self._shares_memory = group.shares_memory
+        self.places_ahead = not self._shares_memory
         # For each user `tf.function`, the function that runs its code on all replicas in one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -290,7 +291,7 @@ class TensorFlowRunner(Runner):
         ]
 
     def _tensor_here(self, leaf: Any) -> Any:
-        moves = tf.is_tensor(leaf) and not self._group.shares_memory
+        moves = tf.is_tensor(leaf) and not self._shares_memory
         return tf.identity(leaf) if moves else tensor_of_array(leaf)
 
     def _at_home(self, function: Callable[..., Any], index: int, *args: object) -> Any:

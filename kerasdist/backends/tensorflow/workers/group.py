@@ -108,6 +108,7 @@ class Group:
         local: The numbers of the replicas in this process.
         shares_memory: Whether the replicas of this process read each other's tensors for free.
         is_recorded: Whether the user has asked for a record of collectives.
+        has_collectives: Whether sums are collectives, not operations on one device.
         runs_loops: Whether a custom loop has run; replicas' values may differ after one.
     """
 
@@ -127,6 +128,7 @@ class Group:
         self._replicas = native_strategy.num_replicas_in_sync
         self.local = range(self._replicas)
         self.shares_memory = shares_memory
+        self.has_collectives = all_reduce is not None
         self.is_recorded = all_reduce is not None and all_reduce.is_recorded
         self.runs_loops = False
         self._all_reduce = all_reduce
