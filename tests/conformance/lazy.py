@@ -15,3 +15,4 @@ class LazyModule:
 keras: Any = LazyModule("keras")
 kd: Any = LazyModule("kerasdist")
 tf: Any = LazyModule("tensorflow")
+ops: Any = LazyModule("keras.ops")

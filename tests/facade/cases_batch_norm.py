@@ -5,15 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.conformance.compare import Tolerance
+from tests.conformance.compare import NORMAL
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.cases_training import Loop, batched, rows
 from tests.facade.lab import FLOAT32, fresh
-from tests.facade.lazy import kd, keras, ops
 
-NORMAL = Tolerance(
-    1e-4, 1e-5, "division by the root of a small batch's variance magnifies rounding"
-)
 EPSILON = 1e-3
 MOMENTUM = 0.6
 
@@ -45,9 +42,8 @@ def statistics(lab, layer):
 
 
 @case(replicas=(2, 3))
-def own_rows(lab):
+def own_rows(lab, strategy):
     """By default: a replica's own rows; the moving statistics are the mean over the replicas."""
-    strategy = lab.strategy()
     layer = layer_in(strategy)
     batches = [far_apart(8), far_apart(7) + 1.0]
     function = lambda x: layer(x, training=True)  # noqa: E731
@@ -64,9 +60,8 @@ def own_rows(lab):
 
 
 @case
-def own_components(lab):
+def own_components(lab, strategy):
     """Each replica keeps statistics of its own; assigning outside makes them one."""
-    strategy = lab.strategy()
     layer = layer_in(strategy)
     batch = far_apart(8)
     [pieces] = strategy.distribute_dataset([batch])
@@ -82,9 +77,8 @@ def own_components(lab):
 
 
 @case(replicas=(3,))
-def a_replica_without_an_example(lab):
+def a_replica_without_an_example(lab, strategy):
     """It leaves its statistics as they are: no NaN."""
-    strategy = lab.strategy()
     layer = layer_in(strategy)
     batch = far_apart(2)
     function = lambda x: layer(x, training=True)  # noqa: E731
@@ -121,9 +115,8 @@ def trained_as_on_one_device(lab, strategy, loop, batches):
 
 
 @case(replicas=(2, 3))
-def synchronized(lab):
+def synchronized(lab, strategy):
     """`synchronized=True`: one device's numbers, with gradient; ragged batches too."""
-    strategy = lab.strategy()
     SYNCHRONIZING.append(strategy)
     trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(17), 8))
 
@@ -137,9 +130,8 @@ def synchronized_by_the_strategy(lab):
 
 
 @case(replicas=(2, 3))
-def synchronized_with_a_mask(lab):
+def synchronized_with_a_mask(lab, strategy):
     """Only what the mask leaves counts, on whichever replica it is."""
-    strategy = lab.strategy()
     layer = layer_in(strategy, (None, 2, 3), synchronized=True)
     x = far_apart(8).reshape(4, 2, 3)
     mask = np.array([[1, 1], [1, 0], [0, 0], [1, 1]], bool)
@@ -153,9 +145,8 @@ def synchronized_with_a_mask(lab):
 
 
 @case
-def synchronized_where_the_mean_is_large(lab):
+def synchronized_where_the_mean_is_large(lab, strategy):
     """No digits are lost: a sum of squares in float32 would give a variance of 0 or worse."""
-    strategy = lab.strategy()
     layer = layer_in(strategy, (None, 1), synchronized=True)
     for pieces in strategy.distribute_dataset(
         [np.arange(10_000, 10_008.0, dtype="float32")[:, None]]
@@ -247,9 +238,8 @@ def on_central_storage(lab):
 
 
 @case
-def saved_and_loaded(lab):
+def saved_and_loaded(lab, strategy):
     """A synchronized layer says so when it is saved, and is one when it is loaded in a scope."""
-    strategy = lab.strategy()
     SYNCHRONIZING.append(strategy)
     with strategy.scope():
         model = normalising()

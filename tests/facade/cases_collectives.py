@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32, numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 def here():
@@ -12,9 +12,8 @@ def here():
 
 
 @case(replicas=(1, 2, 3, 4))
-def sums_and_means_of_nests(lab):
+def sums_and_means_of_nests(lab, strategy):
     """Dicts, lists and tuples are summed leaf by leaf."""
-    strategy = lab.strategy()
     n = lab.replicas
     x = numbered(strategy, lambda i: np.arange(3, dtype="float32") + i)
 
@@ -31,9 +30,8 @@ def sums_and_means_of_nests(lab):
 
 
 @case
-def types_are_kept(lab):
+def types_are_kept(lab, strategy):
     """Floats of three widths and integers are summed in their type; a whole mean is exact."""
-    strategy = lab.strategy()
     for dtype in ("float32", "float16", "bfloat16", "int32"):
         step = lambda dtype=dtype: here().all_reduce("SUM", ops.ones((2,), dtype))  # noqa: E731
         for one in strategy.local_results(strategy.run(step)):
@@ -45,9 +43,8 @@ def types_are_kept(lab):
 
 
 @case
-def types_together(lab):
+def types_together(lab, strategy):
     """Several types and shapes in one call; communication options change how, never what."""
-    strategy = lab.strategy()
     for options in (
         None,
         kd.CommunicationOptions(bytes_per_pack=4),
@@ -76,9 +73,8 @@ def types_together(lab):
 
 
 @case
-def booleans_have_no_sum(lab):
+def booleans_have_no_sum(lab, strategy):
     """An all-reduce of booleans is refused, with a word on what to do."""
-    strategy = lab.strategy()
     with lab.raises(TypeError, "numbers to add.*bool"):
         strategy.run(lambda: here().all_reduce("SUM", ops.convert_to_tensor([True, False])))
     lab.still_usable(strategy)
@@ -89,9 +85,8 @@ def booleans_have_no_sum(lab):
 
 
 @case(replicas=(1, 2, 3))
-def gathers_of_other_sizes(lab):
+def gathers_of_other_sizes(lab, strategy):
     """Sizes along the axis differ by replica; the axis may count from the end."""
-    strategy = lab.strategy()
     n = lab.replicas
     x = numbered(strategy, lambda i: np.full((2, i + 1), i, "float32"))
     expected = np.concatenate([np.full((2, i + 1), i, "float32") for i in range(n)], axis=1)
@@ -102,9 +97,8 @@ def gathers_of_other_sizes(lab):
 
 
 @case
-def gathers_of_nests_and_types(lab):
+def gathers_of_nests_and_types(lab, strategy):
     """Booleans, integers, other ranks are gathered as they are, leaf by leaf, compiled or not."""
-    strategy = lab.strategy()
     x = numbered(strategy, lambda i: {"f": np.array([i == 0]), "n": np.array([[i, 1]], "int32")})
     expected = {"f": np.array([True, False]), "n": np.array([[0, 1], [1, 1]], "int32")}
     run = lambda x: strategy.run(lambda x: here().all_gather(x, axis=0), args=(x,))  # noqa: E731
@@ -113,9 +107,8 @@ def gathers_of_nests_and_types(lab):
 
 
 @case(replicas=(1, 2, 3))
-def gradient_of_an_all_sum(lab):
+def gradient_of_an_all_sum(lab, strategy):
     """An all-sum again: the gradient of w_i * all_sum(x)^2 by x of each replica."""
-    strategy = lab.strategy()
     n = lab.replicas
     with strategy.scope():
         v = keras.Variable([1.0, 2.0])
@@ -139,9 +132,8 @@ def gradient_of_an_all_sum(lab):
 
 
 @case
-def gradient_of_an_all_mean(lab):
+def gradient_of_an_all_mean(lab, strategy):
     """An all-mean again."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(3.0)
     index = numbered(strategy, lambda i: np.float32(i + 1))
@@ -200,9 +192,8 @@ def gathering(lab, size):
 
 
 @case
-def second_gradients(lab):
+def second_gradients(lab, strategy):
     """A gradient of a gradient of an all-sum, compiled or not."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(3.0)
 

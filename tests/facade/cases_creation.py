@@ -2,14 +2,13 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
-from tests.facade.lazy import kd, keras, ops
 
 
 @case
-def a_variable_made_in_run(lab):
+def a_variable_made_in_run(lab, strategy):
     """A variable made lazily in a step is one variable, mirrored, of the strategy."""
-    strategy = lab.strategy()
 
     class Lazy(keras.layers.Layer):
         def build(self, shape):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
-from tests.facade.lazy import kd, keras, ops
 from tests.facade.sources import SIZE, SOURCES, X, Y, pairs, tf_dataset
 
 
@@ -48,9 +48,8 @@ for _name in SOURCES:
 
 
 @case
-def from_a_generator(lab):
+def from_a_generator(lab, strategy):
     """A generator serves once."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset(batch for batch in pairs())
     found = [pieces(lab, batch, strategy) for batch in data]
     lab.equal(expected_pieces(2), found)
@@ -58,9 +57,8 @@ def from_a_generator(lab):
 
 
 @case
-def batches_of_any_form(lab):
+def batches_of_any_form(lab, strategy):
     """Arrays alone, dicts, nests with None and numbers."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset([{"x": X[:4], "more": [Y[:4], None, 7.0]}])
     [batch] = data
     lab.equal([X[:2], X[2:4]], lab.components(batch["x"], strategy))
@@ -73,18 +71,16 @@ def batches_of_any_form(lab):
 
 
 @case(replicas=(3,))
-def fewer_rows_than_replicas(lab):
+def fewer_rows_than_replicas(lab, strategy):
     """A replica without a row gets an empty array; nothing is dropped."""
-    strategy = lab.strategy()
     [batch] = strategy.distribute_dataset([X[:2]])
     lab.equal([X[:1], X[1:2], X[:0]], lab.components(batch, strategy))
     lab.equal(X[:2].sum(axis=0), strategy.reduce("SUM", batch, axis=0))
 
 
 @case
-def what_an_element_is(lab):
+def what_an_element_is(lab, strategy):
     """`element_spec` tells types and shapes, with any number of rows."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset(pairs())
     spec = data.element_spec
     lab.equal(2, len(spec))
@@ -98,9 +94,8 @@ def what_an_element_is(lab):
 
 
 @case
-def input_options(lab):
+def input_options(lab, strategy):
     """Buffers of any size, on the device or not, change no batch; one dataset is one pipeline."""
-    strategy = lab.strategy()
     for options in (
         kd.InputOptions(),
         kd.InputOptions(experimental_per_replica_buffer_size=5),
@@ -120,9 +115,8 @@ def input_options(lab):
 
 
 @case
-def an_array_that_is_filled_anew(lab):
+def an_array_that_is_filled_anew(lab, strategy):
     """A source may use one array, or tensor, for all its batches, and be asked for the next one."""
-    strategy = lab.strategy()
 
     def of_arrays():
         rows = np.empty((SIZE, 2), "float32")
@@ -150,9 +144,8 @@ def an_array_that_is_filled_anew(lab):
 
 
 @case
-def an_iteration_left_early(lab):
+def an_iteration_left_early(lab, strategy):
     """Leaving a loop in the middle, and two iterations at once."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset(pairs())
     for _ in data:
         break
@@ -162,9 +155,8 @@ def an_iteration_left_early(lab):
 
 
 @case(replicas=(2, 3))
-def a_function_for_all_replicas(lab):
+def a_function_for_all_replicas(lab, strategy):
     """PER_WORKER: one pipeline, of which each replica takes the next batch; some may be left."""
-    strategy = lab.strategy()
     seen = []
 
     def dataset_fn(context):
@@ -190,9 +182,8 @@ def a_function_for_all_replicas(lab):
 
 
 @case(backends=("tensorflow",), replicas=(2, 3))
-def lengths_of_native_datasets(lab):
+def lengths_of_native_datasets(lab, strategy):
     """Of `tf.data` as `tf.distribute` distributes it: what it knows, and its own errors."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset(tf_dataset())
 
     @kd.function
@@ -218,9 +209,8 @@ def lengths_of_native_datasets(lab):
 
 
 @case(replicas=(2, 3))
-def a_function_for_each_replica(lab):
+def a_function_for_each_replica(lab, strategy):
     """PER_REPLICA: a pipeline each; one that ends earlier gives batches without a row."""
-    strategy = lab.strategy()
 
     def dataset_fn(context):
         lab.equal(lab.replicas, context.num_input_pipelines)
@@ -264,9 +254,8 @@ for _name in ("tf_data", "DataLoader", "PyDataset", "rows"):
 
 
 @case
-def rows_of_arrays(lab):
+def rows_of_arrays(lab, strategy):
     """`experimental_make_numpy_dataset`: rows, batches, shuffled reproducibly."""
-    strategy = lab.strategy()
     rows = strategy.experimental_make_numpy_dataset({"x": X, "y": Y})
     lab.equal(10, len(rows))
     lab.equal({"x": X[0], "y": Y[0]}, next(iter(rows)))

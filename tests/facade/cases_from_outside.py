@@ -4,9 +4,9 @@ import contextlib
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32
-from tests.facade.lazy import kd, keras
 
 ROWS, BATCH = 20, 5
 

@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 def batches(strategy, count=3):
@@ -20,9 +20,8 @@ def compiled_on(lab):
 
 
 @case
-def a_compiled_step_is_traced_once(lab):
+def a_compiled_step_is_traced_once(lab, strategy):
     """Calls with the same shapes run the body once (PyTorch: once a call and replica)."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(1.0, aggregation="mean")
     bodies = {"outer": 0, "inner": 0}
@@ -55,9 +54,8 @@ def a_compiled_step_is_traced_once(lab):
 
 
 @case
-def another_shape_is_another_trace(lab):
+def another_shape_is_another_trace(lab, strategy):
     """A ragged last batch is traced once more, and gives right numbers, compiled or not."""
-    strategy = lab.strategy()
 
     def total(batch):
         return strategy.reduce("SUM", strategy.run(ops.sum, args=(batch,)), axis=None)
@@ -70,9 +68,8 @@ def another_shape_is_another_trace(lab):
 
 
 @case
-def functions_in_functions(lab):
+def functions_in_functions(lab, strategy):
     """A compiled function calls another, in and out of `run`."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(1.0, aggregation="mean")
 
@@ -211,9 +208,8 @@ def xla_around_a_run_is_refused(lab):
 
 
 @case
-def an_error_in_a_compiled_function(lab):
+def an_error_in_a_compiled_function(lab, strategy):
     """It comes out with its type, and the variables are as they were."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(1.0, aggregation="mean")
     wrong = [True]
@@ -234,9 +230,8 @@ def an_error_in_a_compiled_function(lab):
 
 
 @case
-def values_read_before_a_call_stay(lab):
+def values_read_before_a_call_stay(lab, strategy):
     """A variable's value that was read before a compiled step is what it was, after it."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable([1.0, 2.0], aggregation="mean")
     plain = keras.Variable([1.0, 2.0])
@@ -263,9 +258,8 @@ def values_read_before_a_call_stay(lab):
 
 
 @case
-def methods_and_objects(lab):
+def methods_and_objects(lab, strategy):
     """A method of a user's class is compiled; objects among the arguments are constants."""
-    strategy = lab.strategy()
 
     class Trainer:
         def __init__(self, factor):
@@ -290,9 +284,8 @@ def methods_and_objects(lab):
 
 
 @case(refused={"tensorflow": ("ReplicaError", "Expected collectives.*directly in the step")})
-def collectives_in_inner_functions(lab):
+def collectives_in_inner_functions(lab, strategy):
     """A compiled function that is called in a replica communicates; TensorFlow's can't."""
-    strategy = lab.strategy()
 
     @kd.function
     def inner(x):
@@ -308,9 +301,8 @@ def collectives_in_inner_functions(lab):
 
 
 @case
-def a_model_built_in_a_compiled_step(lab):
+def a_model_built_in_a_compiled_step(lab, strategy):
     """The first call of a step, compiled or not, builds the model and the optimizer."""
-    strategy = lab.strategy()
     x = np.random.default_rng(0).random((8, 2)).astype("float32")
     for compile_ in (kd.function, lambda function: function):
         with strategy.scope():

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 @case(replicas=(1, 2))
@@ -35,9 +35,8 @@ def gradients_that_are_none_and_zero(lab):
 
 
 @case
-def gradients_in_replicas(lab):
+def gradients_in_replicas(lab, strategy):
     """In `run`, compiled and not: each replica's own gradient, None and zeros likewise."""
-    strategy = lab.strategy()
     with strategy.scope():
         used, idle, unread = keras.Variable(2.0), keras.Variable(1.0), keras.Variable(1.0)
 
@@ -200,9 +199,8 @@ def gradients_of_models_with_state(lab):
 
 
 @case(replicas=(2, 3))
-def next_values_in_the_place_of_gradients(lab):
+def next_values_in_the_place_of_gradients(lab, strategy):
     """Of a variable with `overwrite_with_gradient`, as float8 scales, the largest counts."""
-    strategy = lab.strategy()
     with strategy.scope():
         scale, weight = keras.Variable(0.5), keras.Variable(10.0)
         scale.overwrite_with_gradient = True
@@ -220,9 +218,8 @@ def next_values_in_the_place_of_gradients(lab):
 
 
 @case
-def collectives_in_custom_gradients(lab):
+def collectives_in_custom_gradients(lab, strategy):
     """A `keras.ops.custom_gradient` whose backward pass calls a collective."""
-    strategy = lab.strategy()
     with strategy.scope():
         variable = keras.Variable(3.0)
 

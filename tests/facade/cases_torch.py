@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
+from tests.conformance.lazy import LazyModule, kd, keras, ops
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule, kd, keras, ops
 
 torch = LazyModule("torch")
 case = of_backend("torch")

@@ -7,8 +7,8 @@ from unittest import mock
 
 import numpy as np
 
+from tests.conformance.lazy import LazyModule, kd, keras
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule, kd, keras
 
 BACKEND = "kerasdist.backends.torch"
 batches = LazyModule(f"{BACKEND}.fit.batches")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32, fresh, numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 def rows(count, seed=0, features=4):
@@ -213,9 +213,8 @@ def two_optimizers(lab):
 
 
 @case
-def apply_gradients_and_partial_variables(lab):
+def apply_gradients_and_partial_variables(lab, strategy):
     """`apply_gradients` with pairs, for a part of the variables, one of them unused."""
-    strategy = lab.strategy()
     with strategy.scope():
         used, other = keras.Variable([1.0, 2.0]), keras.Variable(5.0)
         optimizer = keras.optimizers.SGD(0.5)

@@ -4,9 +4,9 @@ import copy
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32, numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 def floats(strategy):
@@ -14,9 +14,8 @@ def floats(strategy):
 
 
 @case(replicas=(2, 3))
-def what_a_value_is(lab):
+def what_a_value_is(lab, strategy):
     """`isinstance` and `values`, whoever made the value."""
-    strategy = lab.strategy()
     given = floats(strategy)
     for value in (given, strategy.run(lambda x: x + 1.0, args=(given,))):
         lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
@@ -42,9 +41,8 @@ def it_prints_as_tensorflows(lab):
 
 
 @case(replicas=(2, 3))
-def keras_tree_takes_values_apart(lab):
+def keras_tree_takes_values_apart(lab, strategy):
     """`keras.tree` maps over the components, and makes values of the results."""
-    strategy = lab.strategy()
     nest = {"a": kd.PerReplica(tuple(range(lab.replicas))), "b": [kd.Mirrored((7,) * lab.replicas)]}
     lab.equal([*range(lab.replicas), *(7,) * lab.replicas], keras.tree.flatten(nest))
     mapped = keras.tree.map_structure(lambda one, other: one + other, nest, nest)
@@ -58,9 +56,8 @@ def keras_tree_takes_values_apart(lab):
 
 
 @case(replicas=(2, 3))
-def keras_tree_and_what_run_returns(lab):
+def keras_tree_and_what_run_returns(lab, strategy):
     """Of what `run` returns the components are leaves; on TensorFlow, as ever, the value is one."""
-    strategy = lab.strategy()
     value = strategy.run(lambda x: x + 1.0, args=(floats(strategy),))
     expected = [1.0 + index for index in range(lab.replicas)]
     if lab.backend == "tensorflow":
@@ -81,9 +78,8 @@ def keras_tree_and_what_run_returns(lab):
 
 
 @case(replicas=(1, 2, 3))
-def local_results(lab):
+def local_results(lab, strategy):
     """Of values, variables, tensors, plain objects and nests."""
-    strategy = lab.strategy()
     value = floats(strategy)
     lab.equal(list(map(float, range(lab.replicas))), lab.components(value, strategy))
     nest = strategy.local_results({"a": value, "b": (value,)})
@@ -98,9 +94,8 @@ def local_results(lab):
 
 
 @case
-def values_of_objects(lab):
+def values_of_objects(lab, strategy):
     """A value function may return what is no tensor, and nests."""
-    strategy = lab.strategy()
     tensors = [ops.convert_to_tensor(1.0 + i) for i in range(strategy.num_replicas_in_sync)]
     value = strategy.distribute_values_from_function(
         lambda context: {
@@ -119,9 +114,8 @@ def values_of_objects(lab):
 
 
 @case
-def a_strategy_is_never_copied(lab):
+def a_strategy_is_never_copied(lab, strategy):
     """A deep copy of what holds a strategy shares it; a copy is refused."""
-    strategy = lab.strategy()
     lab.check(copy.deepcopy([strategy])[0] is strategy, "a deep copy shares the strategy")
     with lab.raises(RuntimeError, r"one object a strategy.*Received: copy\.copy"):
         copy.copy(strategy)
@@ -129,9 +123,8 @@ def a_strategy_is_never_copied(lab):
 
 
 @case(replicas=(2, 3))
-def reduce_values(lab):
+def reduce_values(lab, strategy):
     """Sum and mean, without an axis, along each, of nests, of integers; equal components count."""
-    strategy = lab.strategy()
     n = lab.replicas
     value = floats(strategy)
     total = n * (n - 1) / 2
@@ -159,9 +152,8 @@ def reduce_values(lab):
 
 
 @case(replicas=(2, 3))
-def gather_values(lab):
+def gather_values(lab, strategy):
     """Of sizes that differ, along other axes, of nests, of booleans and integers."""
-    strategy = lab.strategy()
     rows = numbered(strategy, lambda i: np.full((2, i + 1), i))
     expected = np.concatenate([np.full((2, i + 1), i) for i in range(lab.replicas)], axis=1)
     for axis in (1, -1):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 def counting(strategy, base=2.0):
@@ -66,9 +66,8 @@ for _name in AGGREGATED:
 
 
 @case(replicas=(2, 3))
-def adding_in_a_replica(lab):
+def adding_in_a_replica(lab, strategy):
     """`assign_add` and `assign_sub` in replicas combine what is assigned, as on TensorFlow."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(1.0, aggregation="mean")
     strategy.run(lambda x: v.assign_add(x), args=(counting(strategy),))  # noqa: PLW0108
@@ -79,9 +78,8 @@ def adding_in_a_replica(lab):
 
 
 @case
-def equal_values_need_no_aggregation(lab):
+def equal_values_need_no_aggregation(lab, strategy):
     """A counter without aggregation, as layers of users and seed generators have them."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(0, dtype="int32", trainable=False)
     for _ in range(3):
@@ -91,9 +89,8 @@ def equal_values_need_no_aggregation(lab):
 
 
 @case
-def assign_in_cross_replica_context(lab):
+def assign_in_cross_replica_context(lab, strategy):
     """Cross-replica code, and code outside of the scope, assigns to every component."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable([1.0, 2.0], aggregation="sum")
         v.assign([3.0, 4.0])
@@ -106,12 +103,11 @@ def assign_in_cross_replica_context(lab):
 
 
 @case
-def assign_in_update_context(lab):
+def assign_in_update_context(lab, strategy):
     """`extended.update` assigns without aggregation; of one synchronized on reading, each its own.
 
     Such a variable starts with its value in each replica: 1 sums up to their number.
     """
-    strategy = lab.strategy()
     for aggregation in ("none", "sum", "mean"):
         with strategy.scope():
             v = keras.Variable(1.0, aggregation=aggregation)
@@ -126,9 +122,8 @@ def assign_in_update_context(lab):
 
 
 @case
-def assign_in_a_merge_call(lab):
+def assign_in_a_merge_call(lab, strategy):
     """A variable assigned in a merge call, read in the replica afterwards."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(1.0, aggregation="sum")
 
@@ -145,9 +140,8 @@ def assign_in_a_merge_call(lab):
 
 
 @case
-def compiled_steps_keep_variables(lab):
+def compiled_steps_keep_variables(lab, strategy):
     """What a compiled step assigns is there afterwards, and in the next call."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(0.0, aggregation="sum")
         local = on_read(strategy, "sum")
@@ -213,9 +207,8 @@ for _name in AGGREGATED:
 
 
 @case
-def on_read_without_aggregation_has_no_common_value(lab):
+def on_read_without_aggregation_has_no_common_value(lab, strategy):
     """Replicas read their own; in cross-replica context it is an error, as on TensorFlow."""
-    strategy = lab.strategy()
     v = on_read(strategy, "none")
     strategy.run(lambda x: v.assign(x) is None, args=(counting(strategy),))
     result = strategy.run(lambda: v + 0.0)
@@ -226,9 +219,8 @@ def on_read_without_aggregation_has_no_common_value(lab):
 
 
 @case(replicas=(2, 3))
-def on_read_sums_of_integers_keep_the_rest(lab):
+def on_read_sums_of_integers_keep_the_rest(lab, strategy):
     """What is assigned outside of a replica is no multiple of the number of replicas."""
-    strategy = lab.strategy()
     v = on_read(strategy, "sum", 0)
     lab.equal("int32", keras.backend.standardize_dtype(v.dtype))
     with strategy.scope():
@@ -249,9 +241,8 @@ def on_read_sums_of_integers_keep_the_rest(lab):
 
 
 @case
-def metrics_in_steps(lab):
+def metrics_in_steps(lab, strategy):
     """Metrics updated in replicas: their result counts all replicas' examples."""
-    strategy = lab.strategy()
     with strategy.scope():
         mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
         area = keras.metrics.AUC(num_thresholds=20)
@@ -285,9 +276,8 @@ def metrics_in_steps(lab):
 
 
 @case
-def restoring_a_sum_divides_it(lab):
+def restoring_a_sum_divides_it(lab, strategy):
     """Weights saved and loaded: a variable that sums on reading gives the sum again."""
-    strategy = lab.strategy()
 
     class Counting(keras.layers.Layer):
         def build(self, shape):

@@ -64,8 +64,7 @@ COVERED_BY = {
     ),
     "docstrings.tpu_strategy__TPUStrategyV2_experimental_replicate_to_logical_devices__1": (
         "tpu_strategy__TPUStrategyV2_experimental_split_to_logical_devices__1",
-    ),
-    "docstrings.tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1": (
+        "tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1",
         "tpu_strategy__TPUStrategyV2__7",
     ),
     "extended.one_device_and_default_strategies": (
@@ -89,11 +88,12 @@ COVERED_BY = {
         "mirrored_strategy__MirroredStrategy__3",
     ),
     "functions.functions_in_functions": ("distribute_lib__StrategyBase_run__1",),
+    "replica_context.merge_calls": ("distribute_lib__StrategyExtendedV1_call_for_each_replica__1",),
     "replica_context.the_default_strategys_context": (
         "distribute_lib__ReplicaContextBase_merge_call__1",
     ),
     "replica_context.who_a_replica_is": ("distribute_lib__ReplicaContextBase__1",),
-    "run.two_strategies_one_after_the_other": ("distribute_lib__experimental_set_strategy__2",),
+    "errors.scopes_that_do_not_fit": ("distribute_lib__experimental_set_strategy__2",),
     "training.apply_gradients_and_partial_variables": ("tpu_strategy__TPUStrategyV2__4",),
     "training.by_hand": ("tpu_strategy__TPUStrategyV2__2", "tpu_strategy__TPUStrategyV2__5"),
     "values.gather_values": (

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.facade.lazy import kd, keras
+from tests.conformance.lazy import kd, keras
 
 X = np.arange(20, dtype="float32").reshape(10, 2)
 Y = np.arange(10, dtype="int32")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 class Own(Exception):
@@ -20,9 +20,8 @@ def shaped(strategy, shapes):
 
 
 @case(replicas=(1, 2))
-def args_that_are_no_tuple(lab):
+def args_that_are_no_tuple(lab, strategy):
     """A tensor, a value, a dict, a text: what is meant is a tuple of one."""
-    strategy = lab.strategy()
     for args in (ops.ones(2), shaped(strategy, [(2,), (2,)]), {"x": 1}, "text", 3):
         with lab.raises(
             ValueError, r"Expected args to be a tuple or list.*Received: args=.*\(x,\)"
@@ -32,9 +31,8 @@ def args_that_are_no_tuple(lab):
 
 
 @case
-def reduce_gather_and_more_in_a_replica(lab):
+def reduce_gather_and_more_in_a_replica(lab, strategy):
     """What is for cross-replica code says what a replica calls instead."""
-    strategy = lab.strategy()
     with strategy.scope():
         variable = keras.Variable(1.0)
     extended = strategy.extended
@@ -132,9 +130,8 @@ def variables_of_another_strategy(lab):
 
 
 @case
-def shapes_that_do_not_match(lab):
+def shapes_that_do_not_match(lab, strategy):
     """In `reduce`, in `gather`, in an all-reduce."""
-    strategy = lab.strategy()
     ragged = shaped(strategy, [(2, 2), (3, 3)])
     lab_calls = {
         "reduce": lambda: strategy.reduce("SUM", ragged, axis=None),
@@ -153,9 +150,8 @@ def shapes_that_do_not_match(lab):
 
 
 @case(replicas=(1, 2))
-def an_axis_out_of_range(lab):
+def an_axis_out_of_range(lab, strategy):
     """In `reduce` and `gather`, and in a replica."""
-    strategy = lab.strategy()
     value = shaped(strategy, [(2,), (2,)])
     scalars = shaped(strategy, [(), ()])
     calls = [
@@ -174,9 +170,8 @@ def an_axis_out_of_range(lab):
 
 
 @case
-def an_unknown_reduction(lab):
+def an_unknown_reduction(lab, strategy):
     """Any place that takes a reduce_op names those there are."""
-    strategy = lab.strategy()
     value = shaped(strategy, [(2,), (2,)])
     pattern = "Expected reduce_op to be one of.*SUM.*MEAN.*Received: reduce_op="
     for op in ("MAX", "", None, 3):
@@ -190,9 +185,8 @@ def an_unknown_reduction(lab):
 
 
 @case(replicas=(1, 2, 3))
-def an_exception_in_every_replica(lab):
+def an_exception_in_every_replica(lab, strategy):
     """It comes out with its own type, message and the user's line, compiled or not."""
-    strategy = lab.strategy()
 
     def step():
         raise Own("of the user's own")
@@ -212,13 +206,12 @@ def an_exception_in_every_replica(lab):
 
 
 @case(replicas=(2, 3))
-def an_exception_in_one_replica(lab):
+def an_exception_in_one_replica(lab, strategy):
     """The others, which wait for it in a collective, end as well; nothing hangs.
 
     On JAX one program is traced for all replicas, which have no number in Python: there it is
     an error in each.
     """
-    strategy = lab.strategy()
     for which in range(lab.replicas):
 
         def step(which=which):
@@ -233,9 +226,8 @@ def an_exception_in_one_replica(lab):
 
 
 @case
-def an_exception_in_a_merge_call(lab):
+def an_exception_in_a_merge_call(lab, strategy):
     """It comes out of `run`."""
-    strategy = lab.strategy()
 
     def merge(given):
         raise Own("of the user's own")
@@ -261,9 +253,8 @@ def odd_one(action):
 
 
 @case(backends=UNEQUAL, replicas=(2, 3))
-def unequal_numbers_of_all_reduces(lab):
+def unequal_numbers_of_all_reduces(lab, strategy):
     """A replica that communicates once more, or otherwise, ends the step with an error, soon."""
-    strategy = lab.strategy()
 
     def other_kinds():
         if here().replica_id_in_sync_group == 0:
@@ -281,18 +272,16 @@ def unequal_numbers_of_all_reduces(lab):
 
 
 @case(backends=("jax",))
-def a_replicas_number_is_no_python_number_on_jax(lab):
+def a_replicas_number_is_no_python_number_on_jax(lab, strategy):
     """One program is traced for all replicas: a branch in Python on the number is an error."""
-    strategy = lab.strategy()
     with lab.raises(Exception, "tracer|trace|concrete"):
         strategy.run(odd_one(lambda: here().all_reduce("SUM", ops.ones(2))))
     lab.still_usable(strategy)
 
 
 @case
-def other_structures_from_other_replicas(lab):
+def other_structures_from_other_replicas(lab, strategy):
     """A replica that returns another structure is told; on JAX none can. Keys have no order."""
-    strategy = lab.strategy()
 
     def step():
         number = here().replica_id_in_sync_group

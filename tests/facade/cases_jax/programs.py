@@ -10,8 +10,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests.conformance.lazy import LazyModule, kd, keras, ops
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule, kd, keras, ops
 
 jax, keras_compat = LazyModule("jax"), LazyModule("kerasdist.keras_compat")
 mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
