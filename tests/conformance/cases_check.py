@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 
 from tests.conformance import threads
-from tests.conformance.lab import MIXES, fresh, values
+from tests.conformance.lab import MIXES, fresh, logged, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.mixing import EXAMPLES, added_sum, supervised_contrastive
 from tests.conformance.models import regression
@@ -29,24 +29,14 @@ def warned(model, batch, **options):
 @contextlib.contextmanager
 def checked(level=logging.DEBUG):
     """What the check did, by its lines of a level and above: one that finds nothing is at DEBUG."""
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(
-        "compared" if " equals " in record.getMessage() else record.getMessage()
-    )
-    logger = logging.getLogger("kerasdist")
-    before = logger.level
-    logger.setLevel(level)
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
+    checks = []
+    with logged(level) as lines:
+        yield checks
+    checks += ["compared" if " equals " in line else line for line in lines]
 
 
 # The same place in a step mixes the examples. What is repaired is like what mixes none.
-LIKE = {supervised_contrastive: "check.named_entities_found"}
+LIKE = {supervised_contrastive: "check.named_entities_found", added_sum: "check.choices"}
 
 
 def example_case(build, repaired: bool):

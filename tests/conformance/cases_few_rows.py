@@ -7,10 +7,8 @@ from tests.conformance.compare import FLOAT16
 from tests.conformance.lazy import keras
 from tests.conformance.models import (
     VOCABULARY,
-    binary,
     classification,
     classifier,
-    dense,
     in_half_precision,
     regression,
     stack,
@@ -24,40 +22,29 @@ SIZES = (1, 5, 3, 1)
 
 
 def batches(*arrays):
-    """A generator of batches of some of the rows; of a tuple of arrays one of the members."""
+    """A generator of batches of some of the rows."""
 
     def make():
         begin = 0
         for size in SIZES:
-            taken = slice(begin, begin + size)
-            yield keras.tree.map_structure(lambda rows, taken=taken: rows[taken], arrays)
+            yield tuple(rows[begin : begin + size] for rows in arrays)
             begin += size
 
     return make
 
 
 N = sum(SIZES)
+X, Y = regression(N)
 
 
 def acts(x, *others):
     """Trains, evaluates and predicts in small batches."""
-    first = keras.tree.map_structure(lambda rows: rows[:1], x)
     return [
         fit(batches(x, *others), steps_per_epoch=len(SIZES)),
         evaluate(batches(x, *others), steps=len(SIZES)),
         predict(x, batch_size=4),
-        predict(first, batch_size=4),
+        predict(x[:1], batch_size=4),
     ]
-
-
-@case("few rows", like="few_rows.masks_and_weights")
-def eagerly_and_by_several_steps(lab):
-    """`run_eagerly`, and `steps_per_execution`, with small batches."""
-    x, y = regression(N)
-    lab.same(lambda: dense(run_eagerly=True), *acts(x, y)[:2])
-    if lab.backend != "torch":  # Keras has no steps_per_execution there
-        several = lambda: dense(steps_per_execution=3)  # noqa: E731
-        lab.same(several, fit(x[:9], y[:9], batch_size=4, shuffle=False, epochs=2))
 
 
 @case("few rows")
@@ -81,89 +68,9 @@ def masks_and_weights(lab):
 
 
 @case("few rows", like="few_rows.masks_and_weights")
-def several_outputs_and_added_losses(lab):
-    """Several outputs and losses, one a sum; regularizers; `add_loss` in a layer."""
-    x, y = regression(N, outputs=2)
-
-    class Penalty(keras.layers.Layer):
-        def call(self, inputs):
-            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
-            return inputs
-
-    def build():
-        layers = keras.layers
-        inputs = keras.Input((4,))
-        hidden = layers.Dense(
-            5, "tanh", kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.1)
-        )(inputs)
-        hidden = Penalty()(hidden) if lab.backend != "jax" else hidden
-        one, two = layers.Dense(1, name="one")(hidden), layers.Dense(1, name="two")(hidden)
-        model = keras.Model(inputs, {"one": one, "two": two})
-        losses = {"one": keras.losses.Huber(reduction="sum"), "two": "mse"}
-        model.compile(
-            keras.optimizers.SGD(0.05, momentum=0.9),
-            losses,
-            metrics={"one": ["mae", "r2_score"], "two": ["mse"]},
-        )
-        return model
-
-    targets = {"one": y[:, :1], "two": y[:, 1:]}
-    lab.same(build, *acts(x, targets))
-
-
-@case("few rows")
-def metrics(lab):
-    """Counts, AUC, a function of the batch, and a state that is a count of the examples seen."""
-    x, y = binary(N)
-
-    class Seen(keras.metrics.Metric):
-        def __init__(self):
-            super().__init__(name="seen")
-            self.rows = self.add_variable((), "zeros", name="rows")
-            self.least = self.add_variable((), "zeros", name="least")
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            ops = keras.ops
-            self.rows.assign_add(ops.cast(ops.shape(y_true)[0], "float32"))
-            self.least.assign(ops.minimum(self.least, ops.min(y_pred - y_true)))
-
-        def result(self):
-            return self.rows + self.least
-
-    def largest(y_true, y_pred):
-        return keras.ops.max(keras.ops.abs(y_true - y_pred))
-
-    def build():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
-        names = ["auc", keras.metrics.FalsePositives(), "binary_accuracy"]
-        metrics = [*names, Seen(), largest, "precision"]
-        model.compile(keras.optimizers.SGD(0.3), "binary_crossentropy", metrics=metrics)
-        return model
-
-    lab.same(build, *acts(x, y))
-
-
-@case("few rows", like="few_rows.metrics")
-def what_is_not_a_number_stays_out(lab):
-    """A row whose loss, metric and gradients are not finite where it does not count."""
-    x, y = regression(9)
-    x[4] = 0.0  # the first of the second batch; replicas without example must not spoil it
-
-    def build():
-        layers = keras.layers
-        return stack(
-            [layers.Dense(3, "tanh"), layers.BatchNormalization(momentum=0.5), layers.Dense(1)],
-            metrics=["mape", "cosine_similarity"],
-        )
-
-    lab.same(build, fit(x, y, batch_size=4, shuffle=False, epochs=2), evaluate(x, y, batch_size=4))
-
-
-@case("few rows", like="few_rows.masks_and_weights")
 def half_precision(lab):
     """`mixed_float16` with loss scaling, normalization and sample weights."""
-    x, y = regression(N)
-    lab.same(in_half_precision, *acts(x, y, weights_for(N) + 0.1), tolerance=FLOAT16)
+    lab.same(in_half_precision, *acts(X, Y, weights_for(N) + 0.1), tolerance=FLOAT16)
 
 
 @case("few rows", backends=("tensorflow",))
@@ -171,8 +78,7 @@ def sparse_ragged_and_strings(lab):
     """Sparse and ragged tensors and strings, in dicts."""
     import tensorflow as tf
 
-    x, y = regression(N)
-    kept = np.where(x > 0, x, 0)
+    kept = np.where(X > 0, X, 0)
     words = np.array([["a"], ["b"], ["c"], ["b"], ["a"], ["d"], ["c"], ["a"], ["b"], ["z"]])
 
     def build():
@@ -191,7 +97,7 @@ def sparse_ragged_and_strings(lab):
         for size in SIZES:
             rows = slice(begin, begin + size)
             inputs = {"sparse": tf.sparse.from_dense(kept[rows]), "text": tf.constant(words[rows])}
-            yield inputs, tf.constant(y[rows])
+            yield inputs, tf.constant(Y[rows])
             begin += size
 
     def dataset():
@@ -227,7 +133,7 @@ def sparse_ragged_and_strings(lab):
     def ragged_batches():
         begin = 0
         for size in SIZES:
-            yield whole[begin : begin + size], tf.constant(y[begin : begin + size])
+            yield whole[begin : begin + size], tf.constant(Y[begin : begin + size])
             begin += size
 
     def of_raggeds():

@@ -44,7 +44,7 @@ def sizes_reductions_weights_masks_sources(lab):
     from hypothesis import strategies as st
 
     kinds = st.sampled_from(["numpy", "generator", "tf.data"])
-    reductions = st.sampled_from(["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+    reductions = st.sampled_from(["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
 
     @hypothesis.settings(
         max_examples=EXAMPLES[lab.backend],

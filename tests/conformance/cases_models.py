@@ -8,6 +8,7 @@ from tests.conformance.models import dense, regression
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
+X, Y = regression(N)
 
 
 def compiled(model, **options):
@@ -68,24 +69,12 @@ def initial_weights(lab):
 
 
 @case("models", like="models.subclassed_model")
-def sequential_built_by_data(lab):
-    """A Sequential without `Input`: built by the first batch."""
-    x, y = regression(N)
-    lab.same(
-        lambda: compiled(keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(1)])),
-        fit(x, y, batch_size=BATCH),
-        predict(x, batch_size=4),
-    )
-
-
-@case("models", like="models.subclassed_model")
 def functional_with_branches(lab):
     """Branches, a shared layer; inputs and outputs as dicts, of several dtypes and ranks."""
-    x, y = regression(N)
     random = np.random.default_rng(0)
     data = {
-        "a": x,
-        "b": x[::-1].copy(),
+        "a": X,
+        "b": X[::-1].copy(),
         "ids": random.integers(0, 7, size=(N, 1)).astype("int32"),
         "image": random.integers(0, 255, size=(N, 4, 4, 1)).astype("uint8"),
     }
@@ -103,7 +92,7 @@ def functional_with_branches(lab):
         outputs = {"sum": layers.Dense(1, name="sum")(layers.Concatenate()(parts))}
         return compiled(keras.Model(inputs, outputs), loss={"sum": "mse"})
 
-    lab.same(build, fit(data, {"sum": y}, batch_size=BATCH), predict(data, batch_size=4))
+    lab.same(build, fit(data, {"sum": Y}, batch_size=BATCH), predict(data, batch_size=4))
 
 
 def subclassed():
@@ -123,61 +112,44 @@ def subclassed():
 @case("models")
 def subclassed_model(lab):
     """A subclassed model, built by its data, with a `training` argument."""
-    x, y = regression(N)
     lab.same(
         lambda: compiled(subclassed()),
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=4),
+        fit(X, Y, batch_size=BATCH),
+        evaluate(X, Y, batch_size=BATCH),
+        predict(X, batch_size=4),
     )
 
 
 @case("models", like="models.subclassed_model")
-def nested_models(lab):
-    """A model inside a model, with a subclassed one between."""
-    x, y = regression(N)
+def sequential_built_by_data(lab):
+    """A Sequential without `Input`, with models inside: built by the first batch."""
 
     def build():
-        inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="tanh")])
-        return compiled(keras.Sequential([keras.Input((4,)), inner, subclassed()]))
+        inner = keras.Sequential([keras.layers.Dense(3, activation="tanh")])
+        return compiled(keras.Sequential([keras.layers.Dense(5), inner, subclassed()]))
 
-    lab.same(build, fit(x, y, batch_size=BATCH))
+    lab.same(build, fit(X, Y, batch_size=BATCH), predict(X, batch_size=4))
 
 
-@case("models", like="models.nothing_trainable")
+@case("models")
 def frozen_layers(lab):
-    """A frozen layer keeps its weights."""
-    x, y = regression(N)
+    """A frozen layer keeps its weights; a model of which nothing is trained evaluates."""
 
     def build():
         frozen = keras.layers.Dense(5, trainable=False)
         return compiled(keras.Sequential([keras.Input((4,)), frozen, keras.layers.Dense(1)]))
 
-    def unfreeze(model):
-        model.layers[0].trainable = True
+    def freeze(model):
+        model.trainable = False
         compiled(model)
 
-    lab.same(build, fit(x, y, batch_size=BATCH), unfreeze, fit(x, y, batch_size=BATCH))
-
-
-@case("models")
-def nothing_trainable(lab):
-    """A model without trainable weights: evaluate, predict, and fit with a loss to show."""
-    x, y = regression(N)
-
-    def build():
-        model = dense()
-        model.trainable = False
-        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-        return model
-
-    lab.same(build, evaluate(x, y, batch_size=BATCH), predict(x, batch_size=BATCH))
+    evaluated = evaluate(X, Y, batch_size=BATCH), predict(X, batch_size=BATCH)
+    lab.same(build, fit(X, Y, batch_size=BATCH), freeze, *evaluated)
 
 
 @case("models")
 def sublayer_that_is_never_called(lab):
     """A layer that is made and not called: fit, evaluate, predict (DEFECTS 12c)."""
-    x, y = regression(N)
 
     def build():
         class Residual(keras.layers.Layer):
@@ -192,14 +164,13 @@ def sublayer_that_is_never_called(lab):
 
         return compiled(keras.Sequential([Residual(4), keras.layers.Dense(1)]))
 
-    called = [fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH)]
-    lab.same(build, *called, predict(x, batch_size=BATCH), predict(x, batch_size=BATCH))
+    called = [fit(X, Y, batch_size=BATCH), evaluate(X, Y, batch_size=BATCH)]
+    lab.same(build, *called, predict(X, batch_size=BATCH), predict(X, batch_size=BATCH))
 
 
 @case("models")
 def state_that_layers_write(lab):
     """A layer that counts examples in a variable of its own (`aggregation="sum"`)."""
-    x, y = regression(N)
 
     def build():
         class Counter(keras.layers.Layer):
@@ -216,33 +187,31 @@ def state_that_layers_write(lab):
 
         return compiled(keras.Sequential([keras.Input((4,)), Counter(), keras.layers.Dense(1)]))
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+    lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2))
 
 
 @case("models")
 def preprocessing_layers(lab):
     """`Normalization` adapted before and inside the scope."""
-    x, y = regression(N)
 
     def build():
         normal = keras.layers.Normalization()
-        normal.adapt(x)
+        normal.adapt(X)
         return compiled(keras.Sequential([keras.Input((4,)), normal, keras.layers.Dense(1)]))
 
-    lab.same(build, fit(x, y, batch_size=BATCH))
+    lab.same(build, fit(X, Y, batch_size=BATCH))
 
 
 @case("models")
 def one_device_strategy(lab):
     """`kd.OneDeviceStrategy` and `kd.auto()` train as plain Keras does."""
     first = lab.devices[0]
-    x, y = regression(N)
     for strategy in (kd.OneDeviceStrategy(first), kd.auto()):
         lab.same(
             dense,
-            fit(x, y, batch_size=BATCH),
-            evaluate(x, y, batch_size=BATCH),
-            predict(x, batch_size=4),
+            fit(X, Y, batch_size=BATCH),
+            evaluate(X, Y, batch_size=BATCH),
+            predict(X, batch_size=4),
             strategy=strategy,
             plain_key="one device",
         )
@@ -253,8 +222,7 @@ def one_device_strategy(lab):
 def outside_is_plain(lab):
     """A model made outside of a scope runs plain Keras's code."""
     strategy = lab.strategy()
-    x, y = regression(N)
-    lab.same(dense, fit(x, y, batch_size=BATCH), strategy=strategy)
+    lab.same(dense, fit(X, Y, batch_size=BATCH), strategy=strategy)
     names = [kind.__module__ for kind in type(dense()).__mro__]
     lab.check(not [name for name in names if name.startswith("kerasdist")], f"plain: {names}")
 

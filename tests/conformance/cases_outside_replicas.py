@@ -11,6 +11,7 @@ from tests.conformance.registry import case
 from tests.environment import everything
 
 N, BATCH = 11, 4
+X, Y = regression(N)
 
 
 def optimizers():
@@ -87,11 +88,10 @@ def optimizer_and_variables_from_outside(lab):
 @case("outside replicas")
 def gradients_by_hand(lab):
     """A loop with a tape or `kd.value_and_grad` in the scope, out of `run` (DEFECTS 12b)."""
-    x, y = regression(N)
 
     def losses(model):
         optimizer, told = keras.optimizers.Adam(0.1), []
-        loss = lambda: keras.ops.mean(keras.ops.square(model(x) - keras.ops.convert_to_tensor(y)))  # noqa: E731
+        loss = lambda: keras.ops.mean(keras.ops.square(model(X) - keras.ops.convert_to_tensor(Y)))  # noqa: E731
         for _ in range(3):
             value, found = _gradients(lab, loss, model.trainable_variables)
             optimizer.apply(found, model.trainable_variables)
@@ -120,7 +120,6 @@ def _gradients(lab, loss, variables):
 @case("outside replicas")
 def optimizer_build(lab):
     """`model.optimizer.build` after the scope, of optimizers made in it and outside, then `fit`."""
-    x, y = regression(N)
     made = optimizers()
 
     def trained(strategy, make, inside):
@@ -128,7 +127,7 @@ def optimizer_build(lab):
         with strategy.scope() if strategy else contextlib.nullcontext():
             model = lab.run(lambda: dense(optimizer or make()), [])[0]
         model.optimizer.build(model.trainable_variables)
-        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+        history = model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history
         return [
             history,
             model.get_weights(),
@@ -146,14 +145,13 @@ def optimizer_build(lab):
 @case("outside replicas")
 def losses_in_the_scope(lab):
     """A loss object and `model.compute_loss` in the scope, in a callback and after the scope."""
-    x, y = regression(N)
-    rows = keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(y)
+    rows = keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y)
 
     def losses(model):
         predicted = model(rows[0])
         return [
-            float(keras.losses.MeanSquaredError()(y, predicted)),
-            float(keras.losses.Huber(reduction="mean_with_sample_weight")(y, predicted)),
+            float(keras.losses.MeanSquaredError()(Y, predicted)),
+            float(keras.losses.Huber(reduction="mean_with_sample_weight")(Y, predicted)),
             float(model.compute_loss(y=rows[1], y_pred=predicted)),
         ]
 
@@ -165,9 +163,9 @@ def losses_in_the_scope(lab):
         with strategy.scope() if strategy else contextlib.nullcontext():
             model = lab.run(dense, [])[0] if not strategy else dense()
             seen.append(losses(model))
-            model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback], shuffle=False)
+            model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[callback], shuffle=False)
             seen.append(losses(model))
-        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback], shuffle=False)
+        model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[callback], shuffle=False)
         return [*seen, losses(model)]
 
     expected = found(None)
@@ -194,19 +192,9 @@ def a_loss_in_a_users_metric(lab):
 
         return stack([keras.layers.Dense(1)], metrics=[Largest()])
 
-    x, y = regression(N)
     lab.same(
-        build, lambda model: model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+        build, lambda model: model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history
     )
-
-
-@case("outside replicas", replicas=(2,))
-def in_a_replica_losses_are_divided(lab):
-    """In `strategy.run` a mean is divided by the number of replicas, as in tf.distribute."""
-    strategy = lab.strategy()
-    ones = np.ones((4, 3), "float32")
-    shares = strategy.run(lambda: keras.losses.MeanSquaredError()(ones, 0.0 * ones))
-    lab.equal(1.0, float(strategy.reduce(kd.ReduceOp.SUM, shares, axis=None)))
 
 
 @case("outside replicas", replicas=(2, 3))

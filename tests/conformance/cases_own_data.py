@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import keras, tf
+from tests.conformance.models import largest_error
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
@@ -59,25 +60,6 @@ def batches():
     return tf.data.Dataset.from_tensor_slices({"given": X, "wanted": 2 * X}).batch(BATCH)
 
 
-class Furthest:
-    """A metric whose state is a maximum, so that it must see the rows of all replicas."""
-
-    def __new__(cls):
-        class Maximum(keras.metrics.Metric):
-            def __init__(self):
-                super().__init__(name="furthest")
-                self.most = self.add_variable((), "zeros", name="most")
-
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                mean = keras.ops.mean(keras.ops.abs(y_true - y_pred))
-                self.most.assign(keras.ops.maximum(self.most, mean))
-
-            def result(self):
-                return self.most + 0.0
-
-        return Maximum()
-
-
 def used(model):
     return [
         fit(batches)(model),
@@ -89,7 +71,7 @@ def used(model):
 @case("steps of their own", backends=TENSORFLOW)
 def no_call_and_nothing_built(lab):
     """A model without `call`, of parts that the first step builds: `fit`, `evaluate`, `predict`."""
-    lab.same(lambda: autoencoder(metrics=["mae", Furthest()]), used)
+    lab.same(lambda: autoencoder(metrics=["mae", largest_error()]), used)
 
 
 @case("steps of their own", backends=TENSORFLOW)

@@ -141,7 +141,7 @@ REFUSED = ("UnsupportedError", "a call that changes variable=.*seed")
 DRAWS = {"jax": REFUSED, "tensorflow": REFUSED}
 
 
-@case("passes", replicas=(1, 2), refused=DRAWS)
+@case("passes", replicas=(2,), refused=DRAWS)
 def dropout(lab):
     """The backward pass drops the units that the forward pass has dropped, and a seed fixes both.
 
@@ -183,7 +183,7 @@ def adding(base):
     return Adding()
 
 
-@case("passes", replicas=(1, 2))
+@case("passes", replicas=(1,))
 def what_a_pass_cannot_know(lab):
     """BatchNormalization, losses of layers, seeds, global draws: refused."""
     x, y = regression(8)

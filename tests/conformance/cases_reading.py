@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.conformance.actions import quiet_fit
+from tests.conformance.lab import logged
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
@@ -76,21 +77,11 @@ def in_callbacks_and_after(lab):
 @case("reading variables", backends=("tensorflow",))
 def advice_comes_once(lab):
     """With `run_eagerly=True` TensorFlow's advice against eager replicas is logged once at most."""
-    import logging
-
-    import tensorflow as tf
-
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    tf.get_logger().addHandler(handler)
-    try:
-        with lab.strategy().scope():
-            made = model()
-            made.compile("sgd", "mse", run_eagerly=True)
+    with lab.strategy().scope():
+        made = model()
+        made.compile("sgd", "mse", run_eagerly=True)
+    with logged(name="tensorflow") as lines:
         made.fit(*regression(N), batch_size=BATCH, verbose=0)
-    finally:
-        tf.get_logger().removeHandler(handler)
     lab.check(sum("eagerly" in line for line in lines) <= 1, f"one line at most, not {lines}")
 
 

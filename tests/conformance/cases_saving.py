@@ -12,6 +12,7 @@ from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
+X, Y = regression(N)
 
 
 def adam():
@@ -19,8 +20,7 @@ def adam():
 
 
 def trained_file(lab, folder, strategy, name="model.keras", build=None):
-    x, y = regression(N)
-    model = lab.run(build or adam, [quiet_fit(x, y, batch_size=BATCH)], strategy)[0]
+    model = lab.run(build or adam, [quiet_fit(X, Y, batch_size=BATCH)], strategy)[0]
     path = Path(folder) / name
     if name.endswith(".weights.h5"):
         model.save_weights(path)
@@ -32,11 +32,10 @@ def trained_file(lab, folder, strategy, name="model.keras", build=None):
 @case("saving")
 def saved_here_loaded_plain(lab):
     """Saved under a strategy, loaded without: training goes on as if there never was one."""
-    x, y = regression(N)
     with tempfile.TemporaryDirectory() as folder:
         path = trained_file(lab, folder, lab.strategy())
         twin = trained_file(lab, folder, None, "plain.keras")
-        actions = [predict(x), quiet_fit(x, y, batch_size=BATCH)]
+        actions = [predict(X), quiet_fit(X, Y, batch_size=BATCH)]
         expected = lab.run(lambda: keras.models.load_model(twin), actions)[1]
         model, actual = lab.run(lambda: keras.models.load_model(path), actions)
     lab.equal(expected.parts(True), actual.parts(True), ADAPTIVE)
@@ -50,14 +49,13 @@ def saved_here_loaded_plain(lab):
 @case("saving")
 def loaded_in_the_scope(lab):
     """`load_model` inside a scope: a plain file trains on under the strategy, optimizer and all."""
-    x, y = regression(N)
     with tempfile.TemporaryDirectory() as folder:
         path = trained_file(lab, folder, None)
         lab.same(
             lambda: keras.models.load_model(path),
-            predict(x, batch_size=3),
-            fit(x, y, batch_size=BATCH),
-            evaluate(x, y, batch_size=BATCH),
+            predict(X, batch_size=3),
+            fit(X, Y, batch_size=BATCH),
+            evaluate(X, Y, batch_size=BATCH),
             tolerance=ADAPTIVE,
         )
 
@@ -65,7 +63,6 @@ def loaded_in_the_scope(lab):
 @case("saving")
 def saved_in_the_scope(lab):
     """`save` in and out of the scope, `pickle`, `deepcopy`, `to_json`, `summary`: plain Keras's."""
-    x, y = regression(N)
     strategy = lab.strategy()
     plain, ours = lab.run(adam, [])[0], lab.run(adam, [], strategy)[0]
     shown = []
@@ -77,7 +74,7 @@ def saved_in_the_scope(lab):
     with strategy.scope():
         again = keras.Sequential.from_config(ours.get_config())
     lab.equal(plain.count_params(), again.count_params())
-    ours.fit(x, y, batch_size=BATCH, verbose=0)
+    ours.fit(X, Y, batch_size=BATCH, verbose=0)
     copies = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
     with tempfile.TemporaryDirectory() as folder:
         one, two = Path(folder) / "one.keras", Path(folder) / "two.keras"
@@ -88,13 +85,12 @@ def saved_in_the_scope(lab):
     lab.equal(copies[-1].get_config(), copies[-2].get_config())
     for copied in copies:
         lab.equal(ours.get_weights(), copied.get_weights())
-        lab.equal(ours.predict(x, verbose=0), copied.predict(x, verbose=0))
+        lab.equal(ours.predict(X, verbose=0), copied.predict(X, verbose=0))
 
 
 @case("saving")
 def weights_files(lab):
     """`save_weights` and `load_weights`, both ways."""
-    x, y = regression(N)
     with tempfile.TemporaryDirectory() as folder:
         ours = trained_file(lab, folder, lab.strategy(), "ours.weights.h5")
         plain = trained_file(lab, folder, None, "plain.weights.h5")
@@ -106,11 +102,11 @@ def weights_files(lab):
 
             return action
 
-        train = fit(x, y, batch_size=BATCH)
+        train = fit(X, Y, batch_size=BATCH)
         strategy = lab.strategy()
-        one = lab.run(dense, [load(plain), train, predict(x)])[1]
-        two = lab.run(dense, [load(ours), train, predict(x)])[1]
-        three = lab.run(dense, [load(plain), train, predict(x)], strategy)[1]
+        one = lab.run(dense, [load(plain), train, predict(X)])[1]
+        two = lab.run(dense, [load(ours), train, predict(X)])[1]
+        three = lab.run(dense, [load(plain), train, predict(X)], strategy)[1]
     lab.equal(one.parts(True), two.parts(True), ADAPTIVE)
     lab.equal(one.parts(True), three.parts(True), ADAPTIVE)
 
@@ -138,7 +134,6 @@ def custom_class(lab):
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    x, y = regression(N)
     with tempfile.TemporaryDirectory() as folder:
         strategy = lab.strategy()
         path = trained_file(lab, folder, strategy, build=build)
@@ -146,8 +141,8 @@ def custom_class(lab):
         lab.check(type(plain) is Own, f"expected the user's class. Received: {type(plain)}")
         lab.same(
             lambda: keras.models.load_model(path),
-            predict(x),
-            fit(x, y, batch_size=BATCH),
+            predict(X),
+            fit(X, Y, batch_size=BATCH),
             strategy=strategy,
             share_plain=False,
         )
@@ -160,7 +155,6 @@ def custom_class(lab):
 @case("saving", like="saving.loaded_in_the_scope")
 def cloned(lab):
     """`clone_model` in a scope; the clone of a strategy's model outside is plain."""
-    x, y = regression(N)
 
     def clone_of(model):
         clone = keras.models.clone_model(model)
@@ -170,7 +164,7 @@ def cloned(lab):
 
     strategy = lab.strategy()
     source = lab.run(dense, [])[0]
-    lab.same(lambda: clone_of(source), fit(x, y, batch_size=BATCH), strategy=strategy)
+    lab.same(lambda: clone_of(source), fit(X, Y, batch_size=BATCH), strategy=strategy)
     with strategy.scope():
         ours = dense()
     plain = clone_of(ours)
@@ -180,5 +174,5 @@ def cloned(lab):
     with strategy.scope():
         inside = clone_of(ours)
     train = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
-    lab.equal(expected.fit(x, y, **train).history, inside.fit(x, y, **train).history)
+    lab.equal(expected.fit(X, Y, **train).history, inside.fit(X, Y, **train).history)
     lab.equal(expected.get_weights(), inside.get_weights())

@@ -124,7 +124,7 @@ def of_the_batch(model, y, y_pred, loss):
 
 def assemble(lab, report, *, metrics=None, decorate=None, **options):
     def build():
-        kind = steps.reporting_model(lab.backend, report)()
+        kind = steps.of(lab.backend).reporting_model(report)
         if decorate is not None:
             kind.train_step, kind.test_step = map(decorate, (kind.train_step, kind.test_step))
         inputs = keras.Input((4,))
@@ -258,7 +258,7 @@ def results_that_are_not_listed(lab):
         }
 
     def build():
-        class Model(steps.reporting_model(lab.backend, report)()):
+        class Model(steps.of(lab.backend).reporting_model(report)):
             @property
             def metrics(self):
                 return [self.listed]

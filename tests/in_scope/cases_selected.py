@@ -37,7 +37,6 @@ ON_TORCH = frozenset(
         "losses.regularizers",
         "losses.sample_weight",
         "metrics.of_the_user",
-        "models.nested_models",
         "models.sequential_built_by_data",
         "optimizers.accumulation",
         "optimizers.adam",

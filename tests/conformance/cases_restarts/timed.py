@@ -2,8 +2,7 @@
 
 import itertools
 
-from tests.conformance.cases_restarts.sources import tf_data
-from tests.conformance.interruptions import BATCH, arrays, run, same, with_chosen_interval
+from tests.conformance.interruptions import arrays, run, same, with_chosen_interval
 from tests.conformance.registry import case
 
 # The clock of this test goes on by a second each time that it is read. So the five batches between
@@ -12,27 +11,18 @@ from tests.conformance.registry import case
 CHOSEN = {"save_freq": "auto", "hours_between_failures": 1.35 / 3600}
 
 
-def interrupted_anywhere(lab, data):
+# The interval is chosen by no backend.
+@case("restarts", replicas=(2,), like="restarts.several_steps")
+def auto(lab):
+    """`save_freq="auto"`: an interrupted run backs up where the other does, and is equal to it."""
     # The end of the first epoch shows what a backup takes; those of the others come three
     # batches after a backup, more than half of five.
     expected, found = with_chosen_interval(
         lab,
-        lambda folder, at: run(lab, folder, data, at=at, backups=CHOSEN.items()),
+        lambda folder, at: run(lab, folder, arrays(), at=at, backups=CHOSEN.items()),
         itertools.count().__next__,
         [(1, 0), (1, 0), (1, 5), (2, 0), (2, 5), (3, 0)],
         ((7, []), (14, [(1, 0), (1, 0), (1, 5)]), (22, [(2, 0), (2, 5)])),
     )
     for name, one in expected.items():
         lab.check(same(found[name], one), f"{name}: {found[name]} instead of {one}")
-
-
-@case("restarts", replicas=(2,))
-def auto(lab):
-    """`save_freq="auto"`: an interrupted run backs up where the other does, and is equal to it."""
-    interrupted_anywhere(lab, arrays())
-
-
-@case("restarts", replicas=(2,), like="restarts.auto")
-def auto_prefetched(lab):
-    """`save_freq="auto"` with a `tf.data` pipeline that is shuffled, and read ahead."""
-    interrupted_anywhere(lab, tf_data(lambda rows: rows.shuffle(16).batch(BATCH).prefetch(4)))
