@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import keras, tf, torch
 
 FEATURES, CLASSES, BATCH = 4, 3, 4
 ROWS = (8, 6, 3)
@@ -87,13 +87,9 @@ def _source(drawn, backend, count):
     kind = drawn.choice(kinds)
     parts = [part[:count] for part in (X, Y, WEIGHTS)[: 3 if drawn.random() < 0.3 else 2]]
     if kind == "tf.data":
-        import tensorflow as tf
-
         return tf.data.Dataset.from_tensor_slices(tuple(parts)).batch(BATCH), False
     if kind == "DataLoader":
-        from torch.utils.data import DataLoader
-
-        return DataLoader(list(zip(*parts, strict=True)), batch_size=BATCH), False
+        return torch.utils.data.DataLoader(list(zip(*parts, strict=True)), batch_size=BATCH), False
     batches = [tuple(part[at : at + BATCH] for part in parts) for at in range(0, count, BATCH)]
     if kind == "generator":
         return (batch for _ in range(9) for batch in batches), True

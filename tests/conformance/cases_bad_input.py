@@ -257,14 +257,6 @@ def a_fixed_batch_size(lab):
         notes = ""
         try:
             model.fit(np.ones((rows, 3)), np.ones((rows, 1)), batch_size=6, verbose=0)
-        except (ValueError, RuntimeError, *_framework_errors(lab)) as error:
+        except Exception as error:  # noqa: BLE001 (the framework decides which)
             notes = " ".join(getattr(error, "__notes__", ()))
         lab.check(said in notes and "ops.shape(x)[0]" in notes, f"received the notes {notes!r}")
-
-
-def _framework_errors(lab):
-    if lab.backend != "tensorflow":
-        return ()
-    import tensorflow as tf
-
-    return (tf.errors.OpError,)

@@ -16,8 +16,6 @@ from tests.conformance.registry import case
 from tests.environment import everything
 
 NUMBER = 500
-# Cases of as many calls each, so that processes can share them.
-PARTS = 2
 # After so many calls both begin again, so that rounding does not add up.
 EVERY = 10
 
@@ -61,14 +59,15 @@ def complaint(expected, received):
     return "" if isinstance(received, own) else f"expected {expected!r}, received {received!r}"
 
 
-def beside_plain_keras(lab, part):
+@case("generated", replicas=(2, 3))
+def beside_plain_keras(lab):
+    """500 calls of `fit`, `evaluate` and the like, with mistakes: the numbers of plain Keras."""
     plain = model_in(contextlib.nullcontext())
     mirrored = model_in(lab.strategy().scope())
     first, wrong, raised = state(plain), [], 0
-    size = NUMBER // PARTS
     twice = zip(calls(lab.backend, NUMBER), calls(lab.backend, NUMBER), strict=True)
     every = 1 if lab.backend == "torch" or everything() else 20
-    for number, (call, again) in [*enumerate(twice)][part * size : (part + 1) * size : every]:
+    for number, (call, again) in [*enumerate(twice)][::every]:
         if isinstance(weights := call.arguments.get("sample_weight"), list):
             # Of a list Keras gives the loss all numbers, and weighted metrics the first (3.15.1).
             call.arguments["sample_weight"] = np.array(weights, "float32")
@@ -86,20 +85,5 @@ def beside_plain_keras(lab, part):
         if found or error is not None or number % EVERY < every:
             begin_again(plain, first)
             begin_again(mirrored, first)
-    lab.check(not wrong, f"{len(wrong)} of {size} calls differ:\n" + "\n".join(wrong[:20]))
-    lab.check(raised > size // every // 30, f"only {raised} calls were mistakes")
-
-
-def _register(part):
-    @case(
-        "generated",
-        replicas=(2, 3),
-        name=f"calls_beside_plain_keras_{part}",
-        title=f"250 of 500 calls of `fit`, `evaluate` and the like, with mistakes ({part})",
-    )
-    def check(lab):
-        beside_plain_keras(lab, part - 1)
-
-
-for _part in range(1, PARTS + 1):
-    _register(_part)
+    lab.check(not wrong, f"{len(wrong)} calls differ:\n" + "\n".join(wrong[:20]))
+    lab.check(raised > NUMBER // every // 30, f"only {raised} calls were mistakes")

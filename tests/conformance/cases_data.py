@@ -3,26 +3,12 @@
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
-from tests.conformance.lazy import keras
-from tests.conformance.models import dense, regression, weights_for
-from tests.conformance.registry import BACKENDS, REPLICAS, case
+from tests.conformance.lazy import grain, jnp, keras, tf, torch
+from tests.conformance.models import compiled, dense, regression, weights_for
+from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 4
 X, Y = regression(N)
-
-
-def tensors(backend, *arrays):
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        return tuple(tf.constant(array) for array in arrays)
-    if backend == "jax":
-        import jax.numpy as jnp
-
-        return tuple(jnp.asarray(array) for array in arrays)
-    import torch
-
-    return tuple(torch.tensor(array) for array in arrays)
 
 
 @case("data")
@@ -54,8 +40,6 @@ def tf_data_of_other_kinds(lab):
     )
 
     def make():
-        import tensorflow as tf
-
         data = ({"left": X[:, :2], "right": X[:, 2:]}, Y)
         return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
 
@@ -63,8 +47,7 @@ def tf_data_of_other_kinds(lab):
         inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((2,), name="right")}
         merged = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
         model = keras.Model(inputs, keras.layers.Dense(1)(merged))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     lab.same(build, fit(make))
 
@@ -73,8 +56,9 @@ def tf_data_of_other_kinds(lab):
 def tensors_of_the_backends(lab):
     """TensorFlow's, JAX's and PyTorch's tensors, on every backend."""
     actions = []
-    for backend in BACKENDS:
-        x, y, weights = tensors(backend, *regression(N), weights_for(N))
+    makers = {"tensorflow": tf.constant, "jax": jnp.asarray, "torch": torch.tensor}
+    for backend, make in makers.items():
+        x, y, weights = map(make, (X, Y, weights_for(N)))
         actions.append(fit(x, y, batch_size=BATCH, shuffle=False, sample_weight=weights))
         if backend == lab.backend:
             actions += [evaluate(x, y, batch_size=BATCH), predict(x, batch_size=BATCH)]
@@ -83,8 +67,6 @@ def tensors_of_the_backends(lab):
 
 def dataset(n=N, batch=BATCH, unknown=False, weights=False, repeat=False):
     def make():
-        import tensorflow as tf
-
         x, y = regression(n)
         source = tf.data.Dataset.from_tensor_slices((x, y, weights_for(n)) if weights else (x, y))
         source = source.batch(batch)
@@ -114,12 +96,9 @@ def tf_data(lab):
 
 def loader(**options):
     def make():
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
         generator = torch.Generator().manual_seed(5)
-        data = TensorDataset(torch.tensor(X), torch.tensor(Y))
-        return DataLoader(data, batch_size=BATCH, generator=generator, **options)
+        data = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+        return torch.utils.data.DataLoader(data, batch_size=BATCH, generator=generator, **options)
 
     return make
 
@@ -199,18 +178,14 @@ def generator_of_listed_weights(lab):
 
 
 @case("data", like="data.py_dataset_uneven")
-def grain(lab):
+def grain_and_processes(lab):
     """A `grain` dataset and loader; a `PyDataset` with worker processes."""
     from tests.conformance.datasets import Processes
 
     def make():
-        import grain
-
         return grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(BATCH)
 
     def make_loader():
-        import grain
-
         sampler = grain.samplers.SequentialSampler(len(X), grain.sharding.NoSharding())
         return grain.DataLoader(
             data_source=list(zip(X, Y, strict=True)),
@@ -249,8 +224,7 @@ def sparse_inputs_with_adam(lab):
         image = keras.Input(X.shape[1:], sparse=lab.backend != "torch")
         hidden = keras.layers.Dense(4, activation="tanh")(image)
         model = keras.Model(image, keras.layers.Dense(1)(hidden))
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-        return model
+        return compiled(model, keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
 
     rows = sparse.csr_matrix(np.where(X > 0, X, 0).astype("float32"))
     lab.same(build, fit(rows, Y, batch_size=BATCH, epochs=2, shuffle=False))

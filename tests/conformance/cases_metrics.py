@@ -11,6 +11,7 @@ from tests.conformance.models import (
     binary,
     classification,
     classifier,
+    compiled,
     dense,
     largest_error,
     regression,
@@ -38,9 +39,7 @@ def binary_model(**options):
 
 
 def categorical(**options):
-    model = classifier()
-    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", **options)
-    return model
+    return compiled(classifier(), keras.optimizers.SGD(0.1), "categorical_crossentropy", **options)
 
 
 def of_two_outputs(**options):

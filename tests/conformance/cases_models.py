@@ -1,9 +1,12 @@
 """Kinds of models: what is built, not how it is trained."""
 
+import gc
+import weakref
+
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict
-from tests.conformance.lazy import kd, keras
+from tests.conformance.actions import evaluate, fit, predict, used
+from tests.conformance.lazy import kd, keras, tf, torch
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import REPLICAS, case
 
@@ -40,8 +43,6 @@ def really_distributed(lab):
     elif lab.backend == "torch":
         lab.equal(list(range(lab.replicas)), sorted(int(index) for index in seen))
     else:
-        import tensorflow as tf
-
         lab.check(
             isinstance(model.weights[0].value, tf.distribute.DistributedValues)
             or len({str(index) for index in seen}) >= lab.replicas,
@@ -112,12 +113,7 @@ def subclassed():
 @case("models")
 def subclassed_model(lab):
     """A subclassed model, built by its data, with a `training` argument."""
-    lab.same(
-        lambda: compiled(subclassed()),
-        fit(X, Y, batch_size=BATCH),
-        evaluate(X, Y, batch_size=BATCH),
-        predict(X, batch_size=4),
-    )
+    lab.same(lambda: compiled(subclassed()), *used(X, Y, BATCH))
 
 
 @case("models", like="models.subclassed_model")
@@ -164,8 +160,7 @@ def sublayer_that_is_never_called(lab):
 
         return compiled(keras.Sequential([Residual(4), keras.layers.Dense(1)]))
 
-    called = [fit(X, Y, batch_size=BATCH), evaluate(X, Y, batch_size=BATCH)]
-    lab.same(build, *called, predict(X, batch_size=BATCH), predict(X, batch_size=BATCH))
+    lab.same(build, *used(X, Y, BATCH), predict(X, batch_size=BATCH))
 
 
 @case("models")
@@ -207,14 +202,7 @@ def one_device_strategy(lab):
     """`kd.OneDeviceStrategy` and `kd.auto()` train as plain Keras does."""
     first = lab.devices[0]
     for strategy in (kd.OneDeviceStrategy(first), kd.auto()):
-        lab.same(
-            dense,
-            fit(X, Y, batch_size=BATCH),
-            evaluate(X, Y, batch_size=BATCH),
-            predict(X, batch_size=4),
-            strategy=strategy,
-            plain_key="one device",
-        )
+        lab.same(dense, *used(X, Y, BATCH), strategy=strategy, plain_key="one device")
     lab.equal(1, kd.OneDeviceStrategy(first).num_replicas_in_sync)
 
 
@@ -230,8 +218,6 @@ def outside_is_plain(lab):
 @case("models", backends=("torch",))
 def sparse_gradients_of_a_torch_module(lab):
     """DEFECTS 11: `torch.nn.Embedding(sparse=True)`."""
-    import torch
-
     x, y = np.arange(22).reshape(11, 2) % 10, np.ones((11, 2, 1), "float32")
 
     class Embedding(torch.nn.Module):
@@ -250,3 +236,26 @@ def sparse_gradients_of_a_torch_module(lab):
         return model
 
     lab.same(build, fit(x, y, batch_size=4, shuffle=False, epochs=2))
+
+
+@case("models", replicas=(2,))
+def a_users_class_goes_with_its_last_model(lab):
+    """A user's class is freed with its last model, as in plain Keras (DEFECTS 21)."""
+
+    def used():
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1)
+
+            def call(self, x):
+                return self.dense(x)
+
+        model = lab.made(lambda: compiled(Own(), "sgd", "mse"))
+        model.fit(*regression(4), verbose=0)
+        return weakref.ref(Own), weakref.ref(type(model)), weakref.ref(model)
+
+    references = used()
+    keras.utils.clear_session(free_memory=False)
+    gc.collect()
+    lab.equal([None] * 3, [one() for one in references])

@@ -8,7 +8,7 @@ from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import Tolerance
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import compiled, dense, regression, stack
 from tests.conformance.registry import case
 
 N, BATCH = 11, 6
@@ -24,13 +24,7 @@ def distiller(lab):
 
     def build():
         teacher, student = (
-            keras.Sequential(
-                [
-                    keras.Input((4,)),
-                    keras.layers.Dense(units, activation="tanh"),
-                    keras.layers.Dense(1),
-                ]
-            )
+            stack([keras.layers.Dense(units, activation="tanh"), keras.layers.Dense(1)])
             for units in (6, 3)
         )
         model = keras.distillation.Distiller(
@@ -38,8 +32,7 @@ def distiller(lab):
             student=student,
             distillation_losses=keras.distillation.LogitsDistillation(loss="mse"),
         )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2), evaluate(X, Y, batch_size=BATCH))
 
@@ -48,8 +41,7 @@ def quantized(mode):
     def build():
         model = dense()
         model.quantize(mode)
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     return build
 

@@ -7,7 +7,7 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, quiet_fit
 from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, NORMAL
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, stack, tagger, tokens
+from tests.conformance.models import compiled, dense, regression, stack, tagger, tokens
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 13, 6  # at last a batch of one row
@@ -101,9 +101,7 @@ def accumulation_with_masks(lab):
     y = np.random.default_rng(3).normal(size=(N, 5, 1)).astype("float32")
 
     def build():
-        model = tagger()
-        model.compile(keras.optimizers.Adam(0.02, gradient_accumulation_steps=2), "mse")
-        return model
+        return compiled(tagger(), keras.optimizers.Adam(0.02, gradient_accumulation_steps=2), "mse")
 
     lab.same(build, fit(x, y, batch_size=4, epochs=2, shuffle=False), tolerance=ADAPTIVE)
 
@@ -262,8 +260,7 @@ def one_for_some_layers(lab):
         model = dense()
         first, rest = keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9)
         several = keras.optimizers.OptimizerMap(rest, {f"{model.layers[0].name}/.*": first})
-        model.compile(keras.optimizers.MultiOptimizer(several), "mse")
-        return model
+        return compiled(model, keras.optimizers.MultiOptimizer(several), "mse")
 
     lab.same(build, fit(X, Y, batch_size=4, epochs=2), tolerance=ADAPTIVE)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import keras, tf
-from tests.conformance.models import largest_error
+from tests.conformance.models import compiled, largest_error
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
@@ -51,9 +51,7 @@ def autoencoder(metrics=()):
         def predict_step(self, data):
             return self._predicted(data, training=False)
 
-    model = Auto()
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=list(metrics))
-    return model
+    return compiled(Auto(), keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=list(metrics))
 
 
 def batches():
@@ -102,7 +100,6 @@ def pairs(lab):
 
         inputs = keras.Input((3,))
         model = Pairs(inputs, keras.layers.Dense(2)(inputs))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     lab.same(build, fit(np.stack([X, X[::-1]], 1), batch_size=BATCH, shuffle=False))

@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import keras
+from tests.conformance.models import compiled
 from tests.conformance.registry import case
 
 SIZE = 3
@@ -57,9 +58,7 @@ def build():
             return ops.expand_dims(ops.matmul(x, ops.matmul(value, scale)), -1)
 
     inputs = keras.Input((3,))
-    model = keras.Model(inputs, Products()(inputs))
-    model.compile(keras.optimizers.SGD(0.05), "mse")
-    return model
+    return compiled(keras.Model(inputs, Products()(inputs)), keras.optimizers.SGD(0.05), "mse")
 
 
 @case("products", replicas=(2, 3))

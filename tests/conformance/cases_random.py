@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, stack
+from tests.conformance.models import compiled, dense, regression, stack
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
@@ -84,8 +84,7 @@ def rematerialized_dropout(lab):
             hidden = [keras.layers.Dense(16, "tanh"), keras.layers.Dropout(0.4)]
             layers = [*hidden, keras.layers.Dense(16), keras.layers.Dropout(0.4)]
             model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     actions = [fit(X, Y, batch_size=BATCH, epochs=2)]
     kept, again = (
@@ -140,16 +139,11 @@ def another_seed_draws_otherwise(lab):
             return super().call(inputs, training=True)
 
     def masks(seed):
-        def action(model):
-            # Here, not in ``build``: some layers draw from the backend's own generator.
-            keras.utils.set_random_seed(seed)
-            return model.predict(x, batch_size=8, verbose=0)
-
-        def build():
-            keras.utils.set_random_seed(seed)
-            return keras.Sequential([keras.Input((32,)), Always(0.5)])
-
-        return lab.run(build, [action], lab.strategy())[1].results[0]
+        keras.utils.set_random_seed(seed)
+        model = lab.made(lambda: keras.Sequential([keras.Input((32,)), Always(0.5)]))
+        # Once more: some layers draw from the backend's own generator.
+        keras.utils.set_random_seed(seed)
+        return model.predict(x, batch_size=8, verbose=0)
 
     one, again, two = masks(1), masks(1), masks(2)
     lab.equal(one, again)

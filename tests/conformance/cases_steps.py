@@ -4,10 +4,10 @@ import functools
 import itertools
 
 from tests.conformance import steps
-from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.actions import fit, used
 from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import kd, keras, tf
-from tests.conformance.models import regression, weights_for
+from tests.conformance.models import compiled, regression, weights_for
 from tests.conformance.registry import REPLICAS, case
 from tests.environment import everything
 
@@ -19,18 +19,14 @@ def assemble(kind, **options):
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(5, activation="tanh")(inputs)
     model = kind(inputs, keras.layers.Dense(1)(hidden))
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
-    return model
+    return compiled(model, keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
 
 
 @case("custom steps")
 def train_step(lab):
-    """`train_step` as Keras's guide writes it, with `compute_loss` and metrics."""
-    lab.same(
-        lambda: assemble(steps.of(lab.backend).guide_model()),
-        fit(X, Y, batch_size=BATCH, epochs=2, sample_weight=weights_for(N)),
-        evaluate(X, Y, batch_size=BATCH),
-    )
+    """`train_step`, `test_step` and `predict_step` as Keras's guide writes them."""
+    build = lambda: assemble(steps.of(lab.backend).guide_model())  # noqa: E731
+    lab.same(build, *used(X, Y, BATCH, epochs=2, sample_weight=weights_for(N)))
 
 
 @case("custom steps", backends=("tensorflow",), replicas=REPLICAS, like="steps.train_step")
@@ -57,23 +53,11 @@ def vector_loss(lab):
 
         inputs = keras.Input((4,))
         model = Model(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(keras.optimizers.SGD(0.01), **options)
-        return model
+        return compiled(model, keras.optimizers.SGD(0.01), **options)
 
     # 11 in batches of 3: the last batch of 2 leaves replicas empty.
     lab.same(build, fit(X, Y, batch_size=3, epochs=2))
     lab.same(lambda: build(run_eagerly=True), fit(X, Y, batch_size=3))
-
-
-@case("custom steps")
-def test_and_predict_step(lab):
-    """`test_step` and `predict_step`."""
-    lab.same(
-        lambda: assemble(steps.of(lab.backend).test_step_model()),
-        fit(X, Y, batch_size=BATCH, validation_data=(X, Y)),
-        evaluate(X, Y, batch_size=BATCH),
-        predict(X, batch_size=BATCH),
-    )
 
 
 @case("custom steps")
@@ -96,11 +80,7 @@ def compute_loss(lab):
         model.spread = keras.metrics.Mean(name="spread")
         return model
 
-    lab.same(
-        build,
-        fit(X, Y, batch_size=BATCH, sample_weight=weights_for(N)),
-        evaluate(X, Y, batch_size=BATCH),
-    )
+    lab.same(build, *used(X, Y, BATCH, sample_weight=weights_for(N)))
 
 
 @case("custom steps")

@@ -57,11 +57,6 @@ def guide_model(scale=1.0):
             logs, metrics = updated(self.metrics, metrics, update)
             return logs, (*state, metrics)
 
-    return Model
-
-
-def test_step_model():
-    class Model(keras.Model):
         def test_step(self, state, data):
             trainable, non_trainable, metrics = state
             x, y, _ = keras.utils.unpack_x_y_sample_weight(data)

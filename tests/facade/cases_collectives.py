@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tests.conformance.lazy import kd, keras, ops
+from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade.case import case
-from tests.facade.lab import FLOAT32, numbered
+from tests.facade.lab import FLOAT32, numbered, variable_of
 
 
 def here():
@@ -30,21 +30,14 @@ def sums_and_means_of_nests(lab, strategy):
 
 
 @case
-def types_are_kept(lab, strategy):
-    """Floats of three widths and integers are summed in their type; a whole mean is exact."""
-    for dtype in ("float32", "float16", "bfloat16", "int32"):
-        step = lambda dtype=dtype: here().all_reduce("SUM", ops.ones((2,), dtype))  # noqa: E731
-        for one in strategy.local_results(strategy.run(step)):
-            lab.equal(dtype, keras.backend.standardize_dtype(one.dtype))
-            lab.equal([2.0, 2.0], ops.cast(one, "float32"))
+def types_together(lab, strategy):
+    """Several types and shapes in one call, each summed in its own; options change how, not what.
+
+    A mean of integers that is whole is exact.
+    """
     x = numbered(strategy, lambda i: np.array([1 + 2 * i, 4], "int32"))
     result = strategy.run(lambda x: here().all_reduce("MEAN", x), args=(x,))
     lab.equal([np.array([2, 4], "int32")] * 2, lab.components(result, strategy))
-
-
-@case
-def types_together(lab, strategy):
-    """Several types and shapes in one call; communication options change how, never what."""
     for options in (
         None,
         kd.CommunicationOptions(bytes_per_pack=4),
@@ -59,14 +52,22 @@ def types_together(lab, strategy):
                 ops.ones((3,), "float32"),
                 ops.ones((2, 2), "int32"),
                 ops.ones((), "float16"),
+                ops.ones((), "bfloat16"),
                 {"deep": ops.ones((1, 5), "float32")},
             ]
-            return here().all_reduce("SUM", values, options)
+            sums = here().all_reduce("SUM", values, options)
+            given, found = (
+                [keras.backend.standardize_dtype(one.dtype) for one in keras.tree.flatten(nest)]
+                for nest in (values, sums)
+            )
+            lab.equal(given, found)
+            return sums
 
         expected = [
             np.full(3, 2, "float32"),
             np.full((2, 2), 2, "int32"),
             np.array(2, "float16"),
+            2.0,
             {"deep": np.full((1, 5), 2, "float32")},
         ]
         lab.equal([expected] * 2, lab.components(strategy.run(step), strategy))
@@ -107,44 +108,26 @@ def gathers_of_nests_and_types(lab, strategy):
 
 
 @case(replicas=(1, 2, 3))
-def gradient_of_an_all_sum(lab, strategy):
-    """An all-sum again: the gradient of w_i * all_sum(x)^2 by x of each replica."""
+def gradient_of_an_all_reduce(lab, strategy):
+    """The same reduction again: the gradient of w_i * reduced(x)^2 by x of each replica."""
     n = lab.replicas
-    with strategy.scope():
-        v = keras.Variable([1.0, 2.0])
+    v = variable_of(strategy, [1.0, 2.0])
     index = numbered(strategy, lambda i: np.float32(i + 1))
+    for operation, scale in (("SUM", n * (n + 1) / 2), ("MEAN", (n + 1) / 2)):
 
-    def step(i):
-        def loss():
-            total = here().all_reduce("SUM", i * v)  # n(n+1)/2 * v
-            return i * ops.sum(total * total)
+        def step(i, operation=operation):
+            def loss():
+                total = here().all_reduce(operation, i * v)  # scale * v
+                return i * ops.sum(total * total)
 
-        return kd.value_and_grad(loss, [v])
+            return kd.value_and_grad(loss, [v])
 
-    value, [gradient] = strategy.run(step, args=(index,))
-    count = n * (n + 1) / 2
-    lab.equal(
-        [(i + 1) * count**2 * 5.0 for i in range(n)], lab.components(value, strategy), FLOAT32
-    )
-    # d/dv of the sum over replicas: each replica's own is (i+1) * all_sum((j+1) * 2 * count * v).
-    expected = [(i + 1) * 2 * count * count * np.float32([1.0, 2.0]) for i in range(n)]
-    lab.equal(expected, lab.components(gradient, strategy), FLOAT32)
-
-
-@case
-def gradient_of_an_all_mean(lab, strategy):
-    """An all-mean again."""
-    with strategy.scope():
-        v = keras.Variable(3.0)
-    index = numbered(strategy, lambda i: np.float32(i + 1))
-
-    def step(i):
-        return kd.value_and_grad(lambda: i * here().all_reduce("MEAN", i * v), [v])
-
-    value, [gradient] = strategy.run(step, args=(index,))
-    lab.equal([4.5, 9.0], lab.components(value, strategy), FLOAT32)
-    # i * mean over j of j: 1.5 and 3.
-    lab.equal([1.5, 3.0], lab.components(gradient, strategy), FLOAT32)
+        value, [gradient] = strategy.run(step, args=(index,))
+        expected = [(i + 1) * scale**2 * 5.0 for i in range(n)]
+        lab.equal(expected, lab.components(value, strategy), FLOAT32)
+        # Each replica's own is (i+1) * reduced((j+1) * 2 * scale * v).
+        expected = [(i + 1) * 2 * scale * scale * np.float32([1.0, 2.0]) for i in range(n)]
+        lab.equal(expected, lab.components(gradient, strategy), FLOAT32)
 
 
 @case(replicas=(1, 2, 3))
@@ -162,8 +145,7 @@ def gradient_of_a_ragged_all_gather(lab):
 def gathering(lab, size):
     strategy = lab.strategy()
     n = lab.replicas
-    with strategy.scope():
-        v = keras.Variable(2.0)
+    v = variable_of(strategy, 2.0)
     rows = numbered(strategy, lambda i: np.arange(size(i), dtype="float32") + 1 + i)
     scale = numbered(strategy, lambda i: np.float32(i + 1))
 
@@ -194,8 +176,7 @@ def gathering(lab, size):
 @case
 def second_gradients(lab, strategy):
     """A gradient of a gradient of an all-sum, compiled or not."""
-    with strategy.scope():
-        v = keras.Variable(3.0)
+    v = variable_of(strategy, 3.0)
 
     def step(i):
         def loss():
@@ -215,8 +196,6 @@ def second_gradients(lab, strategy):
 @case(backends=("tensorflow",))
 def sparse_gradients(lab):
     """`tf.IndexedSlices` are summed as they are, on TensorFlow, which alone has them."""
-    import tensorflow as tf
-
     strategy = lab.strategy()
 
     def slices():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.lazy import kd, keras, ops
+from tests.conformance.lazy import kd, keras, ops, torch
 from tests.facade.case import case
 from tests.facade.sources import SIZE, SOURCES, X, Y, pairs, tf_dataset
 
@@ -47,35 +47,24 @@ for _name in SOURCES:
     )(iterating(_name))
 
 
-@case
-def from_a_generator(lab, strategy):
-    """A generator serves once."""
-    data = strategy.distribute_dataset(batch for batch in pairs())
-    found = [pieces(lab, batch, strategy) for batch in data]
-    lab.equal(expected_pieces(2), found)
-    lab.equal([], list(data))
-
-
-@case
+@case(replicas=(2, 3))
 def batches_of_any_form(lab, strategy):
-    """Arrays alone, dicts, nests with None and numbers."""
-    data = strategy.distribute_dataset([{"x": X[:4], "more": [Y[:4], None, 7.0]}])
-    [batch] = data
-    lab.equal([X[:2], X[2:4]], lab.components(batch["x"], strategy))
-    lab.equal([Y[:2], Y[2:4]], lab.components(batch["more"][0], strategy))
+    """Arrays alone, dicts, nests with None and numbers; fewer rows than replicas; a generator."""
+    parts = lambda rows: np.array_split(rows, lab.replicas)  # noqa: E731
+    [batch] = strategy.distribute_dataset([{"x": X[:4], "more": [Y[:4], None, 7.0]}])
+    lab.equal(parts(X[:4]), lab.components(batch["x"], strategy))
+    lab.equal(parts(Y[:4]), lab.components(batch["more"][0], strategy))
     lab.check(batch["more"][1] is None, "None goes to all")
     result = strategy.run(lambda b: ops.sum(b["x"]) * b["more"][2], args=(batch,))
-    lab.equal([42.0, 154.0], lab.components(result, strategy))
-    [alone] = strategy.distribute_dataset([X[:3]])
-    lab.equal([X[:2], X[2:3]], lab.components(alone, strategy))
-
-
-@case(replicas=(3,))
-def fewer_rows_than_replicas(lab, strategy):
-    """A replica without a row gets an empty array; nothing is dropped."""
-    [batch] = strategy.distribute_dataset([X[:2]])
-    lab.equal([X[:1], X[1:2], X[:0]], lab.components(batch, strategy))
-    lab.equal(X[:2].sum(axis=0), strategy.reduce("SUM", batch, axis=0))
+    lab.equal([7.0 * part.sum() for part in parts(X[:4])], lab.components(result, strategy))
+    for rows in (X[:3], X[:2], X[:1]):  # nothing is dropped
+        [alone] = strategy.distribute_dataset([rows])
+        lab.equal(parts(rows), lab.components(alone, strategy))
+        lab.equal(rows.sum(axis=0), strategy.reduce("SUM", alone, axis=0))
+    data = strategy.distribute_dataset(batch for batch in pairs())
+    found = [pieces(lab, batch, strategy) for batch in data]
+    lab.equal(expected_pieces(lab.replicas), found)
+    lab.equal([], list(data))  # a generator serves once
 
 
 @case
@@ -130,8 +119,6 @@ def an_array_that_is_filled_anew(lab, strategy):
 
     sources = [of_arrays]
     if lab.backend == "torch":
-        import torch
-
         tensor = torch.empty(SIZE, 2)
         sources.append(of_tensors)
     for source in sources:

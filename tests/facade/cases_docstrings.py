@@ -1,7 +1,4 @@
-"""The examples of tf.distribute's docstrings: a case each, named after where the example stands.
-
-What other cases hold as well is in `coverage.COVERED_BY`.
-"""
+"""The examples of tf.distribute's docstrings that no other case holds (`coverage.COVERED_BY`)."""
 
 import collections
 
@@ -13,7 +10,7 @@ from tests.facade.lab import FLOAT32
 
 
 @case
-def central_storage_strategy__CentralStorageStrategy__1(lab):
+def central_storage(lab):
     """Variables on one device: a function over batches of which the last is smaller; reductions."""
     strategy = kd.CentralStorageStrategy(lab.devices, "cpu:0")
     rows = np.arange(8, dtype="int32")
@@ -30,7 +27,7 @@ def central_storage_strategy__CentralStorageStrategy__1(lab):
 
 
 @case
-def distribute_lib__get_strategy__1(lab, strategy):
+def where_code_runs(lab, strategy):
     """Outside of scopes, in a scope and in `run`: the strategy in force, and whose code it is."""
 
     def where():
@@ -56,7 +53,7 @@ def distribute_lib__get_strategy__1(lab, strategy):
 
 
 @case
-def distribute_lib__StrategyExtendedV2_colocate_vars_with__1(lab, strategy):
+def colocated_variables(lab, strategy):
     """Variables beside another, updated with them."""
     with strategy.scope():
         first = keras.Variable(1.0)
@@ -69,7 +66,7 @@ def distribute_lib__StrategyExtendedV2_colocate_vars_with__1(lab, strategy):
 
 
 @case
-def distribute_lib__StrategyBase_run__2(lab, strategy):
+def values_made_in_a_function(lab, strategy):
     """`run` in a compiled function, of values that are made there; an all-reduce in it."""
 
     def step(x, number):
@@ -91,7 +88,7 @@ def distribute_lib__StrategyBase_run__2(lab, strategy):
 
 
 @case
-def distribute_lib__StrategyBase_reduce__2(lab, strategy):
+def devices_of_components(lab, strategy):
     """Components are on their replicas' devices, what they are reduced to is one tensor."""
     result = strategy.run(
         lambda: ops.convert_to_tensor(kd.get_replica_context().replica_id_in_sync_group)
@@ -105,7 +102,7 @@ def distribute_lib__StrategyBase_reduce__2(lab, strategy):
 
 
 @case
-def tpu_strategy__TPUStrategyV1_run__2(lab, strategy):
+def options_of_a_run(lab, strategy):
     """Options of a run: kerasdist's and tf.distribute's own; anything else is refused."""
     tf_options = collections.namedtuple("RunOptions", ["dynamic", "bucketizing", "xla"])
     step = kd.function(ops.sum)
@@ -128,7 +125,7 @@ def tpu_strategy__TPUStrategyV1_run__2(lab, strategy):
 
 
 @case
-def tpu_strategy__TPUStrategyV2_experimental_replicate_to_logical_devices__1(lab):
+def logical_devices(lab):
     """Images cut, logits and labels whole on every logical device for the loss; one adds.
 
     CPU devices stand in for TPUs. Where replicas have one device each, an error says so.

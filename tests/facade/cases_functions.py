@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from tests.conformance.lazy import kd, keras, ops
+from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade.case import case
-from tests.facade.lab import numbered
+from tests.facade.lab import numbered, variable_of
 
 
 def batches(strategy, count=3):
@@ -22,8 +22,7 @@ def compiled_on(lab):
 @case
 def a_compiled_step_is_traced_once(lab, strategy):
     """Calls with the same shapes run the body once (PyTorch: once a call and replica)."""
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="mean")
+    v = variable_of(strategy, 1.0, aggregation="mean")
     bodies = {"outer": 0, "inner": 0}
 
     def step(x):
@@ -70,8 +69,7 @@ def another_shape_is_another_trace(lab, strategy):
 @case
 def functions_in_functions(lab, strategy):
     """A compiled function calls another, in and out of `run`."""
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="mean")
+    v = variable_of(strategy, 1.0, aggregation="mean")
 
     @kd.function
     def innermost(x):
@@ -126,7 +124,7 @@ def static_arguments(lab):
 
 @case
 def functions_of_plain_code(lab):
-    """Outside of every strategy: variables read and written, nests in and out."""
+    """Outside of every strategy: variables read and written, nests in and out; with options."""
     v = keras.Variable([1.0, 2.0])
 
     @kd.function
@@ -140,19 +138,11 @@ def functions_of_plain_code(lab):
     lab.equal({"sum": 7.0, "parts": [[3.0, 4.0], [[0.0]]]}, second)
     lab.equal([3.0, 4.0], v)
 
-
-@case
-def functions_as_decorators(lab):
-    """With and without parentheses; with `jit_compile` where a compiler is at hand."""
-
     @kd.function()
     def with_parentheses(x):
         return x + 1.0
 
-    @kd.function(jit_compile=False)
-    def with_option(x):
-        return x + 2.0
-
+    with_option = kd.function(jit_compile=False)(lambda x: x + 2.0)
     x = ops.convert_to_tensor(1.0)
     lab.equal([2.0, 3.0], [with_parentheses(x), with_option(x)])
     lab.equal("with_parentheses", with_parentheses.__name__)
@@ -161,8 +151,6 @@ def functions_as_decorators(lab):
 @case(backends=("tensorflow",))
 def a_replica_in_xla(lab):
     """XLA compiles the forward and backward pass of each replica, inside of `run`."""
-    import tensorflow as tf
-
     strategy = lab.strategy()
     x = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
     with strategy.scope():
@@ -191,8 +179,6 @@ def a_replica_in_xla(lab):
 @case(backends=("tensorflow",))
 def xla_around_a_run_is_refused(lab):
     """`jit_compile=True` on what `run` runs, around `run`, and in a function around: an error."""
-    import tensorflow as tf
-
     strategy = lab.strategy()
     for compiles in (kd.function(jit_compile=True), partial(tf.function, jit_compile=True)):
         step = compiles(ops.sum)
@@ -210,8 +196,7 @@ def xla_around_a_run_is_refused(lab):
 @case
 def an_error_in_a_compiled_function(lab, strategy):
     """It comes out with its type, and the variables are as they were."""
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="mean")
+    v = variable_of(strategy, 1.0, aggregation="mean")
     wrong = [True]
 
     def step():
@@ -232,8 +217,7 @@ def an_error_in_a_compiled_function(lab, strategy):
 @case
 def values_read_before_a_call_stay(lab, strategy):
     """A variable's value that was read before a compiled step is what it was, after it."""
-    with strategy.scope():
-        v = keras.Variable([1.0, 2.0], aggregation="mean")
+    v = variable_of(strategy, [1.0, 2.0], aggregation="mean")
     plain = keras.Variable([1.0, 2.0])
 
     @kd.function

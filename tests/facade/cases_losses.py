@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 
-from tests.conformance.lazy import kd, keras, ops
+from tests.conformance.lazy import jax, kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32
 
@@ -85,7 +85,7 @@ def scale_regularization_loss(lab, strategy):
 
 @case(replicas=(2, 3))
 def keras_losses(lab, strategy):
-    """Keras's losses: the mean of a replica, divided by the number of replicas."""
+    """Keras's losses: the mean of a replica, divided by the number of replicas; sums stay."""
     data = np.random.default_rng(0)
     y = data.integers(0, 2, (12, 1)).astype("float32")
     p = data.normal(size=(12, 1)).astype("float32")
@@ -101,18 +101,13 @@ def keras_losses(lab, strategy):
         lab.equal(float(make()(y, p)), float(strategy.reduce("SUM", result, None)), FLOAT32)
         for part, one in zip(rows, lab.components(result, strategy), strict=True):
             lab.equal(np.float32(make()(y[part], p[part])) / lab.replicas, one, FLOAT32)
-
-
-@case
-def losses_that_are_no_mean(lab, strategy):
-    """A sum, and no reduction, stay as they are in a replica."""
-    y, p = np.zeros((4, 1), "float32"), np.float32([[1.0], [2.0], [3.0], [4.0]])
-    batch = divided(strategy, y, p)
+    # A sum, and no reduction, stay as they are.
     total = keras.losses.MeanSquaredError(reduction="sum")
     each = keras.losses.MeanSquaredError(reduction=None)
-    sums, vectors = strategy.run(lambda y, p: (total(y, p), each(y, p)), args=batch)
-    lab.equal([5.0, 25.0], lab.components(sums, strategy))
-    lab.equal([[1.0, 4.0], [9.0, 16.0]], lab.components(vectors, strategy))
+    found = strategy.run(lambda y, p: (total(y, p), each(y, p)), args=divided(strategy, y, p))
+    squares = [np.square(y[part] - p[part])[:, 0] for part in rows]
+    lab.equal([one.sum() for one in squares], lab.components(found[0], strategy), FLOAT32)
+    lab.equal(squares, lab.components(found[1], strategy), FLOAT32)
 
 
 @case
@@ -144,8 +139,6 @@ def a_bad_global_batch_size(lab):
 def in_double_precision(lab):
     """Losses of float64 stay such, whether the size of the batch is a number or a tensor."""
     if lab.backend == "jax":
-        import jax
-
         double = jax.enable_x64
     else:
         double = contextlib.nullcontext

@@ -155,21 +155,6 @@ def merge_calls_return_each_its_component(lab, strategy):
 
 
 @case
-def merge_calls_in_compiled_steps(lab, strategy):
-    """A merge call in `run` in a compiled function, called again and again."""
-
-    def step(x):
-        here = kd.get_replica_context()
-        total = lambda given, value: given.reduce("MEAN", value, axis=None)  # noqa: E731
-        return here.merge_call(total, args=(x,)) * 2.0
-
-    compiled = kd.function(lambda batch: strategy.run(step, args=(batch,)))
-    for turn in range(3):
-        value = numbered(strategy, lambda i, turn=turn: np.float32(i + turn))
-        lab.equal([1.0 + 2 * turn] * 2, lab.components(compiled(value), strategy))
-
-
-@case
 def another_replicas_context_is_refused(lab, strategy):
     """A context that is not in force communicates with nobody."""
     default = kd.get_replica_context()

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from tests.conformance.lazy import LazyModule, kd
+from tests.conformance.lazy import kd, tf
 from tests.facade import case as of_suite
 from tests.facade.lab import numbered
-
-tf = LazyModule("tensorflow")
 
 
 def case(function):

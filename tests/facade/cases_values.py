@@ -4,9 +4,9 @@ import copy
 
 import numpy as np
 
-from tests.conformance.lazy import kd, keras, ops
+from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade.case import case
-from tests.facade.lab import FLOAT32, numbered
+from tests.facade.lab import FLOAT32, numbered, variable_of
 
 
 def floats(strategy):
@@ -15,7 +15,7 @@ def floats(strategy):
 
 @case(replicas=(2, 3))
 def what_a_value_is(lab, strategy):
-    """`isinstance` and `values`, whoever made the value."""
+    """`isinstance`, `values` and what is printed, whoever made the value."""
     given = floats(strategy)
     for value in (given, strategy.run(lambda x: x + 1.0, args=(given,))):
         lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
@@ -27,17 +27,13 @@ def what_a_value_is(lab, strategy):
         lab.equal(sum(range(lab.replicas)), one)
     lab.check(not isinstance(reduced, kd.PerReplica), "a reduced value's components are equal")
     lab.check(not isinstance(ops.ones(2), kd.DistributedValues), "a tensor is none")
-
-
-@case
-def it_prints_as_tensorflows(lab):
-    """A value prints its class, then a line a component."""
-    text = str(numbered(lab.strategy()))
+    # As TensorFlow's it prints its class, then a line a component.
+    text = str(given)
     lines = text.splitlines()
     lab.check(lines[0] == "PerReplica:{" and lines[-1] == "}", f"received {text!r}")
     lab.check("\n  0: " in text and "\n  1: " in text, f"received {text!r}")
     lab.check("0." in lines[1] and "1." in lines[2], f"received {text!r}")
-    lab.equal(repr(numbered(lab.strategy()))[:12], "PerReplica:{")
+    lab.equal(repr(given)[:12], "PerReplica:{")
 
 
 @case(replicas=(2, 3))
@@ -61,8 +57,6 @@ def keras_tree_and_what_run_returns(lab, strategy):
     value = strategy.run(lambda x: x + 1.0, args=(floats(strategy),))
     expected = [1.0 + index for index in range(lab.replicas)]
     if lab.backend == "tensorflow":
-        import tensorflow as tf
-
         # Keras's own trainer relies on that, see docs/adr/0004-custom-loops.md.
         lab.check(keras.tree.flatten([value])[0] is value, "the framework's own value is a leaf")
         leaves = tf.nest.flatten(value, expand_composites=True)
@@ -86,8 +80,7 @@ def local_results(lab, strategy):
     lab.equal(lab.replicas, len(nest))
     for index, one in enumerate(nest):
         lab.equal({"a": float(index), "b": [float(index)]}, one)
-    with strategy.scope():
-        variable = keras.Variable([1.0, 2.0])
+    variable = variable_of(strategy, [1.0, 2.0])
     lab.equal([[1.0, 2.0]] * lab.replicas, lab.components(variable, strategy))
     lab.equal([[5.0]], lab.components(ops.convert_to_tensor([5.0]), strategy))
     lab.equal(("text",), strategy.local_results("text"))

@@ -101,4 +101,10 @@ def numbered(strategy: Any, function: Callable[[Any], Any] = np.float32) -> Any:
     )
 
 
-__all__ = ["EXACT", "FLOAT32", "Lab", "fresh", "labs", "numbered"]
+def variable_of(strategy: Any, value: Any, **options: Any) -> Any:
+    """A variable that is made in the scope of a strategy."""
+    with strategy.scope():
+        return keras.Variable(value, **options)
+
+
+__all__ = ["EXACT", "FLOAT32", "Lab", "fresh", "labs", "numbered", "variable_of"]

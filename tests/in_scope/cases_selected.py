@@ -44,7 +44,6 @@ ON_TORCH = frozenset(
         "optimizers.mixed_bfloat16",
         "ragged.predict_in_order",
         "random.dropout",
-        "saving.custom_class",
         "step_logs.renamed_logs_of_keras",
         "steps.two_optimizers",
         "training.optimizer_made_outside",

@@ -56,9 +56,8 @@ CONFORMANCE = (
 # The same of custom loops: what they run, sum, differentiate, trace and hold.
 FACADE = (
     "batch_norm.synchronized",
-    "collectives.gradient_of_an_all_mean",
+    "collectives.gradient_of_an_all_reduce",
     "collectives.sums_and_means_of_nests",
-    "creation.a_variable_made_in_run",
     "datasets.from_rows",
     "functions.a_compiled_step_is_traced_once",
     "gradients.gradients_of_models_with_state",
@@ -68,6 +67,7 @@ FACADE = (
     "training.adam_clipnorm",
     "training.keras_loss_objects",
     "values.reduce_values",
+    "variables.a_variable_made_in_run",
     "variables.metrics_in_steps",
 )
 

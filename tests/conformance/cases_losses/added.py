@@ -3,7 +3,7 @@
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
-from tests.conformance.models import regression
+from tests.conformance.models import compiled, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 3
@@ -28,8 +28,7 @@ def adding_model(kind, *, nested=False, **options):
 
     model = Adding(1, Adding(3, Adding(3)) if nested else None)
     options.setdefault("loss", "mse")
-    model.compile(keras.optimizers.SGD(0.1), **options)
-    return model
+    return compiled(model, keras.optimizers.SGD(0.1), **options)
 
 
 def on_batches(x, y):

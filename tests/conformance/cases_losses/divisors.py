@@ -7,6 +7,7 @@ from tests.conformance.lazy import keras
 from tests.conformance.models import (
     STEPS_IN_TIME,
     classification,
+    compiled,
     dense,
     regression,
     stack,
@@ -33,9 +34,7 @@ def reduction_case(reduction, like=""):
 
         def build():
             loss = keras.losses.MeanSquaredError(reduction=reduction)
-            model = tagger()
-            model.compile(keras.optimizers.SGD(rate), loss, weighted_metrics=["mae"])
-            return model
+            return compiled(tagger(), keras.optimizers.SGD(rate), loss, weighted_metrics=["mae"])
 
         options = {"batch_size": BATCH, "sample_weight": weights}
         lab.same(build, fit(x, y, shuffle=False, **options), evaluate(x, y, **options))
@@ -87,8 +86,7 @@ def of_a_whole_batch(lab):
             outputs = {one: keras.layers.Dense(3, "sigmoid", name=one)(inputs) for one in losses}
             model = keras.Model(inputs, outputs)
             metrics = [keras.losses.tversky, keras.metrics.ConcordanceCorrelation(axis=0)]
-            model.compile(keras.optimizers.SGD(0.1), losses, metrics={"function": metrics})
-            return model
+            return compiled(model, keras.optimizers.SGD(0.1), losses, metrics={"function": metrics})
 
         targets = dict.fromkeys(losses, kinds)
         train = fit(x, targets, batch_size=BATCH, shuffle=False, **options)

@@ -4,10 +4,9 @@ import functools
 
 import numpy as np
 
-from tests.conformance.lazy import LazyModule
+from tests.conformance.lazy import LazyModule, jax, jnp
 from tests.facade.case import of_backend
 
-jax, jnp = LazyModule("jax"), LazyModule("jax.numpy")
 normalization = LazyModule("kerasdist.backends.jax.loops.normalization")
 case = of_backend("jax")
 AXES = (0, 1)
@@ -60,3 +59,12 @@ def moments_and_their_derivatives_are_those_of_the_whole_batch(strategy):
         inputs, drawn = rows_and_mask(rows)
         for mask in (None, drawn.at[rows // 2 :].set(False)):
             close(computed(divided, inputs, mask), computed(plain, inputs, mask))
+
+
+@case
+def moments_lose_no_digits_where_the_mean_is_large(strategy):
+    layout = strategy.replica_set.arrays.layout
+    inputs = (jnp.arange(8.0) + 10_000)[:, None]
+    mean, variance = jax.jit(lambda x: normalization.moments(layout, x, [0], None))(inputs)
+    assert float(mean[0]) == 10_003.5
+    np.testing.assert_allclose(variance, [5.25], rtol=1e-5)
