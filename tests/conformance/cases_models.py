@@ -251,7 +251,7 @@ def a_users_class_goes_with_its_last_model(lab):
             def call(self, x):
                 return self.dense(x)
 
-        model = lab.made(lambda: compiled(Own(), "sgd", "mse"))
+        model = lab.made(lambda: compiled(Own()))
         model.fit(*regression(4), verbose=0)
         return weakref.ref(Own), weakref.ref(type(model)), weakref.ref(model)
 

@@ -20,7 +20,7 @@ def adding_model(kind, *, nested=False, **options):
             self.hidden = keras.layers.Dense(4, activation="tanh")
             self.head = keras.layers.Dense(units)
 
-        def call(self, x):
+        def call(self, x, training=False):
             hidden = self.hidden(x if self.inner is None else self.inner(x))
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(hidden)))
             self.add_loss([0.02 * keras.ops.mean(hidden)])
