@@ -46,3 +46,10 @@ def evaluate(x: Any, y: Any = None, **options):
 
 def predict(x: Any, **options):
     return lambda model: model.predict(_fresh(x), verbose=0, **options)
+
+
+def used(x: Any, y: Any, batch_size: int, *, epochs: int = 1, **options):
+    """Trains, evaluates and predicts; options are those of `fit` and `evaluate`."""
+    options["batch_size"] = batch_size
+    train = fit(x, y, epochs=epochs, **options)
+    return train, evaluate(x, y, **options), predict(x, batch_size=batch_size)

@@ -9,7 +9,7 @@ from unittest import mock
 from kerasdist.core import whole_files
 from tests.conformance.interruptions import arrays, exact
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import compiled, dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 22, 4
@@ -119,8 +119,7 @@ def with_averages():
     model = Own()
     model.build((None, 4))
     optimizer = keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.9)
-    model.compile(optimizer, "mse", metrics=["mae"])
-    return model
+    return compiled(model, optimizer, "mse", metrics=["mae"])
 
 
 @case("callbacks")

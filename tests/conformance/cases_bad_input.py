@@ -11,6 +11,7 @@ from tests.conformance.models import classifier, dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
+X, Y = regression(N)
 
 
 @case("bad input")
@@ -71,7 +72,6 @@ def data_that_do_not_fit(lab):
 @case("bad input")
 def second_model_shares_layers(lab):
     """A second model that shares layers with the first, both trained."""
-    x, y = regression(N)
 
     def build():
         inputs = keras.Input((4,))
@@ -84,10 +84,10 @@ def second_model_shares_layers(lab):
         return first
 
     def train_second(model):
-        history = model.second[0].fit(x, y, batch_size=3, verbose=0)
+        history = model.second[0].fit(X, Y, batch_size=3, verbose=0)
         return [history, model.second[0].get_weights()]
 
-    lab.same(build, fit(x, y, batch_size=BATCH), train_second, fit(x, y, batch_size=BATCH))
+    lab.same(build, fit(X, Y, batch_size=BATCH), train_second, fit(X, Y, batch_size=BATCH))
 
 
 @case("bad input")
@@ -104,7 +104,6 @@ def not_finite_on_one_replica(lab):
 @case("bad input")
 def from_another_thread(lab):
     """A strategy used from another thread: built here, trained there, and the other way round."""
-    x, y = regression(N)
     strategy = lab.strategy()
 
     def in_a_thread(action):
@@ -114,7 +113,7 @@ def from_another_thread(lab):
 
         return act
 
-    train = fit(x, y, batch_size=BATCH, shuffle=False)
+    train = fit(X, Y, batch_size=BATCH, shuffle=False)
     expected = lab.run(dense, [train])[1]
     actual = lab.run(dense, [in_a_thread(train)], strategy)[1]
     lab.equal(expected.parts(True), actual.parts(True))
@@ -258,14 +257,6 @@ def a_fixed_batch_size(lab):
         notes = ""
         try:
             model.fit(np.ones((rows, 3)), np.ones((rows, 1)), batch_size=6, verbose=0)
-        except (ValueError, RuntimeError, *_framework_errors(lab)) as error:
+        except Exception as error:  # noqa: BLE001 (the framework decides which)
             notes = " ".join(getattr(error, "__notes__", ()))
         lab.check(said in notes and "ops.shape(x)[0]" in notes, f"received the notes {notes!r}")
-
-
-def _framework_errors(lab):
-    if lab.backend != "tensorflow":
-        return ()
-    import tensorflow as tf
-
-    return (tf.errors.OpError,)

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 
 from tests.conformance import threads
-from tests.conformance.lab import MIXES, fresh, values
+from tests.conformance.lab import MIXES, fresh, logged, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.mixing import EXAMPLES, added_sum, supervised_contrastive
 from tests.conformance.models import regression
@@ -30,24 +30,14 @@ def warned(model, batch, **options):
 @contextlib.contextmanager
 def checked(level=logging.DEBUG):
     """What the check did, by its lines of a level and above: one that finds nothing is at DEBUG."""
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(
-        "compared" if " equals " in record.getMessage() else record.getMessage()
-    )
-    logger = logging.getLogger("kerasdist")
-    before = logger.level
-    logger.setLevel(level)
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
+    checks = []
+    with logged(level) as lines:
+        yield checks
+    checks += ["compared" if " equals " in line else line for line in lines]
 
 
 # The same place in a step mixes the examples. What is repaired is like what mixes none.
-LIKE = {supervised_contrastive: "check.named_entities_found"}
+LIKE = {supervised_contrastive: "check.named_entities_found", added_sum: "check.choices"}
 
 
 def example_case(build, repaired: bool):
@@ -68,7 +58,7 @@ def example_case(build, repaired: bool):
             lab.check(not warned(model, batch), "it should be said once")
 
     kind = "repaired" if repaired else "as published"
-    title = f"The first-batch check: {build.__doc__.partition(':')[0].rstrip('.')}, {kind}"
+    title = f"{build.__doc__.partition(':')[0].rstrip('.')}, {kind}"
     name = f"{build.__name__}_{'repaired' if repaired else 'found'}"
     backends = ("tensorflow", "torch")
     like = "check.silent" if repaired else LIKE.get(build, "")
@@ -89,7 +79,7 @@ for _build in EXAMPLES:
 
 @case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
 def along_the_examples(lab):
-    """The first-batch check: layers along the examples, activations that are no functions."""
+    """Layers along the examples, activations that are no functions."""
     layers, softmax = keras.layers, functools.partial(keras.ops.softmax, axis=0)
     for name, layer in {
         "Softmax": lambda: layers.Softmax(axis=0),
@@ -105,7 +95,7 @@ def along_the_examples(lab):
 
 @case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
 def silent(lab):
-    """The first-batch check: nothing is said of models that draw, and mix no examples."""
+    """Nothing is said of models that draw, and mix no examples."""
     strategy = lab.strategy()
     complaints = []
     # Each number of replicas has half of them: a model takes a second.
@@ -148,7 +138,7 @@ def no_traces(lab):
 
 @case("the first-batch check", replicas=(2,))
 def choices(lab):
-    """The first-batch check: `check="raise"`, `"off"`, what is none of them; JAX has no need."""
+    """`check="raise"`, `"off"`, what is none of them; JAX has no need."""
     said = {}
     for choice in ("raise", "off", "warn"):
         fresh()
@@ -176,10 +166,7 @@ def choices(lab):
 
 @case("the first-batch check", replicas=(2,))
 def other_threads(lab):
-    """The first-batch check: other threads' variables, optimizers and draws are left alone.
-
-    DEFECTS 3 and 8c.
-    """
+    """Other threads' variables, optimizers and draws are left alone (DEFECTS 3 and 8c)."""
     fresh()
     other = threads.Other()
     model = lab.made(lambda: threads.waiting_model(other))
@@ -192,10 +179,7 @@ def other_threads(lab):
 
 @case("the first-batch check", replicas=(2,))
 def two_fits(lab):
-    """The first-batch check: two threads that fit two models under one strategy, both right.
-
-    DEFECTS 3.
-    """
+    """Two threads that fit two models under one strategy, both right (DEFECTS 3)."""
     fresh()
     start, found = threads.fit_together(lab.strategy())
     for weights, received in zip(start, found, strict=True):
@@ -230,10 +214,7 @@ def weighed(rows, even):
 
 @case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
 def later_batch(lab):
-    """The first-batch check: a first batch that weighs evenly, and a ragged one that does not.
-
-    DEFECTS 8e.
-    """
+    """A first batch that weighs evenly, and a ragged one that does not (DEFECTS 8e)."""
     every = ((False, 1), (True, 2), (False, 2), (True, 1))
     for repaired, steps in every if everything() else every[:2]:
         fresh()
@@ -251,10 +232,7 @@ def later_batch(lab):
 
 @case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
 def metrics_beside(lab):
-    """The first-batch check: a metric that draws does not end it; one may return its variable.
-
-    DEFECTS 8e and 8f.
-    """
+    """A metric that draws does not end it; one may return its variable (DEFECTS 8e and 8f)."""
 
     class Ties(keras.metrics.Metric):
         def __init__(self, name):
@@ -307,10 +285,7 @@ def metrics_beside(lab):
     like="check.later_batch",
 )
 def little_memory(lab):
-    """The first-batch check: without room for copies it is left out, and one line says so.
-
-    DEFECTS 18.
-    """
+    """Without room for copies it is left out, and one line says so (DEFECTS 18)."""
     for free, level, expected in (
         (10_000_000, logging.DEBUG, "compared"),
         (1_000, logging.INFO, "not compared with one device: copies"),

@@ -11,6 +11,7 @@ from tests.environment import everything
 
 # Five steps, the last of them ragged.
 N, BATCH = 32, 7
+X, Y = regression(N)
 
 
 def built(strategy, **options):
@@ -20,7 +21,6 @@ def built(strategy, **options):
 
 def traces_by_epoch(lab, strategy, steps):
     """How often functions had been traced: at the start of each epoch and after each call."""
-    x, y = regression(N)
     model = built(strategy, steps_per_execution=steps)
     counts: list[list[int]] = []
     with counters.traces(lab.backend) as traces:
@@ -29,10 +29,10 @@ def traces_by_epoch(lab, strategy, steps):
         options = {"batch_size": BATCH, "verbose": 0}
         for _ in range(2):
             counts.append([])
-            model.fit(x, y, epochs=3, validation_data=(x, y), callbacks=[callback], **options)
-            model.evaluate(x, y, **options)
+            model.fit(X, Y, epochs=3, validation_data=(X, Y), callbacks=[callback], **options)
+            model.evaluate(X, Y, **options)
             note()
-            model.predict(x, **options)
+            model.predict(X, **options)
             note()
     return counts
 
@@ -53,10 +53,7 @@ def no_trace_after_the_first_epoch(lab):
 
 @case("cost of a step", backends=("tensorflow",), replicas=(2,))
 def a_layer_is_traced_few_times(lab):
-    """The first `fit` traces a layer for shapes, once a replica, and again for the check.
-
-    DEFECTS 12d.
-    """
+    """The first `fit` traces a layer few times: shapes, replicas, the check (DEFECTS 12d)."""
     calls = []
 
     class Own(keras.layers.Layer):
@@ -64,32 +61,30 @@ def a_layer_is_traced_few_times(lab):
             calls.append(x.shape)
             return x * 2.0
 
-    x, y = regression(N)
     for check, times in (("off", 1), ("warn", 2)):
         with lab.strategy(check=check).scope():
             model = keras.Sequential([keras.Input((4,)), Own(), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
         calls.clear()
-        model.fit(x[:28], y[:28], batch_size=BATCH, verbose=0)
+        model.fit(X[:28], Y[:28], batch_size=BATCH, verbose=0)
         lab.equal(times * (1 + lab.replicas), len(calls))
 
 
 def reads_per_step(lab, strategy):
     """By ``fit``, by ``evaluate``, and by ``fit`` with a callback that reads a value each step."""
-    x, y = regression(N)
     model = built(strategy)
     read = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: float(keras.ops.sum(keras.ops.ones(2)))
     )
     options = {"batch_size": BATCH, "verbose": 0}
-    model.fit(x, y, **options)
-    model.evaluate(x, y, **options)
+    model.fit(X, Y, **options)
+    model.evaluate(X, Y, **options)
     with counters.reads(lab.backend, model, "train_function") as fit:
-        model.fit(x, y, **options)
+        model.fit(X, Y, **options)
     with counters.reads(lab.backend, model, "test_function") as evaluate:
-        model.evaluate(x, y, **options)
+        model.evaluate(X, Y, **options)
     with counters.reads(lab.backend, model, "train_function") as reading:
-        model.fit(x, y, callbacks=[read], **options)
+        model.fit(X, Y, callbacks=[read], **options)
     return {"fit": fit.per_step, "evaluate": evaluate.per_step}, reading.per_step
 
 
@@ -128,10 +123,9 @@ def no_wait_for_a_tuner(lab):
 
     A dataset of the user's is tuned as ever.
     """
-    x, y = regression(N)
     model = built(lab.strategy())
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    sources = {"arrays": ((x, y), {"batch_size": BATCH}), "dataset": ((dataset,), {})}
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    sources = {"arrays": ((X, Y), {"batch_size": BATCH}), "dataset": ((dataset,), {})}
     tuned = {}
     for name, (source, options) in sources.items():
         with _begun_pipelines() as begun:

@@ -3,25 +3,12 @@
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
-from tests.conformance.lazy import keras
-from tests.conformance.models import dense, regression, weights_for
-from tests.conformance.registry import BACKENDS, REPLICAS, case
+from tests.conformance.lazy import grain, jnp, keras, tf, torch
+from tests.conformance.models import compiled, dense, regression, weights_for
+from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 4
-
-
-def tensors(backend, *arrays):
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        return tuple(tf.constant(array) for array in arrays)
-    if backend == "jax":
-        import jax.numpy as jnp
-
-        return tuple(jnp.asarray(array) for array in arrays)
-    import torch
-
-    return tuple(torch.tensor(array) for array in arrays)
+X, Y = regression(N)
 
 
 @case("data")
@@ -29,15 +16,14 @@ def pandas(lab):
     """NumPy, shuffled as by plain Keras, without `batch_size`, float64, integers; pandas."""
     import pandas as pd
 
-    x, y = regression(N)
     more, targets = regression(40)
-    frame, series = pd.DataFrame(x, columns=list("abcd")), pd.Series(y[:, 0])
+    frame, series = pd.DataFrame(X, columns=list("abcd")), pd.Series(Y[:, 0])
     lab.same(
         dense,
-        fit(x, y, batch_size=BATCH, shuffle=True, epochs=3),
+        fit(X, Y, batch_size=BATCH, shuffle=True, epochs=3),
         *(fit(more, targets), evaluate(more, targets), predict(more)),
-        fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH),
-        fit((x * 3).astype("int64"), y, batch_size=BATCH),
+        fit(X.astype("float64"), Y.astype("float64"), batch_size=BATCH),
+        fit((X * 3).astype("int64"), Y, batch_size=BATCH),
         fit(frame, series, batch_size=BATCH, shuffle=False),
         predict(frame, batch_size=BATCH),
     )
@@ -54,18 +40,14 @@ def tf_data_of_other_kinds(lab):
     )
 
     def make():
-        import tensorflow as tf
-
-        x, y = regression(N)
-        data = ({"left": x[:, :2], "right": x[:, 2:]}, y)
+        data = ({"left": X[:, :2], "right": X[:, 2:]}, Y)
         return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
 
     def build():
         inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((2,), name="right")}
         merged = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
         model = keras.Model(inputs, keras.layers.Dense(1)(merged))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     lab.same(build, fit(make))
 
@@ -74,8 +56,9 @@ def tf_data_of_other_kinds(lab):
 def tensors_of_the_backends(lab):
     """TensorFlow's, JAX's and PyTorch's tensors, on every backend."""
     actions = []
-    for backend in BACKENDS:
-        x, y, weights = tensors(backend, *regression(N), weights_for(N))
+    makers = {"tensorflow": tf.constant, "jax": jnp.asarray, "torch": torch.tensor}
+    for backend, make in makers.items():
+        x, y, weights = map(make, (X, Y, weights_for(N)))
         actions.append(fit(x, y, batch_size=BATCH, shuffle=False, sample_weight=weights))
         if backend == lab.backend:
             actions += [evaluate(x, y, batch_size=BATCH), predict(x, batch_size=BATCH)]
@@ -84,8 +67,6 @@ def tensors_of_the_backends(lab):
 
 def dataset(n=N, batch=BATCH, unknown=False, weights=False, repeat=False):
     def make():
-        import tensorflow as tf
-
         x, y = regression(n)
         source = tf.data.Dataset.from_tensor_slices((x, y, weights_for(n)) if weights else (x, y))
         source = source.batch(batch)
@@ -115,13 +96,9 @@ def tf_data(lab):
 
 def loader(**options):
     def make():
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
-        x, y = regression(N)
         generator = torch.Generator().manual_seed(5)
-        data = TensorDataset(torch.tensor(x), torch.tensor(y))
-        return DataLoader(data, batch_size=BATCH, generator=generator, **options)
+        data = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+        return torch.utils.data.DataLoader(data, batch_size=BATCH, generator=generator, **options)
 
     return make
 
@@ -201,23 +178,17 @@ def generator_of_listed_weights(lab):
 
 
 @case("data", like="data.py_dataset_uneven")
-def grain(lab):
+def grain_and_processes(lab):
     """A `grain` dataset and loader; a `PyDataset` with worker processes."""
     from tests.conformance.datasets import Processes
 
     def make():
-        import grain
-
-        x, y = regression(N)
-        return grain.MapDataset.source(list(zip(x, y, strict=True))).batch(BATCH)
+        return grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(BATCH)
 
     def make_loader():
-        import grain
-
-        x, y = regression(N)
-        sampler = grain.samplers.SequentialSampler(len(x), grain.sharding.NoSharding())
+        sampler = grain.samplers.SequentialSampler(len(X), grain.sharding.NoSharding())
         return grain.DataLoader(
-            data_source=list(zip(x, y, strict=True)),
+            data_source=list(zip(X, Y, strict=True)),
             sampler=sampler,
             operations=[grain.transforms.Batch(BATCH)],
         )
@@ -232,14 +203,13 @@ def grain(lab):
 @case("validation")
 def validation(lab):
     """`validation_data` (weights, other kinds), `validation_batch_size`, `_freq`, `_split`."""
-    x, y = regression(N)
     given = (*regression(7, seed=5), weights_for(7))
     options = {"validation_data": given, "validation_batch_size": 3, "validation_freq": 2}
-    others = [fit(x, y, batch_size=BATCH, validation_data=one) for one in (dataset(7, 3), loader())]
+    others = [fit(X, Y, batch_size=BATCH, validation_data=one) for one in (dataset(7, 3), loader())]
     lab.same(
         dense,
-        fit(x, y, batch_size=BATCH, epochs=4, **options),
-        fit(x, y, batch_size=BATCH, epochs=2, validation_split=0.3),
+        fit(X, Y, batch_size=BATCH, epochs=4, **options),
+        fit(X, Y, batch_size=BATCH, epochs=2, validation_split=0.3),
         *others,
     )
 
@@ -249,15 +219,12 @@ def sparse_inputs_with_adam(lab):
     """Sparse tensors as a layer's inputs, with an optimizer that squares gradients."""
     import scipy.sparse as sparse
 
-    x, y = regression(N)
-
     def build():
         # Plain Keras on torch has no sparse tensors, and makes dense arrays of SciPy's matrices.
-        image = keras.Input(x.shape[1:], sparse=lab.backend != "torch")
+        image = keras.Input(X.shape[1:], sparse=lab.backend != "torch")
         hidden = keras.layers.Dense(4, activation="tanh")(image)
         model = keras.Model(image, keras.layers.Dense(1)(hidden))
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-        return model
+        return compiled(model, keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
 
-    rows = sparse.csr_matrix(np.where(x > 0, x, 0).astype("float32"))
-    lab.same(build, fit(rows, y, batch_size=BATCH, epochs=2, shuffle=False))
+    rows = sparse.csr_matrix(np.where(X > 0, X, 0).astype("float32"))
+    lab.same(build, fit(rows, Y, batch_size=BATCH, epochs=2, shuffle=False))

@@ -4,13 +4,12 @@ import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import FLOAT16
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import keras, tf
 from tests.conformance.models import (
     VOCABULARY,
-    binary,
     classification,
     classifier,
-    dense,
+    compiled,
     in_half_precision,
     regression,
     stack,
@@ -20,44 +19,32 @@ from tests.conformance.models import (
 from tests.conformance.registry import REPLICAS, case
 
 # The first batch is small, the last one too.
-SIZES = (1, 5, 3, 1)
+PARTS = (slice(0, 1), slice(1, 6), slice(6, 9), slice(9, 10))
+N = 10
+X, Y = regression(N)
 
 
 def batches(*arrays):
-    """A generator of batches of some of the rows; of a tuple of arrays one of the members."""
-
-    def make():
-        begin = 0
-        for size in SIZES:
-            taken = slice(begin, begin + size)
-            yield keras.tree.map_structure(lambda rows, taken=taken: rows[taken], arrays)
-            begin += size
-
-    return make
+    """A generator of batches of some of the rows."""
+    return lambda: (tuple(rows[part] for rows in arrays) for part in PARTS)
 
 
-N = sum(SIZES)
+def dataset(batch_of, *signature):
+    """The same of `tf.data`, of batches that a function makes of some of the rows."""
+    source = tf.data.Dataset.from_generator(
+        lambda: map(batch_of, PARTS), output_signature=signature
+    )
+    return source.apply(tf.data.experimental.assert_cardinality(len(PARTS)))
 
 
 def acts(x, *others):
     """Trains, evaluates and predicts in small batches."""
-    first = keras.tree.map_structure(lambda rows: rows[:1], x)
     return [
-        fit(batches(x, *others), steps_per_epoch=len(SIZES)),
-        evaluate(batches(x, *others), steps=len(SIZES)),
+        fit(batches(x, *others), steps_per_epoch=len(PARTS)),
+        evaluate(batches(x, *others), steps=len(PARTS)),
         predict(x, batch_size=4),
-        predict(first, batch_size=4),
+        predict(x[:1], batch_size=4),
     ]
-
-
-@case("few rows", like="few_rows.masks_and_weights")
-def eagerly_and_by_several_steps(lab):
-    """`run_eagerly`, and `steps_per_execution`, with small batches."""
-    x, y = regression(N)
-    lab.same(lambda: dense(run_eagerly=True), *acts(x, y)[:2])
-    if lab.backend != "torch":  # Keras has no steps_per_execution there
-        several = lambda: dense(steps_per_execution=3)  # noqa: E731
-        lab.same(several, fit(x[:9], y[:9], batch_size=4, shuffle=False, epochs=2))
 
 
 @case("few rows")
@@ -81,98 +68,15 @@ def masks_and_weights(lab):
 
 
 @case("few rows", like="few_rows.masks_and_weights")
-def several_outputs_and_added_losses(lab):
-    """Several outputs and losses, one a sum; regularizers; `add_loss` in a layer."""
-    x, y = regression(N, outputs=2)
-
-    class Penalty(keras.layers.Layer):
-        def call(self, inputs):
-            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
-            return inputs
-
-    def build():
-        layers = keras.layers
-        inputs = keras.Input((4,))
-        hidden = layers.Dense(
-            5, "tanh", kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.1)
-        )(inputs)
-        hidden = Penalty()(hidden) if lab.backend != "jax" else hidden
-        one, two = layers.Dense(1, name="one")(hidden), layers.Dense(1, name="two")(hidden)
-        model = keras.Model(inputs, {"one": one, "two": two})
-        losses = {"one": keras.losses.Huber(reduction="sum"), "two": "mse"}
-        model.compile(
-            keras.optimizers.SGD(0.05, momentum=0.9),
-            losses,
-            metrics={"one": ["mae", "r2_score"], "two": ["mse"]},
-        )
-        return model
-
-    targets = {"one": y[:, :1], "two": y[:, 1:]}
-    lab.same(build, *acts(x, targets))
-
-
-@case("few rows")
-def metrics(lab):
-    """Counts, AUC, a function of the batch, and a state that is a count of the examples seen."""
-    x, y = binary(N)
-
-    class Seen(keras.metrics.Metric):
-        def __init__(self):
-            super().__init__(name="seen")
-            self.rows = self.add_variable((), "zeros", name="rows")
-            self.least = self.add_variable((), "zeros", name="least")
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            ops = keras.ops
-            self.rows.assign_add(ops.cast(ops.shape(y_true)[0], "float32"))
-            self.least.assign(ops.minimum(self.least, ops.min(y_pred - y_true)))
-
-        def result(self):
-            return self.rows + self.least
-
-    def largest(y_true, y_pred):
-        return keras.ops.max(keras.ops.abs(y_true - y_pred))
-
-    def build():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
-        names = ["auc", keras.metrics.FalsePositives(), "binary_accuracy"]
-        metrics = [*names, Seen(), largest, "precision"]
-        model.compile(keras.optimizers.SGD(0.3), "binary_crossentropy", metrics=metrics)
-        return model
-
-    lab.same(build, *acts(x, y))
-
-
-@case("few rows", like="few_rows.metrics")
-def what_is_not_a_number_stays_out(lab):
-    """A row whose loss, metric and gradients are not finite where it does not count."""
-    x, y = regression(9)
-    x[4] = 0.0  # the first of the second batch; replicas without example must not spoil it
-
-    def build():
-        layers = keras.layers
-        return stack(
-            [layers.Dense(3, "tanh"), layers.BatchNormalization(momentum=0.5), layers.Dense(1)],
-            metrics=["mape", "cosine_similarity"],
-        )
-
-    lab.same(build, fit(x, y, batch_size=4, shuffle=False, epochs=2), evaluate(x, y, batch_size=4))
-
-
-@case("few rows", like="few_rows.masks_and_weights")
 def half_precision(lab):
     """`mixed_float16` with loss scaling, normalization and sample weights."""
-    x, y = regression(N)
-    lab.same(in_half_precision, *acts(x, y, weights_for(N) + 0.1), tolerance=FLOAT16)
+    lab.same(in_half_precision, *acts(X, Y, weights_for(N) + 0.1), tolerance=FLOAT16)
 
 
 @case("few rows", backends=("tensorflow",))
 def sparse_ragged_and_strings(lab):
     """Sparse and ragged tensors and strings, in dicts."""
-    import tensorflow as tf
-
-    x, y = regression(N)
-    kept = np.where(x > 0, x, 0)
+    kept = np.where(X > 0, X, 0)
     words = np.array([["a"], ["b"], ["c"], ["b"], ["a"], ["d"], ["c"], ["a"], ["b"], ["z"]])
 
     def build():
@@ -183,29 +87,16 @@ def sparse_ragged_and_strings(lab):
         embedded = layers.Flatten()(layers.Embedding(4, 2)(index))
         merged = layers.Concatenate()([layers.Dense(3)(sparse), embedded])
         model = keras.Model({"sparse": sparse, "text": text}, layers.Dense(1)(merged))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
-    def pairs():
-        begin = 0
-        for size in SIZES:
-            rows = slice(begin, begin + size)
-            inputs = {"sparse": tf.sparse.from_dense(kept[rows]), "text": tf.constant(words[rows])}
-            yield inputs, tf.constant(y[rows])
-            begin += size
+    def batch_of(part):
+        inputs = {"sparse": tf.sparse.from_dense(kept[part]), "text": tf.constant(words[part])}
+        return inputs, tf.constant(Y[part])
 
-    def dataset():
-        signature = (
-            {
-                "sparse": tf.SparseTensorSpec((None, 4), tf.float32),
-                "text": tf.TensorSpec((None, 1), tf.string),
-            },
-            tf.TensorSpec((None, 1), tf.float32),
-        )
-        source = tf.data.Dataset.from_generator(pairs, output_signature=signature)
-        return source.apply(tf.data.experimental.assert_cardinality(len(SIZES)))
-
-    lab.same(build, fit(dataset), evaluate(dataset), lambda m: m.predict(dataset(), verbose=0))
+    texts, targets = tf.TensorSpec((None, 1), tf.string), tf.TensorSpec((None, 1))
+    inputs = {"sparse": tf.SparseTensorSpec((None, 4), tf.float32), "text": texts}
+    mixed = lambda: dataset(batch_of, inputs, targets)  # noqa: E731
+    lab.same(build, fit(mixed), evaluate(mixed), lambda m: m.predict(mixed(), verbose=0))
 
     class MeanOfRagged(keras.Model):
         def __init__(self):
@@ -218,23 +109,14 @@ def sparse_ragged_and_strings(lab):
     def of_ragged():
         model = MeanOfRagged()
         model.build((None, 1))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     lengths = np.arange(N) % 3 + 1
     whole = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum(), dtype="float32"), lengths)
 
-    def ragged_batches():
-        begin = 0
-        for size in SIZES:
-            yield whole[begin : begin + size], tf.constant(y[begin : begin + size])
-            begin += size
-
-    def of_raggeds():
-        signature = (tf.RaggedTensorSpec((None, None), tf.float32), tf.TensorSpec((None, 1)))
-        return tf.data.Dataset.from_generator(ragged_batches, output_signature=signature)
-
-    lab.same(of_ragged, lambda m: m.predict(of_raggeds(), verbose=0))
+    raggeds = tf.RaggedTensorSpec((None, None), tf.float32)
+    ragged = lambda: dataset(lambda part: (whole[part], Y[part]), raggeds, targets)  # noqa: E731
+    lab.same(of_ragged, lambda m: m.predict(ragged(), verbose=0))
 
 
 @case("few rows", replicas=REPLICAS)
@@ -249,16 +131,10 @@ def optional_inputs(lab):
         def compute_output_spec(self, one, two=None):
             return keras.KerasTensor(one.shape, one.dtype)
 
-    def functional(names):
-        def build():
-            one = keras.Input((4,), name="one")
-            two = keras.Input((4,), name="two", optional=True)
-            inputs = {"one": one, "two": two} if names else [one, two]
-            model = keras.Model(inputs, keras.layers.Dense(1)(Sum()(one, two)))
-            model.compile(keras.optimizers.SGD(0.1), "mse")
-            return model
-
-        return build
+    def functional():
+        one, two = keras.Input((4,)), keras.Input((4,), optional=True)
+        model = keras.Model([one, two], keras.layers.Dense(1)(Sum()(one, two)))
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     class Own(keras.Model):
         def __init__(self):
@@ -269,9 +145,7 @@ def optional_inputs(lab):
             return self.dense(inputs["one"] if inputs["two"] is None else inputs["two"])
 
     def own():
-        model = Own()
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(Own(), keras.optimizers.SGD(0.1), "mse")
 
     def actions(given, few):
         return [
@@ -283,10 +157,5 @@ def optional_inputs(lab):
             lambda model: model.predict_on_batch(few),
         ]
 
-    in_list, in_dict = (
-        actions([x, None], [x[:1], None]),
-        actions({"one": x, "two": None}, {"one": x[:1], "two": None}),
-    )
-    lab.same(functional(names=False), *in_list)
-    lab.same(functional(names=True), *in_dict)
-    lab.same(own, *in_dict)
+    lab.same(functional, *actions([x, None], [x[:1], None]))
+    lab.same(own, *actions({"one": x, "two": None}, {"one": x[:1], "two": None}))

@@ -5,13 +5,14 @@ import warnings
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.actions import used
 from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lazy import keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
+X, Y = regression(N)
 
 
 def even_weights(model):
@@ -35,40 +36,20 @@ def compiled(model, built_by_hand=False):
     return even_weights(model)
 
 
-def trains(x, y):
-    return [fit(x, y, batch_size=BATCH, shuffle=False, epochs=2), evaluate(x, y), predict(x)]
-
-
-@case("from outside the scope", like="from_outside.layers_added_after_the_scope")
-def lora_after_the_scope(lab):
-    """`enable_lora` after the scope, with an optimizer that has slots."""
-    x, y = regression(N)
-
-    def build():
-        return compiled(keras.Sequential([keras.Input((4,)), dense("base"), keras.layers.Dense(1)]))
-
-    def tuned(model):
-        model.layers[0].enable_lora(2)
-        return fit(x, y, batch_size=BATCH, shuffle=False)(compiled(model))
-
-    before = fit(x, y, batch_size=BATCH, shuffle=False)
-    lab.same(build, before, tuned, *trains(x, y)[1:])
-
-
 @case("from outside the scope")
 def layers_added_after_the_scope(lab):
-    """`model.add` after the scope, and `compile`."""
-    x, y = regression(N)
+    """`enable_lora` and `model.add` after the scope, and another `compile`."""
 
     def build():
-        return keras.Sequential([keras.Input((4,)), dense("first")])
+        return compiled(keras.Sequential([keras.Input((4,)), dense("first")]))
 
     def extended(model):
+        model.layers[0].enable_lora(2)
         model.add(keras.layers.BatchNormalization(name="norm"))
         model.add(keras.layers.Dense(1, name="last"))
-        return [action(compiled(model)) for action in trains(x, y)[:1]]
+        return [action(compiled(model)) for action in used(X, Y, BATCH, epochs=2)[:1]]
 
-    lab.same(build, extended, *trains(x, y)[1:])
+    lab.same(build, extended, *used(X, Y, BATCH, epochs=2)[1:])
 
 
 def backbone():
@@ -79,7 +60,6 @@ def backbone():
 
 
 def on_a_backbone(lab, frozen, built_by_hand=False):
-    x, y = regression(N)
 
     def build():
         base = made.pop()
@@ -88,17 +68,17 @@ def on_a_backbone(lab, frozen, built_by_hand=False):
         return compiled(model, built_by_hand)
 
     def backbone_predicts(model):
-        return model.layers[0].predict(x, verbose=0)
+        return model.layers[0].predict(X, verbose=0)
 
     keras.backend.clear_session(free_memory=False)
     made = [backbone()]
-    expected = lab.run(build, [*trains(x, y), backbone_predicts])[1]
+    expected = lab.run(build, [*used(X, Y, BATCH, epochs=2), backbone_predicts])[1]
     keras.backend.clear_session(free_memory=False)
     made = [backbone()]
     with warnings.catch_warnings():
         # The backbone itself runs on one device.
         warnings.simplefilter("ignore")
-        found = lab.run(build, [*trains(x, y), backbone_predicts], lab.strategy())[1]
+        found = lab.run(build, [*used(X, Y, BATCH, epochs=2), backbone_predicts], lab.strategy())[1]
     lab.equal(expected.parts(True), found.parts(True))
 
 
@@ -118,7 +98,6 @@ def frozen_backbone(lab):
 @case("from outside the scope")
 def fit_alone_in_the_scope(lab):
     """Made and compiled outside, `fit` in the scope: plain Keras's numbers, with a warning."""
-    x, y = regression(N)
 
     def build():
         return compiled(keras.Sequential([keras.Input((4,)), dense("a"), keras.layers.Dense(1)]))
@@ -127,7 +106,7 @@ def fit_alone_in_the_scope(lab):
         model = lab.run(build, [])[0]
         with scope(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            results = [action(model) for action in trains(x, y)]
+            results = [action(model) for action in used(X, Y, BATCH, epochs=2)]
         return [results, model.get_weights()]
 
     strategy = lab.strategy()
@@ -138,16 +117,15 @@ def fit_alone_in_the_scope(lab):
 @case("from outside the scope", like="from_outside.layers_added_after_the_scope")
 def new_head_after_the_scope(lab):
     """A plain model with a new last layer on the strategy's own layers: trained on one device."""
-    x, y = regression(N)
 
     def build():
         layers = [keras.Input((4,)), dense("first"), keras.layers.BatchNormalization(name="norm")]
         return compiled(keras.Sequential([*layers, keras.layers.Dense(1, name="last")]))
 
     def with_new_head(model):
-        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
         head = keras.layers.Dense(1, name="head")
         tuned = compiled(keras.Model(model.inputs, head(model.layers[-2].output)))
-        return [[action(tuned) for action in trains(x, y)], tuned.get_weights()]
+        return [[action(tuned) for action in used(X, Y, BATCH, epochs=2)], tuned.get_weights()]
 
-    lab.same(build, with_new_head, *trains(x, y), tolerance=ADAPTIVE)
+    lab.same(build, with_new_head, *used(X, Y, BATCH, epochs=2), tolerance=ADAPTIVE)

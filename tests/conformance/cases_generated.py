@@ -1,4 +1,4 @@
-"""Generated cases: sizes, replicas, reductions, weights, masks, sources; the same each time."""
+"""Generated cases: sizes, replicas, reductions, weights, masks; the same each time."""
 
 import numpy as np
 
@@ -13,38 +13,13 @@ if not everything():
     EXAMPLES |= {"tensorflow": 4, "jax": 4}
 
 
-def source_of(kind, x, y, weights, batch):
-    """(x, options of fit, of evaluate): the same batches from another kind of source."""
-    if kind == "numpy":
-        options = {"y": y, "sample_weight": weights, "batch_size": batch}
-        return x, {**options, "shuffle": False}, options
-    parts = (x, y) if weights is None else (x, y, weights)
-    if kind == "generator":
-
-        def make():
-            while True:
-                for start in range(0, len(x), batch):
-                    yield tuple(part[start : start + batch] for part in parts)
-
-        steps = -(-len(x) // batch)
-        return make, {"steps_per_epoch": steps}, {"steps": steps}
-
-    def make():
-        import tensorflow as tf
-
-        return tf.data.Dataset.from_tensor_slices(parts).batch(batch)
-
-    return make, {}, {}
-
-
 @case("generated")
-def sizes_reductions_weights_masks_sources(lab):
-    """Batch size, number of examples, replicas, reduction, weights, masks, source: at random."""
+def sizes_reductions_weights_masks(lab):
+    """Batch size, number of examples, replicas, reduction, weights, masks: at random."""
     import hypothesis
     from hypothesis import strategies as st
 
-    kinds = st.sampled_from(["numpy", "generator", "tf.data"])
-    reductions = st.sampled_from(["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+    reductions = st.sampled_from(["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
 
     @hypothesis.settings(
         max_examples=EXAMPLES[lab.backend],
@@ -62,11 +37,10 @@ def sizes_reductions_weights_masks_sources(lab):
         reduction=reductions,
         weights=st.sampled_from(["none", "some zero", "first zero"]),
         masked=st.booleans(),
-        kind=kinds,
         accumulate=st.sampled_from([None, 2]),
         seed=st.integers(0, 99),
     )
-    def check(n, batch, replicas, reduction, weights, masked, kind, accumulate, seed):
+    def check(n, batch, replicas, reduction, weights, masked, accumulate, seed):
         if masked:
             x = tokens(n, seed)
             y = np.random.default_rng(seed).normal(size=(n, STEPS_IN_TIME, 1)).astype("float32")
@@ -90,12 +64,12 @@ def sizes_reductions_weights_masks_sources(lab):
             )
             return model
 
-        source, options, tested = source_of(kind, x, y, given, batch)
+        options = {"y": y, "sample_weight": given, "batch_size": batch}
         inner = lab.with_replicas(replicas)
         inner.same(
             build,
-            fit(source, epochs=2, **options),
-            evaluate(source, **tested),
+            fit(x, epochs=2, shuffle=False, **options),
+            evaluate(x, **options),
             predict(x, batch_size=batch),
             share_plain=False,
         )

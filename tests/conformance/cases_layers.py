@@ -10,7 +10,7 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import VOCABULARY, tokens
+from tests.conformance.models import VOCABULARY, compiled, tokens
 from tests.conformance.registry import case
 from tests.facade.cases_training import Loop
 
@@ -39,37 +39,21 @@ def trained(x, y):
     ]
 
 
-def attention():
-    class Block(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            layers = keras.layers
-            self.heads = layers.MultiHeadAttention(2, 3)
-            self.norm = layers.LayerNormalization()
-            self.additive = layers.AdditiveAttention()
-
-        def call(self, x):
-            return self.additive([x, self.norm(x + self.heads(x, x))])
-
-    return Block()
+def attended(x):
+    layers = keras.layers
+    heads = layers.MultiHeadAttention(2, 3)(x, x)
+    return layers.AdditiveAttention()([x, layers.LayerNormalization()(layers.Add()([x, heads]))])
 
 
-def merging():
-    class Merged(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            layers = keras.layers
-            self.merges = [layers.Add(), layers.Multiply(), layers.Maximum(), layers.Average()]
-            self.dot, self.concatenate = layers.Dot(axes=2, normalize=True), layers.Concatenate()
-
-        def call(self, x):
-            merged = self.concatenate([merge([x, x + 1.0]) for merge in self.merges])
-            return self.dot([merged, merged])
-
-    return Merged()
+def merged(x):
+    layers = keras.layers
+    merges = [layers.Add(), layers.Multiply(), layers.Maximum(), layers.Average()]
+    more = layers.Rescaling(1.0, offset=1.0)(x)
+    concatenated = layers.Concatenate()([merge([x, more]) for merge in merges])
+    return layers.Dot(axes=2, normalize=True)([concatenated, concatenated])
 
 
-# By name: the title, the data, and the layers, below a dense one.
+# By name: the title, the data, the layers below a dense one, and the case like it.
 FAMILIES = {
     "dense": (
         "Dense layers, activations, regularizers, reshaping, layers that merge, normalization",
@@ -81,7 +65,7 @@ FAMILIES = {
             layers.PReLU(),
             layers.Reshape((2, 3)),
             layers.Permute((2, 1)),
-            merging(),
+            merged,
             layers.Flatten(),
             layers.ActivityRegularization(l2=0.1),
             layers.Dense(4),
@@ -94,7 +78,12 @@ FAMILIES = {
             layers.RepeatVector(2),
         ],
     ),
-    "attention": ("Attention and layer normalization", rows(4, 4), lambda _: [attention()]),
+    "attention": (
+        "Attention and layer normalization",
+        rows(4, 4),
+        lambda _: [attended],
+        "layers.dense",
+    ),
     "conv_2d": (
         "Convolutions, normalization and pooling over two dimensions",
         rows(11, 11, 2),
@@ -124,6 +113,7 @@ FAMILIES = {
             layers.MaxPooling1D(2),
             layers.AveragePooling1D(2),
         ],
+        "layers.conv_2d",
     ),
     "conv_3d": (
         "Convolutions and pooling over three dimensions",
@@ -134,6 +124,7 @@ FAMILIES = {
             layers.AveragePooling3D(2),
             layers.GlobalMaxPooling3D(),
         ],
+        "layers.conv_2d",
     ),
     "recurrent": (
         "Embedding with a mask, and recurrent layers",
@@ -144,6 +135,7 @@ FAMILIES = {
             layers.TimeDistributed(layers.Dense(2)),
             layers.Bidirectional(layers.GRU(2)),
         ],
+        "few_rows.masks_and_weights",
     ),
     "preprocessing": (
         "Preprocessing layers, inside of the model",
@@ -156,18 +148,12 @@ FAMILIES = {
             layers.Flatten(),
             layers.CategoryEncoding(4, output_mode="multi_hot"),
         ],
+        "layers.dense",
     ),
 }
-LIKE = {
-    "attention": "layers.dense",
-    "conv_1d": "layers.conv_2d",
-    "conv_3d": "layers.conv_2d",
-    "recurrent": "few_rows.masks_and_weights",
-    "preprocessing": "layers.dense",
-}
 
 
-def family_case(name, title, x, layers):
+def family_case(name, title, x, layers, like=""):
     """A model of these layers and a dense one on top is the same under a strategy."""
 
     def build():
@@ -176,8 +162,7 @@ def family_case(name, title, x, layers):
         for layer in layers(keras.layers):
             outputs = layer(outputs)
         model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(outputs)))
-        model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"])
-        return model
+        return compiled(model, keras.optimizers.SGD(0.02), "mse", metrics=["mae"])
 
     def check(lab):
         model = lab.same(build, *trained(x, rows(1)), tolerance=NORMAL)
@@ -185,7 +170,7 @@ def family_case(name, title, x, layers):
         largest = max(float(np.max(np.abs(array))) for array in model.get_weights())
         lab.check(largest < 100, f"the weights should stay small, received {largest}")
 
-    case("layers", name=name, title=title, like=LIKE.get(name, ""))(check)
+    case("layers", name=name, title=title, like=like)(check)
 
 
 for _name, _family in FAMILIES.items():

@@ -9,15 +9,17 @@ import numpy as np
 from tests.conformance.actions import fit
 from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lazy import keras, tf
+from tests.conformance.models import compiled
 from tests.conformance.registry import case
 
 WORDS, LENGTH, WIDTH = 7, 6, 3
 
+ADAMW = "AdamW, clipped by the global norm"
 OPTIMIZERS = {
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, clipvalue=0.01),
-    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.02),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    ADAMW: lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1),
+    "RMSprop, clipped by value": lambda: keras.optimizers.RMSprop(0.01, clipvalue=0.01),
+    "SGD, clipped by the norm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.02),
 }
 
 
@@ -67,8 +69,7 @@ def build(optimizer, **options):
     tokens = keras.Input((LENGTH,), dtype="int32")
     outputs = keras.layers.Dense(1)(keras.layers.LayerNormalization()(every_lookup()(tokens)))
     model = keras.Model(tokens, keras.layers.Reshape((LENGTH,))(outputs))
-    model.compile(OPTIMIZERS[optimizer](), "mse", **options)
-    return model
+    return compiled(model, OPTIMIZERS[optimizer](), "mse", **options)
 
 
 def check(optimizer):
@@ -86,22 +87,18 @@ def check(optimizer):
     return checked
 
 
-for _name, _title in {
-    "adam": "Adam",
-    "adamw": "AdamW, clipped by the global norm",
-    "rmsprop": "RMSprop, clipped by value",
-    "sgd": "SGD, clipped by the norm",
-}.items():
-    _title = f"Positions, tokens, distances in tables: {_title}"
+for _optimizer in OPTIMIZERS:
+    _name = _optimizer.partition(",")[0].lower()
+    _title = f"Positions, tokens, distances in tables: {_optimizer}"
     _like = "" if _name == "adamw" else "lookups.adamw"
-    case("lookups", name=_name, title=_title, like=_like)(check(_name))
+    case("lookups", name=_name, title=_title, like=_like)(check(_optimizer))
 
 
 @case("lookups", replicas=(2,), like="lookups.adamw")
 def eagerly(lab):
     """Positions, tokens, distances in tables: AdamW with `run_eagerly=True`."""
     x, y = sentences(9)
-    lab.same(lambda: build("adamw", run_eagerly=True), fit(x, y, batch_size=5), tolerance=ADAPTIVE)
+    lab.same(lambda: build(ADAMW, run_eagerly=True), fit(x, y, batch_size=5), tolerance=ADAPTIVE)
 
 
 @case("lookups", backends=("tensorflow",), replicas=(2,))
@@ -117,7 +114,6 @@ def functions_in_eager_steps(lab):
         layers = [keras.layers.Embedding(WORDS, 3), Traced(), keras.layers.Flatten()]
         model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), *layers])
         model.add(keras.layers.Dense(LENGTH))
-        model.compile("adam", "mse", run_eagerly=True)
-        return model
+        return compiled(model, "adam", "mse", run_eagerly=True)
 
     lab.same(traced, fit(x, y, batch_size=5))

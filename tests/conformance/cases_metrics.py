@@ -11,17 +11,17 @@ from tests.conformance.models import (
     binary,
     classification,
     classifier,
+    compiled,
     dense,
     largest_error,
     regression,
     stack,
-    tagger,
-    tokens,
     weights_for,
 )
 from tests.conformance.registry import REPLICAS, case
 
-N, BATCH = 23, 6
+N, BATCH = 25, 6  # at last a batch of one row
+X, Y = regression(N)
 
 
 def check(lab, build, x, y, **options):
@@ -39,9 +39,7 @@ def binary_model(**options):
 
 
 def categorical(**options):
-    model = classifier()
-    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", **options)
-    return model
+    return compiled(classifier(), keras.optimizers.SGD(0.1), "categorical_crossentropy", **options)
 
 
 def of_two_outputs(**options):
@@ -208,12 +206,11 @@ def of_the_user(lab):
 
     They begin anew with each epoch and each evaluate.
     """
-    x, y = regression(N)
     lab.same(
         lambda: dense(metrics=[*own_metrics(), keras.metrics.R2Score()]),
-        fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x[:7], y[:7])),
-        evaluate(x[:3], y[:3]),
-        evaluate(x, y, batch_size=BATCH),
+        fit(X, Y, batch_size=BATCH, epochs=2, validation_data=(X[:7], Y[:7])),
+        evaluate(X[:3], Y[:3]),
+        evaluate(X, Y, batch_size=BATCH),
     )
 
 
@@ -223,7 +220,7 @@ def calls_of_a_function(lab):
 
     One that returns a value of the whole batch is called by the first replica alone. DEFECTS 15.
     """
-    x, y = regression(N)
+    x, y = regression(23)  # in no batch fewer rows than replicas
     calls = []
 
     def by_example(y_true, y_pred):
@@ -303,19 +300,10 @@ def read_twice(lab):
     lab.same(build, action)
 
 
-@case("metrics")
-def masked_metrics(lab):
-    """Metrics of a masked output."""
-    x = tokens(N)
-    y = np.random.default_rng(3).normal(size=(N, 5, 1)).astype("float32")
-    check(lab, lambda: tagger(metrics=["mae"], weighted_metrics=["mse"]), x, y)
-
-
 # Plain Keras on JAX refuses it: the layer's metric is no part of the step's state.
 @case("metrics", backends=("tensorflow", "torch"))
 def metric_in_a_layer(lab):
     """A metric that a layer holds and updates in `call`."""
-    x, y = regression(N)
 
     def build():
         class Watched(keras.layers.Layer):
@@ -329,4 +317,4 @@ def metric_in_a_layer(lab):
 
         return stack([keras.layers.Dense(5), Watched(), keras.layers.Dense(1)])
 
-    check(lab, build, x, y)
+    check(lab, build, X, Y)

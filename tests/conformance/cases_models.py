@@ -1,13 +1,17 @@
 """Kinds of models: what is built, not how it is trained."""
 
+import gc
+import weakref
+
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict
-from tests.conformance.lazy import kd, keras
+from tests.conformance.actions import evaluate, fit, predict, used
+from tests.conformance.lazy import kd, keras, tf, torch
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
+X, Y = regression(N)
 
 
 def compiled(model, **options):
@@ -39,8 +43,6 @@ def really_distributed(lab):
     elif lab.backend == "torch":
         lab.equal(list(range(lab.replicas)), sorted(int(index) for index in seen))
     else:
-        import tensorflow as tf
-
         lab.check(
             isinstance(model.weights[0].value, tf.distribute.DistributedValues)
             or len({str(index) for index in seen}) >= lab.replicas,
@@ -68,24 +70,12 @@ def initial_weights(lab):
 
 
 @case("models", like="models.subclassed_model")
-def sequential_built_by_data(lab):
-    """A Sequential without `Input`: built by the first batch."""
-    x, y = regression(N)
-    lab.same(
-        lambda: compiled(keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(1)])),
-        fit(x, y, batch_size=BATCH),
-        predict(x, batch_size=4),
-    )
-
-
-@case("models", like="models.subclassed_model")
 def functional_with_branches(lab):
     """Branches, a shared layer; inputs and outputs as dicts, of several dtypes and ranks."""
-    x, y = regression(N)
     random = np.random.default_rng(0)
     data = {
-        "a": x,
-        "b": x[::-1].copy(),
+        "a": X,
+        "b": X[::-1].copy(),
         "ids": random.integers(0, 7, size=(N, 1)).astype("int32"),
         "image": random.integers(0, 255, size=(N, 4, 4, 1)).astype("uint8"),
     }
@@ -103,7 +93,7 @@ def functional_with_branches(lab):
         outputs = {"sum": layers.Dense(1, name="sum")(layers.Concatenate()(parts))}
         return compiled(keras.Model(inputs, outputs), loss={"sum": "mse"})
 
-    lab.same(build, fit(data, {"sum": y}, batch_size=BATCH), predict(data, batch_size=4))
+    lab.same(build, fit(data, {"sum": Y}, batch_size=BATCH), predict(data, batch_size=4))
 
 
 def subclassed():
@@ -123,61 +113,39 @@ def subclassed():
 @case("models")
 def subclassed_model(lab):
     """A subclassed model, built by its data, with a `training` argument."""
-    x, y = regression(N)
-    lab.same(
-        lambda: compiled(subclassed()),
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=4),
-    )
+    lab.same(lambda: compiled(subclassed()), *used(X, Y, BATCH))
 
 
 @case("models", like="models.subclassed_model")
-def nested_models(lab):
-    """A model inside a model, with a subclassed one between."""
-    x, y = regression(N)
+def sequential_built_by_data(lab):
+    """A Sequential without `Input`, with models inside: built by the first batch."""
 
     def build():
-        inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="tanh")])
-        return compiled(keras.Sequential([keras.Input((4,)), inner, subclassed()]))
+        inner = keras.Sequential([keras.layers.Dense(3, activation="tanh")])
+        return compiled(keras.Sequential([keras.layers.Dense(5), inner, subclassed()]))
 
-    lab.same(build, fit(x, y, batch_size=BATCH))
+    lab.same(build, fit(X, Y, batch_size=BATCH), predict(X, batch_size=4))
 
 
-@case("models", like="models.nothing_trainable")
+@case("models")
 def frozen_layers(lab):
-    """A frozen layer keeps its weights."""
-    x, y = regression(N)
+    """A frozen layer keeps its weights; a model of which nothing is trained evaluates."""
 
     def build():
         frozen = keras.layers.Dense(5, trainable=False)
         return compiled(keras.Sequential([keras.Input((4,)), frozen, keras.layers.Dense(1)]))
 
-    def unfreeze(model):
-        model.layers[0].trainable = True
+    def freeze(model):
+        model.trainable = False
         compiled(model)
 
-    lab.same(build, fit(x, y, batch_size=BATCH), unfreeze, fit(x, y, batch_size=BATCH))
-
-
-@case("models")
-def nothing_trainable(lab):
-    """A model without trainable weights: evaluate, predict, and fit with a loss to show."""
-    x, y = regression(N)
-
-    def build():
-        model = dense()
-        model.trainable = False
-        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-        return model
-
-    lab.same(build, evaluate(x, y, batch_size=BATCH), predict(x, batch_size=BATCH))
+    evaluated = evaluate(X, Y, batch_size=BATCH), predict(X, batch_size=BATCH)
+    lab.same(build, fit(X, Y, batch_size=BATCH), freeze, *evaluated)
 
 
 @case("models")
 def sublayer_that_is_never_called(lab):
     """A layer that is made and not called: fit, evaluate, predict (DEFECTS 12c)."""
-    x, y = regression(N)
 
     def build():
         class Residual(keras.layers.Layer):
@@ -192,14 +160,12 @@ def sublayer_that_is_never_called(lab):
 
         return compiled(keras.Sequential([Residual(4), keras.layers.Dense(1)]))
 
-    called = [fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH)]
-    lab.same(build, *called, predict(x, batch_size=BATCH), predict(x, batch_size=BATCH))
+    lab.same(build, *used(X, Y, BATCH), predict(X, batch_size=BATCH))
 
 
 @case("models")
 def state_that_layers_write(lab):
     """A layer that counts examples in a variable of its own (`aggregation="sum"`)."""
-    x, y = regression(N)
 
     def build():
         class Counter(keras.layers.Layer):
@@ -216,36 +182,27 @@ def state_that_layers_write(lab):
 
         return compiled(keras.Sequential([keras.Input((4,)), Counter(), keras.layers.Dense(1)]))
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+    lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2))
 
 
 @case("models")
 def preprocessing_layers(lab):
     """`Normalization` adapted before and inside the scope."""
-    x, y = regression(N)
 
     def build():
         normal = keras.layers.Normalization()
-        normal.adapt(x)
+        normal.adapt(X)
         return compiled(keras.Sequential([keras.Input((4,)), normal, keras.layers.Dense(1)]))
 
-    lab.same(build, fit(x, y, batch_size=BATCH))
+    lab.same(build, fit(X, Y, batch_size=BATCH))
 
 
 @case("models")
 def one_device_strategy(lab):
     """`kd.OneDeviceStrategy` and `kd.auto()` train as plain Keras does."""
     first = lab.devices[0]
-    x, y = regression(N)
     for strategy in (kd.OneDeviceStrategy(first), kd.auto()):
-        lab.same(
-            dense,
-            fit(x, y, batch_size=BATCH),
-            evaluate(x, y, batch_size=BATCH),
-            predict(x, batch_size=4),
-            strategy=strategy,
-            plain_key="one device",
-        )
+        lab.same(dense, *used(X, Y, BATCH), strategy=strategy, plain_key="one device")
     lab.equal(1, kd.OneDeviceStrategy(first).num_replicas_in_sync)
 
 
@@ -253,8 +210,7 @@ def one_device_strategy(lab):
 def outside_is_plain(lab):
     """A model made outside of a scope runs plain Keras's code."""
     strategy = lab.strategy()
-    x, y = regression(N)
-    lab.same(dense, fit(x, y, batch_size=BATCH), strategy=strategy)
+    lab.same(dense, fit(X, Y, batch_size=BATCH), strategy=strategy)
     names = [kind.__module__ for kind in type(dense()).__mro__]
     lab.check(not [name for name in names if name.startswith("kerasdist")], f"plain: {names}")
 
@@ -262,8 +218,6 @@ def outside_is_plain(lab):
 @case("models", backends=("torch",))
 def sparse_gradients_of_a_torch_module(lab):
     """DEFECTS 11: `torch.nn.Embedding(sparse=True)`."""
-    import torch
-
     x, y = np.arange(22).reshape(11, 2) % 10, np.ones((11, 2, 1), "float32")
 
     class Embedding(torch.nn.Module):
@@ -282,3 +236,26 @@ def sparse_gradients_of_a_torch_module(lab):
         return model
 
     lab.same(build, fit(x, y, batch_size=4, shuffle=False, epochs=2))
+
+
+@case("models", replicas=(2,))
+def a_users_class_goes_with_its_last_model(lab):
+    """A user's class is freed with its last model, as in plain Keras (DEFECTS 21)."""
+
+    def used():
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1)
+
+            def call(self, x):
+                return self.dense(x)
+
+        model = lab.made(lambda: compiled(Own()))
+        model.fit(*regression(4), verbose=0)
+        return weakref.ref(Own), weakref.ref(type(model)), weakref.ref(model)
+
+    references = used()
+    keras.utils.clear_session(free_memory=False)
+    gc.collect()
+    lab.equal([None] * 3, [one() for one in references])

@@ -8,10 +8,11 @@ from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import Tolerance
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import compiled, dense, regression, stack
 from tests.conformance.registry import case
 
 N, BATCH = 11, 6
+X, Y = regression(N)
 TOPIC = "newer parts of Keras"
 # Relative to a loss: gradients are rounded to an eighth of themselves, each another way.
 FLOAT8 = Tolerance(0.05, 0.0, "float8 gradients have 2 bits of mantissa")
@@ -20,17 +21,10 @@ FLOAT8 = Tolerance(0.05, 0.0, "float8 gradients have 2 bits of mantissa")
 @case(TOPIC, replicas=(2,))
 def distiller(lab):
     """`keras.distillation.Distiller`: the student learns, the teacher stays."""
-    x, y = regression(N)
 
     def build():
         teacher, student = (
-            keras.Sequential(
-                [
-                    keras.Input((4,)),
-                    keras.layers.Dense(units, activation="tanh"),
-                    keras.layers.Dense(1),
-                ]
-            )
+            stack([keras.layers.Dense(units, activation="tanh"), keras.layers.Dense(1)])
             for units in (6, 3)
         )
         model = keras.distillation.Distiller(
@@ -38,18 +32,16 @@ def distiller(lab):
             student=student,
             distillation_losses=keras.distillation.LogitsDistillation(loss="mse"),
         )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
+    lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2), evaluate(X, Y, batch_size=BATCH))
 
 
 def quantized(mode):
     def build():
         model = dense()
         model.quantize(mode)
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     return build
 
@@ -57,26 +49,24 @@ def quantized(mode):
 @case(TOPIC, replicas=(2,))
 def quantized_int8(lab):
     """`model.quantize("int8")`, then `evaluate`, `predict`, and `fit` of what is left to train."""
-    x, y = regression(N)
 
     lab.same(
         quantized("int8"),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-        fit(x, y, batch_size=BATCH, epochs=2),
+        evaluate(X, Y, batch_size=BATCH),
+        predict(X, batch_size=BATCH),
+        fit(X, Y, batch_size=BATCH, epochs=2),
     )
 
 
 @case(TOPIC, replicas=(2,), like="newer_keras.quantized_int8")
 def quantized_float8(lab):
     """`model.quantize("float8")`, then `predict` and `fit`."""
-    x, y = regression(N)
 
     build = quantized("float8")
-    lab.same(build, predict(x, batch_size=BATCH))
+    lab.same(build, predict(X, batch_size=BATCH))
     # Trained, the ranges of gradients differ as docs/numerics.md says.
-    _, expected = lab.run(build, (fit(x, y, batch_size=BATCH, epochs=2),))
-    _, actual = lab.run(build, (fit(x, y, batch_size=BATCH, epochs=2),), lab.strategy())
+    _, expected = lab.run(build, (fit(X, Y, batch_size=BATCH, epochs=2),))
+    _, actual = lab.run(build, (fit(X, Y, batch_size=BATCH, epochs=2),), lab.strategy())
     losses = [one.results[0]["history"]["history"]["loss"] for one in (expected, actual)]
     lab.equal(*losses, FLOAT8)
 
@@ -98,7 +88,6 @@ def orbax_checkpoint(lab):
     """`keras.callbacks.OrbaxCheckpoint` in one process: what Orbax gets is one device's state."""
     if "OrbaxCheckpoint" not in dir(keras.callbacks):  # before Keras 3.13
         return
-    x, y = regression(N)
     callbacks = sys.modules[keras.callbacks.OrbaxCheckpoint.__module__]
     saved = []
 
@@ -123,7 +112,7 @@ def orbax_checkpoint(lab):
                 keras.utils.set_random_seed(3)
                 model = dense("adam")
             orbax_callback = keras.callbacks.OrbaxCheckpoint("unused", save_on_background=False)
-            model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[orbax_callback])
+            model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[orbax_callback])
             each.append([*saved])
             saved.clear()
     plain, ours = each
@@ -135,20 +124,19 @@ def orbax_checkpoint(lab):
 @case(TOPIC, replicas=(2,))
 def one_distribution(lab):
     """`keras.distribution.set_distribution` beside a strategy is refused, before any step."""
-    x, y = regression(N)
     model = lab.made(dense)
     before = model.get_weights()
     keras.distribution.set_distribution(object())
     try:
         for call in (
-            lambda: model.fit(x, y, verbose=0),
-            lambda: model.evaluate(x, y, verbose=0),
-            lambda: model.predict(x, verbose=0),
-            lambda: model.train_on_batch(x, y),
+            lambda: model.fit(X, Y, verbose=0),
+            lambda: model.evaluate(X, Y, verbose=0),
+            lambda: model.predict(X, verbose=0),
+            lambda: model.train_on_batch(X, Y),
         ):
             with lab.raises(kd.errors.UnsupportedError, "one distribution.*set_distribution.None"):
                 call()
     finally:
         keras.distribution.set_distribution(None)
     lab.equal(before, model.get_weights())
-    model.fit(x, y, verbose=0)
+    model.fit(X, Y, verbose=0)

@@ -6,13 +6,14 @@ from unittest import mock
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.actions import fit, predict, used
 from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import keras
-from tests.conformance.models import regression, stack, tokens
+from tests.conformance.models import compiled, regression, stack, tokens
 from tests.conformance.registry import REPLICAS, case
 
-N, BATCH = 11, 6
+N, BATCH = 13, 6  # at last a batch of one row
+X, Y = regression(N)
 
 
 def normalised(momentum=0.9, **options):
@@ -43,40 +44,18 @@ def far_apart(replicas):
 @case("batch normalisation", replicas=REPLICAS)
 def synchronised(lab):
     """Global mean and variance, gradients through them, ragged batches."""
-    x, y = regression(N)
-    lab.same(
-        normalised,
-        fit(x, y, batch_size=BATCH, epochs=2),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-        tolerance=NORMAL,
-    )
+    lab.same(normalised, *used(X, Y, BATCH, epochs=2), tolerance=NORMAL)
 
 
 @case("batch normalisation", backends=("torch",), replicas=(2,))
 def rematerialized(lab):
     """In a `keras.RematScope`, which computes each layer once more in the backward pass."""
-    x, y = regression(N)
 
     def build():
         with keras.RematScope("full"):
             return normalised()
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), tolerance=NORMAL)
-
-
-@case("batch normalisation")
-def empty_replicas(lab):
-    """Batches that leave replicas without an example."""
-    x, y = regression(5)
-    lab.same(
-        normalised,
-        fit(x, y, batch_size=lab.replicas - 1 or 1, shuffle=False)
-        if lab.replicas > 2
-        else fit(x, y, batch_size=4, shuffle=False),
-        tolerance=NORMAL,
-        share_plain=False,
-    )
+    lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2), tolerance=NORMAL)
 
 
 @case("batch normalisation", replicas=REPLICAS)
@@ -102,15 +81,10 @@ def series():
     return x, regression(N)[1]
 
 
-def trained(*data):
-    options = {"batch_size": BATCH}
-    return [fit(*data, shuffle=False, **options), evaluate(*data, **options)]
-
-
 @case("batch normalisation")
 def with_masks(lab):
     """A mask: only unmasked steps count."""
-    lab.same(masked, *trained(*series()), tolerance=NORMAL)
+    lab.same(masked, *used(*series(), BATCH), tolerance=NORMAL)
 
 
 @case("batch normalisation", replicas=REPLICAS)
@@ -120,13 +94,12 @@ def of_many_replicas(lab):
 
     with mock.patch.object(batch_norm, "MOST_GATHERED", 1):
         for build, data in ((normalised, regression(N)), (masked, series())):
-            lab.same(build, *trained(*data), tolerance=NORMAL)
+            lab.same(build, *used(*data, BATCH), tolerance=NORMAL)
 
 
 @case("batch normalisation", like="normalization.synchronised")
 def frozen(lab):
     """On batches, frozen, loaded by a plain model; `BatchNormalization(synchronized=True)`."""
-    x, y = regression(N)
 
     def on_batches(model):
         batches = [regression(size, seed=index) for index, size in enumerate((6, 5, 2))]
@@ -136,15 +109,15 @@ def frozen(lab):
         model.layers[1].trainable = False
         model.compile(keras.optimizers.SGD(0.1), "mse")
 
-    train = fit(x, y, batch_size=BATCH)
+    train = fit(X, Y, batch_size=BATCH)
     model = lab.same(normalised, on_batches, train, freeze, train, tolerance=NORMAL)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         model.save(path)
         plain = keras.models.load_model(path)
-    lab.equal(plain.predict(x, verbose=0), model.predict(x, verbose=0))
+    lab.equal(plain.predict(X, verbose=0), model.predict(X, verbose=0))
     # On JAX and PyTorch Keras takes `synchronized=True` in a scope only.
-    actions = [train, predict(x, batch_size=BATCH)]
+    actions = [train, predict(X, batch_size=BATCH)]
     expected = lab.run(normalised, actions)[1]
     actual = lab.run(lambda: normalised(synchronized=True), actions, lab.strategy())[1]
     lab.equal(expected.parts(True), actual.parts(True), NORMAL)
@@ -175,8 +148,7 @@ def per_replica(lab):
         inputs = keras.Input((1,))
         layer = keras.layers.BatchNormalization(momentum=0.5)
         model = keras.Model(inputs, keras.layers.Add()([layer(inputs), layer(inputs)]))
-        model.compile(keras.optimizers.SGD(0.0), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.0), "mse")
 
     # From 0 half of the way to the mean of the replicas' means, and half of the rest.
     lab.equal([3.0 * (lab.replicas - 1), 0.25], ended(called_twice, 8.0)[0])

@@ -7,62 +7,51 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, quiet_fit
 from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, NORMAL
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, stack, tagger, tokens
+from tests.conformance.models import compiled, dense, regression, stack, tagger, tokens
 from tests.conformance.registry import REPLICAS, case
 
-N, BATCH = 11, 6
+N, BATCH = 13, 6  # at last a batch of one row
+X, Y = regression(N)
 
 
+# By name: the class, its options, and the one like it. Of most the updates go element by element
+# (`keras_compat.optimizers.ELEMENTWISE`); the last three look at whole variables.
 OPTIMIZERS = {
-    "sgd": ("SGD", {"learning_rate": 0.1}),
-    "sgd_nesterov": ("SGD", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True}),
-    "adam": ("Adam", {"learning_rate": 0.02}),
-    "adam_amsgrad": ("Adam", {"learning_rate": 0.02, "amsgrad": True}),
-    "adamw": ("AdamW", {"learning_rate": 0.02, "weight_decay": 0.1}),
-    "rmsprop": ("RMSprop", {"learning_rate": 0.02, "centered": True, "momentum": 0.5}),
-    "adagrad": ("Adagrad", {"learning_rate": 0.1}),
-    "adadelta": ("Adadelta", {"learning_rate": 1.0}),
-    "adamax": ("Adamax", {"learning_rate": 0.02}),
-    "nadam": ("Nadam", {"learning_rate": 0.02}),
-    "ftrl": ("Ftrl", {"learning_rate": 0.1, "l1_regularization_strength": 0.001}),
-    "lion": ("Lion", {"learning_rate": 0.01}),
-    "adafactor": ("Adafactor", {"learning_rate": 0.02}),
-    "lamb": ("Lamb", {"learning_rate": 0.02}),
-    "muon": ("Muon", {"learning_rate": 0.02}),
+    "sgd": ("SGD", {"learning_rate": 0.1}, "adam"),
+    "sgd_nesterov": ("SGD", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True}, "adam"),
+    "adam": ("Adam", {"learning_rate": 0.02}, ""),
+    "adam_amsgrad": ("Adam", {"learning_rate": 0.02, "amsgrad": True}, "adam"),
+    "adamw": ("AdamW", {"learning_rate": 0.02, "weight_decay": 0.1}, "adam"),
+    "rmsprop": ("RMSprop", {"learning_rate": 0.02, "centered": True, "momentum": 0.5}, "adam"),
+    "adagrad": ("Adagrad", {"learning_rate": 0.1}, "adam"),
+    "adadelta": ("Adadelta", {"learning_rate": 1.0}, "adam"),
+    "adamax": ("Adamax", {"learning_rate": 0.02}, "adam"),
+    "nadam": ("Nadam", {"learning_rate": 0.02}, "adam"),
+    "ftrl": ("Ftrl", {"learning_rate": 0.1, "l1_regularization_strength": 0.001}, "adam"),
+    "lion": ("Lion", {"learning_rate": 0.01}, "adam"),
+    "adafactor": ("Adafactor", {"learning_rate": 0.02}, ""),
+    "lamb": ("Lamb", {"learning_rate": 0.02}, "adafactor"),
+    "muon": ("Muon", {"learning_rate": 0.02}, "adafactor"),
 }
 
 
-# Their updates go element by element (`keras_compat.optimizers.ELEMENTWISE`), as Adam's does.
-LIKE = {
-    "sgd": "optimizers.sgd_nesterov",
-    **dict.fromkeys(
-        ("adam_amsgrad", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "nadam"),
-        "optimizers.adam",
-    ),
-    **dict.fromkeys(("ftrl", "lion"), "optimizers.adam"),
-    # These look at whole variables.
-    **dict.fromkeys(("lamb", "muon"), "optimizers.adafactor"),
-}
-
-
-def optimizer_case(name, kind, options):
+def optimizer_case(name, kind, options, like):
     def check(lab):
-        x, y = regression(N)
         # Before 3.13 plain Keras fails here: it asks TensorFlow's own variables for a Keras name.
         broken = kind == "Muon" and lab.backend == "tensorflow" and lab.keras_version < (3, 13)
         with lab.raises(AttributeError, "path") if broken else contextlib.nullcontext():
             lab.same(
                 lambda: dense(getattr(keras.optimizers, kind)(**options)),
-                fit(x, y, batch_size=BATCH, epochs=2),
+                fit(X, Y, batch_size=BATCH, epochs=2),
                 tolerance=FLOAT32 if kind == "SGD" else ADAPTIVE,
             )
 
     title = f"`{kind}`" + (f" ({name.partition('_')[2]})" if "_" in name else "")
-    case("optimizers", name=name, title=title, like=LIKE.get(name, ""))(check)
+    case("optimizers", name=name, title=title, like=like and f"optimizers.{like}")(check)
 
 
-for _name, (_kind, _options) in OPTIMIZERS.items():
-    optimizer_case(_name, _kind, _options)
+for _name, _optimizer in OPTIMIZERS.items():
+    optimizer_case(_name, *_optimizer)
 
 
 def opposing(lab):
@@ -112,9 +101,7 @@ def accumulation_with_masks(lab):
     y = np.random.default_rng(3).normal(size=(N, 5, 1)).astype("float32")
 
     def build():
-        model = tagger()
-        model.compile(keras.optimizers.Adam(0.02, gradient_accumulation_steps=2), "mse")
-        return model
+        return compiled(tagger(), keras.optimizers.Adam(0.02, gradient_accumulation_steps=2), "mse")
 
     lab.same(build, fit(x, y, batch_size=4, epochs=2, shuffle=False), tolerance=ADAPTIVE)
 
@@ -122,28 +109,26 @@ def accumulation_with_masks(lab):
 @case("averaged weights", like="optimizers.ema_at_the_end")
 def ema_overwrite(lab):
     """`use_ema` with `ema_overwrite_frequency`."""
-    x, y = regression(N)
     lab.same(
         lambda: dense(
             keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
         ),
-        fit(x, y, batch_size=3, epochs=2),
+        fit(X, Y, batch_size=3, epochs=2),
     )
 
 
 @case("averaged weights")
 def ema_at_the_end(lab):
     """`use_ema` written to the weights when fit ends, and `SwapEMAWeights`."""
-    x, y = regression(N)
     build = lambda: dense(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8))  # noqa: E731
-    lab.same(build, fit(x, y, batch_size=3))
+    lab.same(build, fit(X, Y, batch_size=3))
     lab.same(
         build,
         fit(
-            x,
-            y,
+            X,
+            Y,
             batch_size=3,
-            validation_data=(x, y),
+            validation_data=(X, Y),
             callbacks=lambda: [keras.callbacks.SwapEMAWeights()],
         ),
     )
@@ -152,14 +137,13 @@ def ema_at_the_end(lab):
 @case("precision", like="optimizers.loss_scale_overflow")
 def loss_scale(lab):
     """`LossScaleOptimizer`: the scale grows as on one device."""
-    x, y = regression(N)
     lab.same(
         lambda: dense(
             keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD(0.1), initial_scale=256.0, dynamic_growth_steps=2
             )
         ),
-        fit(x, y, batch_size=3, epochs=2),
+        fit(X, Y, batch_size=3, epochs=2),
     )
 
 
@@ -180,7 +164,6 @@ def loss_scale_overflow(lab):
 @case("precision", replicas=(3,))
 def scaled_loss_through_collectives(lab):
     """A scaled loss whose gradient passes from replica to replica, in uneven batches."""
-    x, y = regression(N)
 
     def build():
         class Model(keras.Model):
@@ -208,11 +191,10 @@ def scaled_loss_through_collectives(lab):
 
     # Unequal shares; then a replica without an example.
     for size in (4, 2):
-        lab.same(build, fit(x, y, batch_size=size, shuffle=False), tolerance=NORMAL)
+        lab.same(build, fit(X, Y, batch_size=size, shuffle=False), tolerance=NORMAL)
 
 
 def under_policy(lab, policy, tolerance):
-    x, y = regression(N)
 
     def build():
         keras.config.set_dtype_policy(policy)
@@ -220,8 +202,8 @@ def under_policy(lab, policy, tolerance):
 
     return lab.same(
         build,
-        fit(x, y, batch_size=BATCH, epochs=2),
-        evaluate(x, y, batch_size=BATCH),
+        fit(X, Y, batch_size=BATCH, epochs=2),
+        evaluate(X, Y, batch_size=BATCH),
         tolerance=tolerance,
     )
 
@@ -251,7 +233,6 @@ def centered(gradient):
 @case("optimizers")
 def own_apply(lab):
     """DEFECTS 8b: an optimizer whose own `apply` changes the gradients, or applies them twice."""
-    x, y = regression(N)
 
     class Centered(keras.optimizers.SGD):
         def apply(self, grads, trainable_variables=None):
@@ -266,13 +247,12 @@ def own_apply(lab):
         return keras.optimizers.LossScaleOptimizer(Centered(0.1), initial_scale=2.0**8)
 
     for make in (lambda: Centered(0.1, momentum=0.9), lambda: Twice(0.1), scaled):
-        lab.same(lambda make=make: dense(make()), fit(x, y, batch_size=4, epochs=2))
+        lab.same(lambda make=make: dense(make()), fit(X, Y, batch_size=4, epochs=2))
 
 
 @case("optimizers")
 def one_for_some_layers(lab):
     """DEFECTS 8b, a brother: `MultiOptimizer`, whose `apply` calls those of others."""
-    x, y = regression(N)
     if "MultiOptimizer" not in dir(keras.optimizers):  # before Keras 3.15
         return
 
@@ -280,16 +260,14 @@ def one_for_some_layers(lab):
         model = dense()
         first, rest = keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9)
         several = keras.optimizers.OptimizerMap(rest, {f"{model.layers[0].name}/.*": first})
-        model.compile(keras.optimizers.MultiOptimizer(several), "mse")
-        return model
+        return compiled(model, keras.optimizers.MultiOptimizer(several), "mse")
 
-    lab.same(build, fit(x, y, batch_size=4, epochs=2), tolerance=ADAPTIVE)
+    lab.same(build, fit(X, Y, batch_size=4, epochs=2), tolerance=ADAPTIVE)
 
 
 @case("schedules", like="optimizers.learning_rate_assigned")
 def schedules(lab):
     """Learning-rate schedules count global steps; weight decay with variables excluded from it."""
-    x, y = regression(N)
 
     def build():
         rate = keras.optimizers.schedules.CosineDecay(0.1, 6, warmup_steps=2, warmup_target=0.2)
@@ -297,28 +275,26 @@ def schedules(lab):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
         return dense(optimizer)
 
-    lab.same(build, fit(x, y, batch_size=3, epochs=2))
+    lab.same(build, fit(X, Y, batch_size=3, epochs=2))
 
 
 @case("constraints")
 def constraints(lab):
     """Weight constraints act after the reduced update."""
-    x, y = regression(N)
 
     def build():
         constraint = keras.constraints.MaxNorm(0.3)
         layer = keras.layers.Dense(5, kernel_constraint=constraint)
         return stack([layer, keras.layers.Dense(1)])
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+    lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2))
 
 
 @case("optimizers")
 def learning_rate_assigned(lab):
     """`optimizer.learning_rate` set between two fits."""
-    x, y = regression(N)
 
     def lower(model):
         model.optimizer.learning_rate = 0.01
 
-    lab.same(dense, fit(x, y, batch_size=4), lower, fit(x, y, batch_size=4))
+    lab.same(dense, fit(X, Y, batch_size=4), lower, fit(X, Y, batch_size=4))

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import keras, tf
+from tests.conformance.models import compiled, largest_error
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
@@ -50,32 +51,11 @@ def autoencoder(metrics=()):
         def predict_step(self, data):
             return self._predicted(data, training=False)
 
-    model = Auto()
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=list(metrics))
-    return model
+    return compiled(Auto(), keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=list(metrics))
 
 
 def batches():
     return tf.data.Dataset.from_tensor_slices({"given": X, "wanted": 2 * X}).batch(BATCH)
-
-
-class Furthest:
-    """A metric whose state is a maximum, so that it must see the rows of all replicas."""
-
-    def __new__(cls):
-        class Maximum(keras.metrics.Metric):
-            def __init__(self):
-                super().__init__(name="furthest")
-                self.most = self.add_variable((), "zeros", name="most")
-
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                mean = keras.ops.mean(keras.ops.abs(y_true - y_pred))
-                self.most.assign(keras.ops.maximum(self.most, mean))
-
-            def result(self):
-                return self.most + 0.0
-
-        return Maximum()
 
 
 def used(model):
@@ -89,7 +69,7 @@ def used(model):
 @case("steps of their own", backends=TENSORFLOW)
 def no_call_and_nothing_built(lab):
     """A model without `call`, of parts that the first step builds: `fit`, `evaluate`, `predict`."""
-    lab.same(lambda: autoencoder(metrics=["mae", Furthest()]), used)
+    lab.same(lambda: autoencoder(metrics=["mae", largest_error()]), used)
 
 
 @case("steps of their own", backends=TENSORFLOW)
@@ -120,7 +100,6 @@ def pairs(lab):
 
         inputs = keras.Input((3,))
         model = Pairs(inputs, keras.layers.Dense(2)(inputs))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
     lab.same(build, fit(np.stack([X, X[::-1]], 1), batch_size=BATCH, shuffle=False))

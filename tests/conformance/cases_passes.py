@@ -4,12 +4,12 @@ import contextlib
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.actions import fit, used
 from tests.conformance.cases_float64 import doubles, in_double, train_and_test
 from tests.conformance.cases_random import draws_for_the_global_batch
 from tests.conformance.double import FLOAT64
-from tests.conformance.lazy import kd, keras, tf
-from tests.conformance.models import STEPS_IN_TIME, VOCABULARY, regression, tokens
+from tests.conformance.lazy import kd, keras, tf, torch
+from tests.conformance.models import STEPS_IN_TIME, VOCABULARY, compiled, regression, stack, tokens
 from tests.conformance.registry import case
 
 # Batches of 7 and 4 rows on 3 replicas: of 3, 2, 2 and 2, 1, 1 rows.
@@ -88,25 +88,16 @@ def masks(lab):
             def call(self, x):
                 return x + self.table(keras.ops.arange(STEPS_IN_TIME))
 
-        model = keras.Sequential([
-            keras.Input((STEPS_IN_TIME,), dtype="int32"),
-            keras.layers.Embedding(VOCABULARY, 4, mask_zero=True),
-            Places(),
-            keras.layers.LSTM(3, return_sequences=True),
-            keras.layers.Dense(VOCABULARY),
-        ])  # fmt: skip
+        inputs = keras.Input((STEPS_IN_TIME,), dtype="int32")
+        words = keras.layers.Embedding(VOCABULARY, 4, mask_zero=True)
+        recurrent = keras.layers.LSTM(3, return_sequences=True)
+        layers = [words, Places(), recurrent, keras.layers.Dense(VOCABULARY)]
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(0.01), loss, weighted_metrics=["accuracy"])
-        return model
+        optimizer = keras.optimizers.Adam(0.01)
+        return stack(layers, optimizer, loss, inputs, weighted_metrics=["accuracy"])
 
     with at_once():
-        lab.same(
-            build,
-            fit(x, x, batch_size=7, epochs=2, shuffle=False),
-            evaluate(x, x, batch_size=7),
-            predict(x, batch_size=7),
-            tolerance=FLOAT64,
-        )
+        lab.same(build, *used(x, x, 7, epochs=2), tolerance=FLOAT64)
 
 
 @case("passes", replicas=EVERYWHERE)
@@ -126,8 +117,7 @@ def a_loss_of_the_whole_batch(lab):
 
         model = Model([first, second], outputs)
         losses = {"a": keras.losses.MeanSquaredError(reduction="sum"), "b": None}
-        model.compile(keras.optimizers.Adam(0.01), losses)
-        return model
+        return compiled(model, keras.optimizers.Adam(0.01), losses)
 
     with at_once():
         lab.same(
@@ -141,7 +131,7 @@ REFUSED = ("UnsupportedError", "a call that changes variable=.*seed")
 DRAWS = {"jax": REFUSED, "tensorflow": REFUSED}
 
 
-@case("passes", replicas=(1, 2), refused=DRAWS)
+@case("passes", replicas=(2,), refused=DRAWS)
 def dropout(lab):
     """The backward pass drops the units that the forward pass has dropped, and a seed fixes both.
 
@@ -159,8 +149,7 @@ def dropout(lab):
 
         layers = [Weights(), keras.layers.Dropout(0.5)]
         model = keras.Sequential([keras.Input((6,)), *layers])
-        model.compile(keras.optimizers.SGD(1.0), lambda y, p: keras.ops.sum(p * p, -1))
-        return model
+        return compiled(model, keras.optimizers.SGD(1.0), lambda y, p: keras.ops.sum(p * p, -1))
 
     with at_once():
         first, second = (
@@ -183,7 +172,7 @@ def adding(base):
     return Adding()
 
 
-@case("passes", replicas=(1, 2))
+@case("passes", replicas=(1,))
 def what_a_pass_cannot_know(lab):
     """BatchNormalization, losses of layers, seeds, global draws: refused."""
     x, y = regression(8)
@@ -227,7 +216,6 @@ def what_a_pass_cannot_know(lab):
 @case("passes", backends=("torch",), replicas=(1, 2))
 def out_of_memory(lab):
     """A device without memory: the error names the setting."""
-    import torch
 
     class Large(keras.layers.Layer):
         def call(self, x):

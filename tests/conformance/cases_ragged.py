@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.actions import fit, predict, used
 from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import REPLICAS, case
@@ -39,13 +39,7 @@ def fewer_examples_than_replicas(lab):
     """One example, one less than replicas: some replicas have none."""
     for n in sorted({1, lab.replicas - 1}):
         x, y = regression(n)
-        lab.same(
-            dense,
-            fit(x, y, batch_size=8, epochs=2),
-            evaluate(x, y, batch_size=8),
-            predict(x, batch_size=8),
-            share_plain=False,
-        )
+        lab.same(dense, *used(x, y, 8, epochs=2), share_plain=False)
 
 
 @case("predict", replicas=REPLICAS)

@@ -6,10 +6,11 @@ import numpy as np
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, stack
+from tests.conformance.models import compiled, dense, regression, stack
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
+X, Y = regression(N)
 OWN_DRAWS = (
     "each replica draws its own, repeatable by the seed; one device's draws after "
     '`kd.config.set_draws("global")`'
@@ -18,14 +19,19 @@ BY_REPLICA = dict.fromkeys(("tensorflow", "torch"), OWN_DRAWS)
 
 
 def with_dropout():
-    return stack(
-        [
-            keras.layers.Dense(16, activation="tanh"),
-            keras.layers.Dropout(0.4),
-            keras.layers.GaussianNoise(0.2),
-            keras.layers.Dense(1),
-        ]
-    )
+    class Jitter(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.generator = keras.random.SeedGenerator(3)
+
+        def call(self, x, training=False):
+            if training:
+                x = x + 0.1 * keras.random.normal(keras.ops.shape(x), seed=self.generator)
+            return x
+
+    layers = keras.layers
+    noise = [layers.Dropout(0.4), layers.GaussianNoise(0.2), Jitter()]
+    return stack([layers.Dense(16, activation="tanh"), *noise, layers.Dense(1)])
 
 
 def always_dropping(width=32):
@@ -65,25 +71,22 @@ def as_one_device_or_by_the_seed(lab, build, *actions):
 
 @case("random draws", limitation=BY_REPLICA)
 def dropout(lab):
-    """Dropout and noise: equal to one device on JAX, repeatable by the seed everywhere."""
-    x, y = regression(N)
-    as_one_device_or_by_the_seed(lab, with_dropout, fit(x, y, batch_size=BATCH, epochs=2))
+    """Dropout, noise, a layer's own draws: one device's on JAX, by the seed everywhere."""
+    as_one_device_or_by_the_seed(lab, with_dropout, fit(X, Y, batch_size=BATCH, epochs=2))
 
 
 @case("random draws", backends=("torch",), replicas=(2,), limitation=BY_REPLICA)
 def rematerialized_dropout(lab):
     """In a `keras.RematScope` the backward pass drops the units that the forward pass dropped."""
-    x, y = regression(N)
 
     def build(mode):
         with keras.RematScope(mode):
             hidden = [keras.layers.Dense(16, "tanh"), keras.layers.Dropout(0.4)]
             layers = [*hidden, keras.layers.Dense(16), keras.layers.Dropout(0.4)]
             model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(model, keras.optimizers.SGD(0.1), "mse")
 
-    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
+    actions = [fit(X, Y, batch_size=BATCH, epochs=2)]
     kept, again = (
         lab.run(lambda mode=mode: build(mode), actions, lab.strategy())[1]
         for mode in (None, "full")
@@ -126,28 +129,6 @@ def masks_differ_by_replica(lab):
         lab.equal(lab.run(always_dropping, actions)[1].results, outcome.results)
 
 
-@case("random draws", limitation=BY_REPLICA, like="random.dropout")
-def draws_of_the_user(lab):
-    """`keras.random` in a layer of the user, with a `SeedGenerator`."""
-
-    def build():
-        class Jitter(keras.layers.Layer):
-            def __init__(self):
-                super().__init__()
-                self.generator = keras.random.SeedGenerator(3)
-
-            def call(self, x, training=False):
-                if training:
-                    noise = keras.random.normal(keras.ops.shape(x), seed=self.generator)
-                    return x + 0.1 * noise
-                return x
-
-        return stack([Jitter(), keras.layers.Dense(1)])
-
-    x, y = regression(N)
-    as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH, epochs=2))
-
-
 @case("random draws", like="random.dropout")
 def another_seed_draws_otherwise(lab):
     """Another seed gives other masks: the draws follow `keras.utils.set_random_seed`."""
@@ -158,16 +139,11 @@ def another_seed_draws_otherwise(lab):
             return super().call(inputs, training=True)
 
     def masks(seed):
-        def action(model):
-            # Here, not in ``build``: some layers draw from the backend's own generator.
-            keras.utils.set_random_seed(seed)
-            return model.predict(x, batch_size=8, verbose=0)
-
-        def build():
-            keras.utils.set_random_seed(seed)
-            return keras.Sequential([keras.Input((32,)), Always(0.5)])
-
-        return lab.run(build, [action], lab.strategy())[1].results[0]
+        keras.utils.set_random_seed(seed)
+        model = lab.made(lambda: keras.Sequential([keras.Input((32,)), Always(0.5)]))
+        # Once more: some layers draw from the backend's own generator.
+        keras.utils.set_random_seed(seed)
+        return model.predict(x, batch_size=8, verbose=0)
 
     one, again, two = masks(1), masks(1), masks(2)
     lab.equal(one, again)
@@ -177,7 +153,6 @@ def another_seed_draws_otherwise(lab):
 @case("random draws")
 def shuffling_repeats(lab):
     """`shuffle=True` repeats by the seed, and a second epoch has another order."""
-    x, y = regression(N)
-    action = fit(x, y, batch_size=3, epochs=3, shuffle=True)
+    action = fit(X, Y, batch_size=3, epochs=3, shuffle=True)
     first = lab.run(dense, [action], lab.strategy())[1]
     lab.equal(first.parts(True), lab.run(dense, [action], lab.strategy())[1].parts(True))

@@ -3,8 +3,9 @@
 import numpy as np
 
 from tests.conformance.actions import quiet_fit
+from tests.conformance.lab import logged
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression
+from tests.conformance.models import compiled, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
@@ -49,9 +50,7 @@ def native_readings(rate, kernel):
 
 def model():
     layers = [keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")]
-    made = keras.Sequential(layers)
-    made.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    return made
+    return compiled(keras.Sequential(layers), keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
 
 
 def fit_and_read(model):
@@ -76,21 +75,9 @@ def in_callbacks_and_after(lab):
 @case("reading variables", backends=("tensorflow",))
 def advice_comes_once(lab):
     """With `run_eagerly=True` TensorFlow's advice against eager replicas is logged once at most."""
-    import logging
-
-    import tensorflow as tf
-
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    tf.get_logger().addHandler(handler)
-    try:
-        with lab.strategy().scope():
-            made = model()
-            made.compile("sgd", "mse", run_eagerly=True)
+    made = lab.made(lambda: compiled(model(), "sgd", "mse", run_eagerly=True))
+    with logged(name="tensorflow") as lines:
         made.fit(*regression(N), batch_size=BATCH, verbose=0)
-    finally:
-        tf.get_logger().removeHandler(handler)
     lab.check(sum("eagerly" in line for line in lines) <= 1, f"one line at most, not {lines}")
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from tests.conformance.actions import evaluate, fit, predict, quiet_fit
 from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lazy import keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import compiled, dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
+X, Y = regression(N)
 
 
 def adam():
@@ -19,8 +20,7 @@ def adam():
 
 
 def trained_file(lab, folder, strategy, name="model.keras", build=None):
-    x, y = regression(N)
-    model = lab.run(build or adam, [quiet_fit(x, y, batch_size=BATCH)], strategy)[0]
+    model = lab.run(build or adam, [quiet_fit(X, Y, batch_size=BATCH)], strategy)[0]
     path = Path(folder) / name
     if name.endswith(".weights.h5"):
         model.save_weights(path)
@@ -31,93 +31,10 @@ def trained_file(lab, folder, strategy, name="model.keras", build=None):
 
 @case("saving")
 def saved_here_loaded_plain(lab):
-    """Saved under a strategy, loaded without: training goes on as if there never was one."""
-    x, y = regression(N)
-    with tempfile.TemporaryDirectory() as folder:
-        path = trained_file(lab, folder, lab.strategy())
-        twin = trained_file(lab, folder, None, "plain.keras")
-        actions = [predict(x), quiet_fit(x, y, batch_size=BATCH)]
-        expected = lab.run(lambda: keras.models.load_model(twin), actions)[1]
-        model, actual = lab.run(lambda: keras.models.load_model(path), actions)
-    lab.equal(expected.parts(True), actual.parts(True), ADAPTIVE)
-    modules = [kind.__module__ for kind in type(model).__mro__]
-    lab.check(
-        not [name for name in modules if name.startswith("kerasdist")],
-        f"a model loaded outside of a scope is plain Keras's. Received: {modules}",
-    )
+    """Saved under a strategy, loaded without: a registered class of the user's trains on plainly.
 
-
-@case("saving")
-def loaded_in_the_scope(lab):
-    """`load_model` inside a scope: a plain file trains on under the strategy, optimizer and all."""
-    x, y = regression(N)
-    with tempfile.TemporaryDirectory() as folder:
-        path = trained_file(lab, folder, None)
-        lab.same(
-            lambda: keras.models.load_model(path),
-            predict(x, batch_size=3),
-            fit(x, y, batch_size=BATCH),
-            evaluate(x, y, batch_size=BATCH),
-            tolerance=ADAPTIVE,
-        )
-
-
-@case("saving")
-def saved_in_the_scope(lab):
-    """`save` in and out of the scope, `pickle`, `deepcopy`, `to_json`, `summary`: plain Keras's."""
-    x, y = regression(N)
-    strategy = lab.strategy()
-    plain, ours = lab.run(adam, [])[0], lab.run(adam, [], strategy)[0]
-    shown = []
-    for model in (plain, ours):
-        lines = []
-        model.summary(print_fn=lines.append)
-        shown.append([lines, model.get_config(), model.to_json(), type(model).__name__])
-    lab.equal(*shown)
-    with strategy.scope():
-        again = keras.Sequential.from_config(ours.get_config())
-    lab.equal(plain.count_params(), again.count_params())
-    ours.fit(x, y, batch_size=BATCH, verbose=0)
-    copies = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
-    with tempfile.TemporaryDirectory() as folder:
-        one, two = Path(folder) / "one.keras", Path(folder) / "two.keras"
-        ours.save(one)
-        with strategy.scope():
-            ours.save(two)
-        copies += map(keras.models.load_model, (one, two))
-    lab.equal(copies[-1].get_config(), copies[-2].get_config())
-    for copied in copies:
-        lab.equal(ours.get_weights(), copied.get_weights())
-        lab.equal(ours.predict(x, verbose=0), copied.predict(x, verbose=0))
-
-
-@case("saving")
-def weights_files(lab):
-    """`save_weights` and `load_weights`, both ways."""
-    x, y = regression(N)
-    with tempfile.TemporaryDirectory() as folder:
-        ours = trained_file(lab, folder, lab.strategy(), "ours.weights.h5")
-        plain = trained_file(lab, folder, None, "plain.weights.h5")
-
-        def load(path):
-            def action(model):
-                model.load_weights(path)
-                return model.get_weights()
-
-            return action
-
-        train = fit(x, y, batch_size=BATCH)
-        strategy = lab.strategy()
-        one = lab.run(dense, [load(plain), train, predict(x)])[1]
-        two = lab.run(dense, [load(ours), train, predict(x)])[1]
-        three = lab.run(dense, [load(plain), train, predict(x)], strategy)[1]
-    lab.equal(one.parts(True), two.parts(True), ADAPTIVE)
-    lab.equal(one.parts(True), three.parts(True), ADAPTIVE)
-
-
-@case("saving", like="saving.saved_here_loaded_plain")
-def custom_class(lab):
-    """A registered subclass saves and loads as the user's own class, in and out of a scope."""
+    In a scope it is loaded as the user's class, too.
+    """
 
     @keras.saving.register_keras_serializable(package=f"conformance{lab.replicas}")
     class Own(keras.Model):
@@ -134,51 +51,102 @@ def custom_class(lab):
             return {**super().get_config(), "units": self.units}
 
     def build():
-        model = Own(4)
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+        return compiled(Own(4), keras.optimizers.Adam(0.02), "mse")
 
-    x, y = regression(N)
+    strategy = lab.strategy()
     with tempfile.TemporaryDirectory() as folder:
-        strategy = lab.strategy()
         path = trained_file(lab, folder, strategy, build=build)
-        plain = keras.models.load_model(path)
-        lab.check(type(plain) is Own, f"expected the user's class. Received: {type(plain)}")
-        lab.same(
-            lambda: keras.models.load_model(path),
-            predict(x),
-            fit(x, y, batch_size=BATCH),
-            strategy=strategy,
-            share_plain=False,
-        )
+        twin = trained_file(lab, folder, None, "plain.keras", build)
+        actions = [predict(X), quiet_fit(X, Y, batch_size=BATCH)]
+        expected = lab.run(lambda: keras.models.load_model(twin), actions)[1]
+        model, actual = lab.run(lambda: keras.models.load_model(path), actions)
         with strategy.scope():
             again = keras.models.load_model(path)
-        lab.check(isinstance(again, Own), "a model loaded in a scope is the user's class still")
-        lab.equal("Own", type(again).__name__)
+    lab.equal(expected.parts(True), actual.parts(True), ADAPTIVE)
+    lab.check(type(model) is Own, f"a model loaded outside of a scope is {type(model)}")
+    lab.check(isinstance(again, Own), "a model loaded in a scope is the user's class still")
+    lab.equal("Own", type(again).__name__)
+
+
+@case("saving")
+def loaded_in_the_scope(lab):
+    """`load_model` inside a scope: a plain file trains on under the strategy, optimizer and all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = trained_file(lab, folder, None)
+        lab.same(
+            lambda: keras.models.load_model(path),
+            predict(X, batch_size=3),
+            fit(X, Y, batch_size=BATCH),
+            evaluate(X, Y, batch_size=BATCH),
+            tolerance=ADAPTIVE,
+        )
+
+
+@case("saving")
+def saved_in_the_scope(lab):
+    """`save` in and out of the scope, `pickle`, `deepcopy`, `to_json`, `summary`: plain Keras's."""
+    strategy = lab.strategy()
+    plain, ours = lab.run(adam, [])[0], lab.run(adam, [], strategy)[0]
+    shown = []
+    for model in (plain, ours):
+        lines = []
+        model.summary(print_fn=lines.append)
+        shown.append([lines, model.get_config(), model.to_json(), type(model).__name__])
+    lab.equal(*shown)
+    with strategy.scope():
+        again = keras.Sequential.from_config(ours.get_config())
+    lab.equal(plain.count_params(), again.count_params())
+    ours.fit(X, Y, batch_size=BATCH, verbose=0)
+    copies = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
+    with tempfile.TemporaryDirectory() as folder:
+        one, two = Path(folder) / "one.keras", Path(folder) / "two.keras"
+        ours.save(one)
+        with strategy.scope():
+            ours.save(two)
+        copies += map(keras.models.load_model, (one, two))
+    lab.equal(copies[-1].get_config(), copies[-2].get_config())
+    for copied in copies:
+        lab.equal(ours.get_weights(), copied.get_weights())
+        lab.equal(ours.predict(X, verbose=0), copied.predict(X, verbose=0))
+
+
+@case("saving")
+def weights_files(lab):
+    """`save_weights` and `load_weights`, both ways."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = trained_file(lab, folder, lab.strategy(), "ours.weights.h5")
+        plain = trained_file(lab, folder, None, "plain.weights.h5")
+
+        def load(path):
+            def action(model):
+                model.load_weights(path)
+                return model.get_weights()
+
+            return action
+
+        train = fit(X, Y, batch_size=BATCH)
+        strategy = lab.strategy()
+        one = lab.run(dense, [load(plain), train, predict(X)])[1]
+        two = lab.run(dense, [load(ours), train, predict(X)])[1]
+        three = lab.run(dense, [load(plain), train, predict(X)], strategy)[1]
+    lab.equal(one.parts(True), two.parts(True), ADAPTIVE)
+    lab.equal(one.parts(True), three.parts(True), ADAPTIVE)
 
 
 @case("saving", like="saving.loaded_in_the_scope")
 def cloned(lab):
     """`clone_model` in a scope; the clone of a strategy's model outside is plain."""
-    x, y = regression(N)
 
     def clone_of(model):
         clone = keras.models.clone_model(model)
         clone.set_weights(model.get_weights())
-        clone.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-        return clone
+        return compiled(clone, keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
 
     strategy = lab.strategy()
     source = lab.run(dense, [])[0]
-    lab.same(lambda: clone_of(source), fit(x, y, batch_size=BATCH), strategy=strategy)
+    lab.same(lambda: clone_of(source), fit(X, Y, batch_size=BATCH), strategy=strategy)
     with strategy.scope():
         ours = dense()
     plain = clone_of(ours)
     modules = [kind.__module__ for kind in type(plain).__mro__]
     lab.check(not [m for m in modules if m.startswith("kerasdist")], f"Received: {modules}")
-    expected = clone_of(ours)
-    with strategy.scope():
-        inside = clone_of(ours)
-    train = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
-    lab.equal(expected.fit(x, y, **train).history, inside.fit(x, y, **train).history)
-    lab.equal(expected.get_weights(), inside.get_weights())

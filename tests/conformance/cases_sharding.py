@@ -1,14 +1,12 @@
 """What only sharded state has: the parts that devices hold, initial values, refusals."""
 
-import contextlib
 import math
 
 import numpy as np
 
 from tests.conformance.actions import fit, predict
 from tests.conformance.compare import ADAPTIVE
-from tests.conformance.interruptions import BATCH, BATCHES, ROWS, InterruptionError, interrupting
-from tests.conformance.lab import fresh, optimizer_values, values
+from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
@@ -141,42 +139,6 @@ def wrong_values(lab):
         kd.Sharding("full", min_size=0)
     with lab.raises(ValueError, "Expected within.*Received: within=.rack"):
         kd.Sharding("full", within="rack")
-
-
-@case(TOPIC, backends=("jax",), replicas=(4,))
-def backups_of_another_sharding(lab):
-    """A backup under one `sharding=` and number of replicas goes on under another."""
-    x, y = regression(ROWS, outputs=4)
-
-    def strategy(replicas, state):
-        sharding = state and kd.Sharding(state, min_size=1)
-        return kd.MirroredStrategy(lab.devices[:replicas], sharding=sharding)
-
-    def trained(made, *callbacks):
-        fresh()
-        with made.scope():
-            model = even()
-        keras.utils.set_random_seed(5)
-        model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=list(callbacks))
-        return [values(model.weights), optimizer_values(model)]
-
-    expected = trained(strategy(1, None))
-    for before, after in (
-        ((4, "full"), (2, None)),
-        ((2, None), (4, "full")),
-        ((2, "full"), (4, "optimizer")),
-    ):
-        with lab.folder() as folder:
-            backup = lambda: kd.callbacks.BackupAndRestore(folder, save_freq=3)  # noqa: E731
-            with contextlib.suppress(InterruptionError):
-                trained(strategy(*before), backup(), interrupting(BATCHES + 4))
-                lab.check(False, "not interrupted")
-            passed = []
-            count = keras.callbacks.LambdaCallback(
-                on_train_batch_end=lambda batch, logs: passed.append(batch)  # noqa: B023
-            )
-            lab.equal(expected, trained(strategy(*after), backup(), count), ADAPTIVE)
-            lab.equal(passed, [3, 4, 5, 6, 7])
 
 
 @case(TOPIC, backends=("jax",), replicas=(4,))

@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit
-from tests.conformance.lazy import keras
-from tests.conformance.models import largest_error, regression
+from tests.conformance.lazy import keras, tf
+from tests.conformance.models import compiled, largest_error, regression
 from tests.conformance.registry import case
 
 
@@ -124,7 +124,7 @@ def of_the_batch(model, y, y_pred, loss):
 
 def assemble(lab, report, *, metrics=None, decorate=None, **options):
     def build():
-        kind = steps.reporting_model(lab.backend, report)()
+        kind = steps.of(lab.backend).reporting_model(report)
         if decorate is not None:
             kind.train_step, kind.test_step = map(decorate, (kind.train_step, kind.test_step))
         inputs = keras.Input((4,))
@@ -133,8 +133,7 @@ def assemble(lab, report, *, metrics=None, decorate=None, **options):
         # Keras follows the metrics of a model that are its attributes.
         for name, metric in vars(model.trackers).items():
             setattr(model, f"tracker_{name}", metric)
-        model.compile(keras.optimizers.SGD(0.05), metrics=metrics, **options)
-        return model
+        return compiled(model, keras.optimizers.SGD(0.05), metrics=metrics, **options)
 
     return build
 
@@ -171,27 +170,18 @@ def results_of_metrics(lab):
 # Plain Keras on PyTorch has one step in a call.
 @case("custom steps", backends=("tensorflow", "jax"))
 def results_in_several_steps(lab):
-    """The same, with several steps in a call of the train function."""
-    check(lab, of_few_metrics, rows=((9, 4),), steps_per_execution=2)
+    """The same, with several steps in a call of the train function, eagerly, and as functions."""
+    rows = ((9, 4),)
+    check(lab, of_few_metrics, rows, steps_per_execution=2)
+    if lab.backend == "tensorflow":
+        check(lab, of_few_metrics, rows, run_eagerly=True)
 
+        def report(model, y, y_pred, loss):
+            if tf.reduce_sum(loss) > 1e9:  # which AutoGraph converts
+                loss = loss * 2.0
+            return of_few_metrics(model, y, y_pred, loss)
 
-@case("custom steps", backends=("tensorflow",))
-def results_eagerly(lab):
-    """The same, with a step that runs eagerly."""
-    check(lab, of_few_metrics, rows=((9, 4),), run_eagerly=True)
-
-
-@case("custom steps", backends=("tensorflow",), replicas=(2,))
-def results_in_a_function_of_the_user(lab):
-    """The same, with steps under the user's own ``tf.function``, which AutoGraph converts."""
-    import tensorflow as tf
-
-    def report(model, y, y_pred, loss):
-        if tf.reduce_sum(loss) > 1e9:
-            loss = loss * 2.0
-        return of_few_metrics(model, y, y_pred, loss)
-
-    check(lab, report, rows=((9, 4),), decorate=tf.function)
+        check(lab, report, rows, decorate=tf.function)
 
 
 @case("custom steps")
@@ -205,32 +195,25 @@ def renamed_logs_of_keras(lab):
     """Steps that rename what Keras's own steps return, and add a number and a mean of the batch."""
     x, y = regression(11)
 
-    def renamed(logs, data):
+    def renamed(returned, data):
+        """Of the logs, or of (logs, state) as on JAX."""
+        logs, *state = returned if isinstance(returned, tuple) else (returned,)
         own = {"number": 10.0, "mean_target": keras.ops.mean(data[1])}
-        return {**own, **{f"my_{key}": value for key, value in logs.items()}}
+        own |= {f"my_{key}": value for key, value in logs.items()}
+        return (own, *state) if state else own
 
     class Model(keras.Model):
-        def train_step(self, data):
-            return renamed(super().train_step(data), data)
+        def train_step(self, *given):
+            return renamed(super().train_step(*given), given[-1])
 
-        def test_step(self, data):
-            return renamed(super().test_step(data), data)
-
-    class JaxModel(keras.Model):
-        def train_step(self, state, data):
-            logs, state = super().train_step(state, data)
-            return renamed(logs, data), state
-
-        def test_step(self, state, data):
-            logs, state = super().test_step(state, data)
-            return renamed(logs, data), state
+        def test_step(self, *given):
+            return renamed(super().test_step(*given), given[-1])
 
     def build():
         inputs = keras.Input((4,))
-        kind = JaxModel if lab.backend == "jax" else Model
-        model = kind(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", largest_error("peak")])
-        return model
+        model = Model(inputs, keras.layers.Dense(1)(inputs))
+        metrics = ["mae", largest_error("peak")]
+        return compiled(model, keras.optimizers.SGD(0.05), "mse", metrics=metrics)
 
     lab.same(
         build,
@@ -258,7 +241,7 @@ def results_that_are_not_listed(lab):
         }
 
     def build():
-        class Model(steps.reporting_model(lab.backend, report)()):
+        class Model(steps.of(lab.backend).reporting_model(report)):
             @property
             def metrics(self):
                 return [self.listed]
@@ -270,8 +253,7 @@ def results_that_are_not_listed(lab):
         model.listed = keras.metrics.Mean(name="one")
         model.unlisted = keras.metrics.Mean(name="two")
         model.peak = largest_error("peak")
-        model.compile(keras.optimizers.SGD(0.05))
-        return model
+        return compiled(model, keras.optimizers.SGD(0.05))
 
     def text(model):
         seen = []

@@ -4,85 +4,65 @@ import functools
 import itertools
 
 from tests.conformance import steps
-from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.actions import fit, used
 from tests.conformance.compare import NORMAL
-from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression, weights_for
+from tests.conformance.lazy import kd, keras, tf
+from tests.conformance.models import compiled, regression, weights_for
 from tests.conformance.registry import REPLICAS, case
 from tests.environment import everything
 
 N, BATCH = 11, 6
+X, Y = regression(N)
 
 
 def assemble(kind, **options):
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(5, activation="tanh")(inputs)
     model = kind(inputs, keras.layers.Dense(1)(hidden))
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
-    return model
+    return compiled(model, keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
 
 
 @case("custom steps")
 def train_step(lab):
-    """`train_step` as Keras's guide writes it, with `compute_loss` and metrics."""
-    x, y = regression(N)
-    kind = steps.guide_model(lab.backend)
-    lab.same(
-        lambda: assemble(kind()),
-        fit(x, y, batch_size=BATCH, epochs=2, sample_weight=weights_for(N)),
-        evaluate(x, y, batch_size=BATCH),
-    )
+    """`train_step`, `test_step` and `predict_step` as Keras's guide writes them."""
+    build = lambda: assemble(steps.of(lab.backend).guide_model())  # noqa: E731
+    lab.same(build, *used(X, Y, BATCH, epochs=2, sample_weight=weights_for(N)))
 
 
-@case("custom steps", replicas=REPLICAS)
-def raw_mean_loss(lab):
-    """`train_step` with a raw mean of squares, a `Mean` metric of that scalar, `self(x)`."""
-    x, y = regression(N)
-    kind = steps.raw_loss_model(lab.backend)
-
-    def build():
-        inputs = keras.Input((4,))
-        model = kind()(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(keras.optimizers.SGD(0.1))
-        return model
-
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
-
-
-@case("custom steps", backends=("tensorflow",), replicas=REPLICAS, like="steps.raw_mean_loss")
+@case("custom steps", backends=("tensorflow",), replicas=REPLICAS, like="steps.train_step")
 def vector_loss(lab):
-    """A step that gives `tape.gradient` one loss for each example, and a gradient by its input."""
-    x, y = regression(N)
-    kind = steps.vector_loss_model(lab.backend)
+    """A step that gives `tape.gradient` one loss for each example, and a gradient by its input.
+
+    keras.io's siamese network and WGAN-GP in one.
+    """
 
     def build(**options):
+        class Model(keras.Model):
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    with tf.GradientTape() as inner:
+                        inner.watch(x)
+                        predicted = self(x, training=True)
+                    slope = inner.gradient(predicted, [x])[0]
+                    loss = tf.reduce_sum(tf.square(predicted - y), -1)
+                    loss += tf.reduce_sum(tf.square(slope), -1)
+                gradients = tape.gradient(loss, self.trainable_weights)
+                self.optimizer.apply(gradients, self.trainable_weights)
+                return {"raw": tf.reduce_mean(loss)}
+
         inputs = keras.Input((4,))
-        model = kind()(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(keras.optimizers.SGD(0.01), **options)
-        return model
+        model = Model(inputs, keras.layers.Dense(1)(inputs))
+        return compiled(model, keras.optimizers.SGD(0.01), **options)
 
     # 11 in batches of 3: the last batch of 2 leaves replicas empty.
-    lab.same(build, fit(x, y, batch_size=3, epochs=2))
-    lab.same(lambda: build(run_eagerly=True), fit(x, y, batch_size=3))
-
-
-@case("custom steps")
-def test_and_predict_step(lab):
-    """`test_step` and `predict_step`."""
-    x, y = regression(N)
-    kind = steps.test_step_model(lab.backend)
-    lab.same(
-        lambda: assemble(kind()),
-        fit(x, y, batch_size=BATCH, validation_data=(x, y)),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    )
+    lab.same(build, fit(X, Y, batch_size=3, epochs=2))
+    lab.same(lambda: build(run_eagerly=True), fit(X, Y, batch_size=3))
 
 
 @case("custom steps")
 def compute_loss(lab):
     """`compute_loss` with a term of its own over the batch, `compute_metrics` that adds one."""
-    x, y = regression(N)
 
     class Model(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -100,26 +80,20 @@ def compute_loss(lab):
         model.spread = keras.metrics.Mean(name="spread")
         return model
 
-    lab.same(
-        build,
-        fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)),
-        evaluate(x, y, batch_size=BATCH),
-    )
+    lab.same(build, *used(X, Y, BATCH, sample_weight=weights_for(N)))
 
 
 @case("custom steps")
 def two_optimizers(lab):
     """Two optimizers in one `train_step`, as a GAN has them."""
-    x, y = regression(N)
-    kind = steps.two_optimizer_model(lab.backend)
 
     def build():
-        model = kind()()
+        model = steps.of(lab.backend).two_optimizer_model()()
         model.compile(keras.optimizers.SGD(0.05))
         model.build((None, 4))
         return model
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+    lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2))
 
 
 @case("custom steps", backends=("tensorflow", "torch"), replicas=(3, 4))
@@ -128,7 +102,6 @@ def one_of_two_optimizers_scales(lab):
 
     On JAX `fit` is one global program, where no loss is weighted.
     """
-    x, y = regression(N)
 
     def optimizer(scales):
         sgd = keras.optimizers.SGD(0.05)
@@ -136,7 +109,9 @@ def one_of_two_optimizers_scales(lab):
         return scaling(sgd, initial_scale=2.0**8, dynamic_growth_steps=2) if scales else sgd
 
     def build(first_scales, together):
-        model = steps.scaling_optimizers_model(lab.backend, together=together)()()
+        model = steps.of(lab.backend).two_optimizer_model(
+            steps.mixing_losses_of_two, together=together
+        )()
         model.judge_optimizer = optimizer(first_scales)
         model.compile(optimizer(not first_scales))
         model.build((None, 4))
@@ -146,7 +121,7 @@ def one_of_two_optimizers_scales(lab):
     for first_scales, together in every if everything() else every[::3]:
         lab.same(
             functools.partial(build, first_scales, together),
-            fit(x, y, batch_size=4, shuffle=False),
+            fit(X, Y, batch_size=4, shuffle=False),
             tolerance=NORMAL,
         )
 
@@ -170,6 +145,5 @@ def global_batch(lab):
 @case("custom steps", like="steps.train_step")
 def gradient_penalty(lab):
     """A step that clips its gradients by hand before `apply`, as one device does."""
-    x, y = regression(N)
-    kind = steps.guide_model(lab.backend, scale=0.5)
-    lab.same(lambda: assemble(kind()), fit(x, y, batch_size=BATCH))
+    build = lambda: assemble(steps.of(lab.backend).guide_model(scale=0.5))  # noqa: E731
+    lab.same(build, fit(X, Y, batch_size=BATCH))

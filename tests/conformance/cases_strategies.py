@@ -14,19 +14,18 @@ N, BATCH = 11, 4
 def wide():
     """Normalization, dropout, clipping: on JAX all of it equals one device."""
     layers = keras.layers
-    model = keras.Sequential(
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    return stack(
         [
-            keras.Input((FEATURES,)),
             layers.Dense(8, activation="tanh", name="wide"),
             layers.BatchNormalization(),
             layers.Dropout(0.3),
             layers.Dense(4, activation="tanh", name="narrow"),
             layers.Dense(1),
-        ]
+        ],
+        optimizer,
+        metrics=["mae", keras.metrics.R2Score()],
     )
-    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
-    model.compile(optimizer, "mse", metrics=["mae", keras.metrics.R2Score()])
-    return model
 
 
 def all_of_it(n=N):

@@ -5,12 +5,13 @@ from itertools import chain
 
 import numpy as np
 
-from tests.conformance.actions import evaluate, fit, predict, quiet_fit
+from tests.conformance.actions import evaluate, fit, predict, quiet_fit, used
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, weights_for
+from tests.conformance.models import compiled, dense, regression, weights_for
 from tests.conformance.registry import REPLICAS, case
 
-N, BATCH = 23, 4
+N, BATCH = 21, 4  # at last a batch of one row
+X, Y = regression(11)
 
 
 @case("steps per execution")
@@ -35,7 +36,7 @@ def steps_per_execution_equals_single_steps(lab):
         lab.equal(expected.parts(True), actual.parts(True))
 
 
-@case("steps per execution")
+@case("steps per execution", like="training.steps_per_execution_equals_single_steps")
 def steps_per_execution_and_epoch(lab):
     """`steps_per_execution` with `steps_per_epoch` on an endless source."""
 
@@ -62,13 +63,7 @@ def steps_per_execution_and_epoch(lab):
 )
 def jit_compile(lab):
     """`jit_compile=True`."""
-    x, y = regression(11)
-    lab.same(
-        lambda: dense(jit_compile=True),
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    )
+    lab.same(lambda: dense(jit_compile=True), *used(X, Y, BATCH))
 
 
 @case("compilation", backends=("tensorflow",), replicas=(2,))
@@ -81,13 +76,10 @@ def jit_compile_of_a_step(lab):
             def train_step(self, data):
                 return super().train_step(data)
 
-        model = Decorated(dense().layers)
-        model.compile("sgd", "mse")
-        return model
+        return compiled(Decorated(dense().layers), "sgd", "mse")
 
-    x, y = regression(11)
     with lab.told("a step decorated with jit") as said:
-        lab.same(build, quiet_fit(x, y, batch_size=BATCH))
+        lab.same(build, quiet_fit(X, Y, batch_size=BATCH))
     lab.check(len(said) == 1, f"{said}")
 
 
@@ -102,13 +94,8 @@ def jit_compile_torch(lab):
 @case("compilation")
 def run_eagerly(lab):
     """`run_eagerly=True`, and `jit_compile=False`."""
-    x, y = regression(11)
-    lab.same(
-        lambda: dense(run_eagerly=True, jit_compile=False),
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    )
+    x, y = regression(9)
+    lab.same(lambda: dense(run_eagerly=True, jit_compile=False), *used(x, y, BATCH))
 
 
 @case("fit")
@@ -117,21 +104,20 @@ def second_fit(lab):
 
     `model.history` is the History of the last one.
     """
-    x, y = regression(11)
 
     def noting(model):
-        returned = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        returned = model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
         return [model.history is returned, model.history.history, model.history.params["steps"]]
 
     lab.same(
         dense,
-        evaluate(x, y, batch_size=BATCH),
-        fit(x, y, batch_size=BATCH),
-        predict(x, batch_size=3),
-        fit(x, y, batch_size=5),
-        evaluate(x, y, batch_size=7),
-        fit(x, y, batch_size=BATCH, initial_epoch=2, epochs=4),
-        fit(x, y, batch_size=BATCH, steps_per_epoch=2, epochs=2),
+        evaluate(X, Y, batch_size=BATCH),
+        fit(X, Y, batch_size=BATCH),
+        predict(X, batch_size=3),
+        fit(X, Y, batch_size=5),
+        evaluate(X, Y, batch_size=7),
+        fit(X, Y, batch_size=BATCH, initial_epoch=2, epochs=4),
+        fit(X, Y, batch_size=BATCH, steps_per_epoch=2, epochs=2),
         noting,
     )
 
@@ -142,13 +128,11 @@ def verbose(lab):
     import io
     import re
 
-    x, y = regression(11)
-
     def shown(level):
         def action(model):
             text = io.StringIO()
             with contextlib.redirect_stdout(text):
-                model.fit(x, y, batch_size=BATCH, epochs=2, verbose=level)
+                model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=level)
             # How often the bar is drawn depends on time; its last drawing does not.
             lines = [re.split(r"[\r\x08]+", line)[-1] for line in text.getvalue().split("\n")]
             text = re.sub(r"\d+[mu]?s(/step|/epoch)?", "", "\n".join(lines))
@@ -181,8 +165,7 @@ def on_batch_methods(lab):
 @case("compile")
 def recompile(lab):
     """`model(x)`, `set_weights`, `assign` and another `compile`, between fits."""
-    x, y = regression(11)
-    train = fit(x, y, batch_size=BATCH)
+    train = fit(X, Y, batch_size=BATCH)
 
     def double(model):
         model.set_weights([2.0 * value for value in model.get_weights()])
@@ -193,7 +176,7 @@ def recompile(lab):
         model.compile(keras.optimizers.SGD(0.02, momentum=0.5), "mae", metrics=["mse"])
 
     def call(model):
-        return model(x)
+        return model(X)
 
     lab.same(dense, call, train, call, double, train, again, train)
 
@@ -201,13 +184,12 @@ def recompile(lab):
 @case("compile")
 def optimizer_made_outside(lab):
     """An optimizer and a metric made outside, compiled in the scope."""
-    x, y = regression(11)
     optimizers = [keras.optimizers.SGD(0.1, momentum=0.9) for _ in range(2)]
     metrics = [keras.metrics.RootMeanSquaredError(name="rmse") for _ in range(2)]
 
     lab.same(
         lambda: dense(optimizers.pop(), metrics=[metrics.pop()]),
-        fit(x, y, batch_size=BATCH, epochs=2),
+        fit(X, Y, batch_size=BATCH, epochs=2),
     )
 
 
@@ -238,7 +220,7 @@ def check_predict_to(lab, model, x):
 
 @case("predict to", replicas=REPLICAS)
 def predictions_are_written_as_they_come(lab):
-    """`kd.predict_to`: arrays and batches of 1, 6 and 16 rows; dropout is off; nothing is kept."""
+    """`kd.predict_to`: arrays and batches of 1, 6 and 14 rows; dropout is off; nothing is kept."""
     x, _ = regression(N)
     model = lab.made(two_outputs)
     check_predict_to(lab, model, x)
@@ -250,7 +232,7 @@ def predict_to_of_a_model_outside(lab):
     x, _ = regression(N)
     sizes = []
     kd.predict_to(lambda rows, _: sizes.append(len(rows)), two_outputs(), x, batch_size=10)
-    lab.equal([10, 10, 3], sizes)
+    lab.equal([10, 10, 1], sizes)
 
 
 @case("predict to")

@@ -129,12 +129,15 @@ class Checks:
 
     @contextlib.contextmanager
     def told(self, part: str) -> Iterator[list[str]]:
-        """The warnings that say this, as they come."""
+        """The warnings that say this, as they come; whoever listens besides hears the others."""
         said: list[str] = []
         with warnings.catch_warnings():
+            show = warnings.showwarning
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *_, **__: said.extend(
-                [str(message)] * (part in str(message))
+            warnings.showwarning = lambda message, *where, **options: (
+                said.append(str(message))
+                if part in str(message)
+                else show(message, *where, **options)
             )
             yield said
 

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,22 @@ def losses_kept() -> Iterator[None]:
         yield
     finally:
         keras.layers.Layer.add_loss = add_loss
+
+
+@contextlib.contextmanager
+def logged(level: int = logging.DEBUG, name: str = "kerasdist") -> Iterator[list[str]]:
+    """The lines of a logger, of a level and above, as they come."""
+    lines: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger(name)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 @dataclass(frozen=True)
@@ -156,27 +171,9 @@ class Lab(Checks):
     @contextlib.contextmanager
     def _nothing_found(self) -> Iterator[None]:
         """The first-batch check finds nothing in what equals one device, and does not fail."""
-        found: list[str] = []
-        handler, log = logging.Handler(), logging.getLogger("kerasdist")
-        handler.emit = lambda record: found.extend(
-            [record.getMessage()] * (": not checked: " in record.getMessage())
-        )
-        level = log.level
-        with warnings.catch_warnings():
-            show = warnings.showwarning
-            warnings.filterwarnings("always", f".*{MIXES}")
-            warnings.showwarning = lambda message, *where, **options: (
-                found.append(str(message))
-                if MIXES in str(message)
-                else show(message, *where, **options)
-            )
-            log.addHandler(handler)
-            log.setLevel(logging.DEBUG)
-            try:
-                yield
-            finally:
-                log.removeHandler(handler)
-                log.setLevel(level)
+        with self.told(MIXES) as found, logged() as lines:
+            yield
+        found += [line for line in lines if ": not checked: " in line]
         self.check(not found, "\n".join(found))
 
     def plain_outcome(self, build: Callable[[], Any], actions: Sequence[Action]) -> Outcome:

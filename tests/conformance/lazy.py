@@ -15,3 +15,8 @@ class LazyModule:
 keras: Any = LazyModule("keras")
 kd: Any = LazyModule("kerasdist")
 tf: Any = LazyModule("tensorflow")
+ops: Any = LazyModule("keras.ops")
+torch: Any = LazyModule("torch")
+jax: Any = LazyModule("jax")
+jnp: Any = LazyModule("jax.numpy")
+grain: Any = LazyModule("grain")

@@ -105,7 +105,7 @@ def added_sum(backend: str, *, repaired: bool) -> tuple[Any, tuple[Any, ...]]:
 
 def triplet_sum(backend: str, *, repaired: bool) -> tuple[Any, tuple[Any, ...]]:
     """keras.io/examples/vision/siamese_network, with the sum of its triplet losses."""
-    model = steps.triplet_model(backend, repaired=repaired)()
+    model = steps.of(backend).triplet_model(repaired=repaired)()
     model.compile(keras.optimizers.Adam(0.01))
     random = np.random.default_rng(0)
     triplets = tuple(random.normal(size=(12, 4)).astype("float32") for _ in range(3))

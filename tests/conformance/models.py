@@ -48,6 +48,12 @@ def tokens(n: int, seed: int = 0) -> np.ndarray:
     return ids
 
 
+def compiled(model: Any, *arguments: Any, **options: Any) -> Any:
+    """The model, after `compile` with these arguments."""
+    model.compile(*arguments, **options)
+    return model
+
+
 def stack(
     layers: list[Any],
     optimizer: Any = None,
@@ -58,8 +64,7 @@ def stack(
     """A Sequential of these layers, compiled with what `compile` is given, or SGD and squares."""
     first = keras.Input(inputs) if isinstance(inputs, tuple) else inputs
     model = keras.Sequential([first, *layers])
-    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **options)
-    return model
+    return compiled(model, optimizer or keras.optimizers.SGD(0.1), loss, **options)
 
 
 def dense(optimizer: Any = None, loss: Any = "mse", metrics: Any = ("mae",), **options) -> Any:

@@ -3,7 +3,7 @@
 import jax
 import keras
 
-from tests.conformance.steps import losses_of_two, parts, with_raw_mean
+from tests.conformance.steps import losses_of_two, parts
 
 
 def updated(metrics, values, update):
@@ -18,24 +18,36 @@ def updated(metrics, values, update):
     return logs, new
 
 
-def guide_model(scale):
-    class Model(keras.Model):
-        def loss_and_updates(self, trainable, non_trainable, x, y, sample_weight, training):
-            y_pred, non_trainable = self.stateless_call(
-                trainable, non_trainable, x, training=training
-            )
-            loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-            return loss, (y_pred, non_trainable)
+def step_down(model, state, x, loss_of, scale=1.0):
+    """The loss, the predictions and the state after a step.
 
+    ``loss_of`` is a function of the predictions and of what layers have added.
+    """
+    trainable, non_trainable, optimizer, metrics = state
+
+    def compute(trainable, non_trainable):
+        y_pred, non_trainable, losses = model.stateless_call(
+            trainable, non_trainable, x, training=True, return_losses=True
+        )
+        return loss_of(y_pred, losses), (y_pred, non_trainable)
+
+    (loss, (y_pred, non_trainable)), gradients = jax.value_and_grad(compute, has_aux=True)(
+        trainable, non_trainable
+    )
+    gradients = [scale * gradient for gradient in gradients]
+    trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
+    return loss, y_pred, (trainable, non_trainable, optimizer, metrics)
+
+
+def guide_model(scale=1.0):
+    class Model(keras.Model):
         def train_step(self, state, data):
-            trainable, non_trainable, optimizer, metrics = state
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-            compute = jax.value_and_grad(self.loss_and_updates, has_aux=True)
-            (loss, (y_pred, non_trainable)), gradients = compute(
-                trainable, non_trainable, x, y, sample_weight, training=True
-            )
-            gradients = [scale * gradient for gradient in gradients]
-            trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+
+            def loss_of(y_pred, losses):
+                return self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+
+            loss, y_pred, (*state, metrics) = step_down(self, state, x, loss_of, scale)
 
             def update(metric, values):
                 if metric.name == "loss":
@@ -43,61 +55,8 @@ def guide_model(scale):
                 return metric.stateless_update_state(values, y, y_pred, sample_weight=sample_weight)
 
             logs, metrics = updated(self.metrics, metrics, update)
-            return logs, (trainable, non_trainable, optimizer, metrics)
+            return logs, (*state, metrics)
 
-    return Model
-
-
-def raw_loss_model():
-    class Model(with_raw_mean()):
-        def train_step(self, state, data):
-            trainable, non_trainable, optimizer, metrics = state
-            x, y = data
-
-            def compute(trainable, non_trainable):
-                y_pred, non_trainable = self.stateless_call(
-                    trainable, non_trainable, x, training=True
-                )
-                return jax.numpy.mean(jax.numpy.square(y_pred - y)), non_trainable
-
-            (loss, non_trainable), gradients = jax.value_and_grad(compute, has_aux=True)(
-                trainable, non_trainable
-            )
-            trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
-            logs, metrics = updated(
-                self.metrics,
-                metrics,
-                lambda metric, mine: metric.stateless_update_state(mine, loss),
-            )
-            return logs, (trainable, non_trainable, optimizer, metrics)
-
-    return Model
-
-
-def reading_losses_model():
-    class Model(keras.Model):
-        def train_step(self, state, data):
-            trainable, non_trainable, optimizer, metrics = state
-            x, y = data
-
-            def compute(trainable, non_trainable):
-                y_pred, non_trainable, losses = self.stateless_call(
-                    trainable, non_trainable, x, return_losses=True
-                )
-                loss = jax.numpy.mean(jax.numpy.square(y_pred - y)) + sum(losses)
-                return loss, (non_trainable, sum(losses))
-
-            (loss, (non_trainable, added)), gradients = jax.value_and_grad(compute, has_aux=True)(
-                trainable, non_trainable
-            )
-            trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
-            return {"raw": loss, "added": added}, (trainable, non_trainable, optimizer, metrics)
-
-    return Model
-
-
-def test_step_model():
-    class Model(keras.Model):
         def test_step(self, state, data):
             trainable, non_trainable, metrics = state
             x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -193,21 +152,14 @@ def reporting_model(report):
             return logs, [scope.get_current_value(one) for one in self.metrics_variables]
 
         def train_step(self, state, data):
-            trainable, non_trainable, optimizer, metrics = state
             x, y = data
 
-            def compute(trainable, non_trainable):
-                y_pred, non_trainable = self.stateless_call(
-                    trainable, non_trainable, x, training=True
-                )
-                return jax.numpy.mean(jax.numpy.square(y_pred - y)), (y_pred, non_trainable)
+            def loss_of(y_pred, losses):
+                return jax.numpy.mean(jax.numpy.square(y_pred - y)) + sum(losses)
 
-            (loss, (y_pred, non_trainable)), gradients = jax.value_and_grad(compute, has_aux=True)(
-                trainable, non_trainable
-            )
-            trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+            loss, y_pred, (*state, metrics) = step_down(self, state, x, loss_of)
             logs, metrics = self.reported(metrics, y, y_pred, loss)
-            return logs, (trainable, non_trainable, optimizer, metrics)
+            return logs, (*state, metrics)
 
         def test_step(self, state, data):
             trainable, non_trainable, metrics = state

@@ -1,14 +1,17 @@
-"""Steps of the user that take the data alone, as on TensorFlow and PyTorch.
+"""Steps of the user that take the data alone, as on TensorFlow and PyTorch."""
 
-``own`` is `steps_tensorflow` or `steps_torch`: how users of the backend write a loss and an update.
-"""
+import importlib
+from typing import Any
 
 import keras
 
-from tests.conformance.steps import triplet_losses, with_raw_mean
+from tests.conformance.steps import losses_of_two, parts, triplet_losses
+
+# How users of the backend write a loss and an update.
+own: Any = importlib.import_module(f"tests.conformance.steps_{keras.backend.backend()}")
 
 
-def guide_model(own, scale):
+def guide_model(scale=1.0):
     class Model(keras.Model):
         def train_step(self, data):
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -26,40 +29,9 @@ def guide_model(own, scale):
                     metric.update_state(y, y_pred, sample_weight=sample_weight)
             return {metric.name: metric.result() for metric in self.metrics}
 
-    return Model
-
-
-def raw_loss_model(own):
-    class Model(with_raw_mean()):
-        def train_step(self, data):
-            x, y = data
-            [loss] = own.update(self, lambda: [own.mean(own.square(self(x, training=True) - y))])
-            self.tracker.update_state(loss)
-            return {"raw": self.tracker.result()}
-
-    return Model
-
-
-def reading_losses_model(own):
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y = data
-
-            def forward():
-                return [own.mean(own.square(self(x, training=True) - y)) + sum(self.losses)]
-
-            [loss] = own.update(self, forward)
-            return {"raw": loss, "added": sum(self.losses)}
-
-    return Model
-
-
-def test_step_model(own):
-    class Model(keras.Model):
         def test_step(self, data):
             x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
             y_pred = self(x, training=False)
-            self.compute_loss(x=x, y=y, y_pred=y_pred, training=False)
             for metric in self.metrics:
                 if metric.name != "loss":
                     metric.update_state(y, y_pred)
@@ -72,7 +44,7 @@ def test_step_model(own):
     return Model
 
 
-def triplet_model(own, *, repaired):
+def triplet_model(*, repaired):
     class Siamese(keras.Model):
         def __init__(self):
             super().__init__()
@@ -98,14 +70,16 @@ def triplet_model(own, *, repaired):
     return Siamese
 
 
-def reporting_model(own, report):
+def reporting_model(report):
+    """Its steps return ``report(model, y, y_pred, loss)``."""
+
     class Model(keras.Model):
         def train_step(self, data):
             x, y = data
 
             def forward():
                 y_pred = self(x, training=True)
-                return own.mean(own.square(y_pred - y)), y_pred
+                return own.mean(own.square(y_pred - y)) + sum(self.losses), y_pred
 
             loss, y_pred = own.update(self, forward)
             return report(self, y, y_pred, loss)
@@ -114,5 +88,46 @@ def reporting_model(own, report):
             x, y = data
             y_pred = self(x, training=False)
             return report(self, y, y_pred, own.mean(own.square(y_pred - y)))
+
+    return Model
+
+
+def two_optimizer_model(losses=losses_of_two, *, together=True):
+    """Works for both optimizers at once, or for each after the other's update."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            parts(self)
+
+        def build(self, shape):
+            self.maker.build(shape)
+            self.judge.build((None, 3))
+            self.judge_optimizer.build(self.judge.trainable_variables)
+            self.optimizer.build(self.maker.trainable_variables)
+            self.built = True
+
+        def call(self, x):
+            return self.judge(self.maker(x))
+
+        def train_step(self, data):
+            x, real = data[0], data[0][:, :3]
+            optimizers = self.judge_optimizer, self.optimizer
+            variables = self.judge.trainable_variables, self.maker.trainable_variables
+            metrics = self.judge_loss, self.maker_loss
+
+            def forward(of):
+                made = self.maker(x)
+                found = losses(made, real, self.judge(made), self.judge(real))
+                for one in of:
+                    metrics[one].update_state(keras.ops.stop_gradient(found[one]))
+                return {one: optimizers[one].scale_loss(found[one]) for one in of}
+
+            for of in [(0, 1)] if together else [(0,), (1,)]:
+                scaled, gradients = own.differentiable(lambda of=of: forward(of))
+                found = {one: gradients(scaled[one], variables[one]) for one in of}
+                for one in of:
+                    own.apply(optimizers[one], found[one], variables[one])
+            return {metric.name: metric.result() for metric in metrics}
 
     return Model

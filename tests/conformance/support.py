@@ -1,18 +1,15 @@
 """Writes docs/support.md from the exactness suite's result, so that the table can't lie.
 
-    python -m tests.conformance.support              # runs the suite on every backend, then writes
-    python -m tests.conformance.support build/conformance    # from results that lie there
+    python -m tests.conformance.support
 
-Results that do not cover every case are refused: a table of half a run would look whole.
+runs the suite on every backend, then writes. Results that do not cover every case are refused: a
+table of half a run would look whole.
 """
 
-import argparse
-import json
 from collections.abc import Iterable
-from pathlib import Path
 
 from tests.conformance import registry
-from tests.conformance.runner import RESULTS, ROOT, BackendRun, Result
+from tests.conformance.runner import ROOT, BackendRun, Result
 
 PAGE = ROOT / "docs" / "support.md"
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
@@ -34,19 +31,6 @@ batch logs, metrics, evaluation, predictions in order, weights and the optimizer
 - **no**: a defect of kerasdist.
 
 """
-
-
-def read(folder: Path) -> list[Result]:
-    results = []
-    for backend in registry.BACKENDS:
-        path = folder / f"{backend}.jsonl"
-        if not path.exists():
-            raise SystemExit(
-                f"Expected a result of every backend. Received: no {path}. "
-                "Run `python -m pytest tests/conformance`, or this command without a path."
-            )
-        results += [Result(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
-    return results
 
 
 def run() -> list[Result]:
@@ -151,10 +135,7 @@ def page(results: list[Result]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help=f"results, such as {RESULTS}")
-    arguments = parser.parse_args()
-    results = read(arguments.folder) if arguments.folder else run()
+    results = run()
     PAGE.write_text(page(results), "utf-8")
     bad = [f"{result.backend} {result.key}" for result in results if not result.good]
     print(f"Wrote {PAGE}: {len(results) - len(bad)} of {len(results)} checks pass.")

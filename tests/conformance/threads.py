@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tests.conformance.lazy import keras
+from tests.conformance.models import compiled
 
 SEED = 7
 RATE = 0.01
@@ -69,16 +70,17 @@ class Other:
         )
         self._compare("seeded draws", drawn, expected)
         order = np.arange(50, dtype="float32")
-        shuffled = keras.ops.convert_to_numpy(keras.random.shuffle(order, seed=self.turns))
-        if (shuffled == order).all():
-            self.complaints.append(f"turn {self.turns}: nothing was shuffled")
+        self._compare_not("shuffle", keras.random.shuffle(order, seed=self.turns), order)
         ones = keras.ops.ones((50,))
-        if keras.ops.convert_to_numpy(keras.random.dropout(ones, 0.5, seed=self.turns)).all():
-            self.complaints.append(f"turn {self.turns}: nothing was dropped")
+        self._compare_not("dropout", keras.random.dropout(ones, 0.5, seed=self.turns), 1.0)
         for name, number in (("numpy", np.random.rand()), ("python", random.random())):
             if number in self._drawn[name]:
                 self.complaints.append(f"turn {self.turns}: {name} draws {number} twice")
             self._drawn[name].append(number)
+
+    def _compare_not(self, name, received, before):
+        if (keras.ops.convert_to_numpy(received) == before).all():
+            self.complaints.append(f"turn {self.turns}: {name} did nothing")
 
     def _compare(self, name, received, expected):
         if not np.allclose(received, expected, rtol=1e-4, atol=1e-6):
@@ -103,9 +105,7 @@ def waiting_model(other):
                 other.turn()
             return self.last(self.norm(hidden, training=training))
 
-    model = Waiting()
-    model.compile(keras.optimizers.SGD(0.05), "mse")
-    return model
+    return compiled(Waiting(), keras.optimizers.SGD(0.05), "mse")
 
 
 def data(rows=22):
@@ -113,19 +113,16 @@ def data(rows=22):
     return x, x[:, :1]
 
 
-def fit_together(strategy, start=(None, None)):
-    """Fits models in threads of their own, beside each other.
+def fit_together(strategy):
+    """Fits two models in threads of their own, beside each other.
 
     Returns the weights with which they began, and their weights after it, or errors.
     """
     models = []
-    for weights in start:
+    for _ in range(2):
         with strategy.scope():
-            model = waiting_model(None)
-        model(data()[0][:2])
-        if weights is not None:
-            model.set_weights(weights)
-        models.append(model)
+            models.append(waiting_model(None))
+        models[-1](data()[0][:2])
     start = [model.get_weights() for model in models]
 
     def fitted(model):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 from tests.conformance import registry
@@ -17,8 +18,20 @@ def case(
     replicas: tuple[int, ...] = PAIR,
     **options: Any,
 ) -> Any:
-    """Registers a case: ``@case`` alone, or with what ``registry.case`` takes."""
-    register = registry.case("facade", replicas=replicas, **options)
+    """Registers a case: ``@case`` alone, or with what ``registry.case`` takes.
+
+    It is given the lab, and its strategy, if it asks for one: ``def name(lab, strategy)``.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def check(lab: Any) -> None:
+            strategies = [lab.strategy()] if "strategy" in signature(function).parameters else []
+            function(lab, *strategies)
+
+        registry.case("facade", replicas=replicas, **options)(check)
+        return function
+
     return register if function is None else register(function)
 
 

@@ -1,19 +1,17 @@
 """BatchNormalization in custom loops: a replica's own rows, or the global batch."""
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from tests.conformance.compare import Tolerance
+from tests.conformance.compare import NORMAL
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
-from tests.facade.cases_training import Loop, batched, rows
-from tests.facade.lab import FLOAT32, fresh
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.cases_training import Loop, batched, rows, same
+from tests.facade.lab import FLOAT32, fresh, variable_of
 
-NORMAL = Tolerance(
-    1e-4, 1e-5, "division by the root of a small batch's variance magnifies rounding"
-)
 EPSILON = 1e-3
 MOMENTUM = 0.6
 
@@ -45,64 +43,50 @@ def statistics(lab, layer):
 
 
 @case(replicas=(2, 3))
-def own_rows(lab):
-    """By default: a replica's own rows; the moving statistics are the mean over the replicas."""
-    strategy = lab.strategy()
+def own_rows(lab, strategy):
+    """By default: a replica's own rows and statistics; what is read is the mean over the replicas.
+
+    A replica without rows keeps its own. Assigning outside makes them one.
+    """
     layer = layer_in(strategy)
-    batches = [far_apart(8), far_apart(7) + 1.0]
+    batches = [far_apart(8), far_apart(7) + 1.0, far_apart(2)]
     function = lambda x: layer(x, training=True)  # noqa: E731
-    mean, variance = np.zeros(3), np.ones(3)
+    means, variances = np.zeros((lab.replicas, 3)), np.ones((lab.replicas, 3))
     for count, batch in enumerate(strategy.distribute_dataset(batches)):
         # Compiled in the second step, with rows of another number on each replica.
         run = lambda x: strategy.run(function, args=(x,))  # noqa: E731
         outputs = (kd.function(run) if count else run)(batch)
         parts = np.array_split(batches[count], lab.replicas)
-        lab.equal([*map(normalised, parts)], lab.components(outputs, strategy), NORMAL)
-        mean = moved(mean, np.mean([part.mean(0) for part in parts], 0))
-        variance = moved(variance, np.mean([part.var(0) for part in parts], 0))
-        lab.equal([np.float32(mean), np.float32(variance)], statistics(lab, layer), NORMAL)
-
-
-@case
-def own_components(lab):
-    """Each replica keeps statistics of its own; assigning outside makes them one."""
-    strategy = lab.strategy()
-    layer = layer_in(strategy)
-    batch = far_apart(8)
-    [pieces] = strategy.distribute_dataset([batch])
-    strategy.run(lambda x: layer(x, training=True), args=(pieces,))
-    each = [moved(0, part.mean(0)) for part in np.split(batch, 2)]
-    lab.equal(each, lab.components(layer.moving_mean, strategy), NORMAL)
+        expected = [normalised(part) if len(part) else part for part in parts]
+        lab.equal(expected, lab.components(outputs, strategy), NORMAL)
+        for rank, part in enumerate(parts):
+            if len(part):
+                means[rank] = moved(means[rank], part.mean(0))
+                variances[rank] = moved(variances[rank], part.var(0))
+        lab.equal([*np.float32(means)], lab.components(layer.moving_mean, strategy), NORMAL)
+        lab.equal(
+            [np.float32(means.mean(0)), np.float32(variances.mean(0))],
+            statistics(lab, layer),
+            NORMAL,
+        )
     layer.set_weights([*map(np.float32, ([1] * 3, [0] * 3, [5] * 3, [4] * 3))])
-    lab.equal([[5.0] * 3] * 2, lab.components(layer.moving_mean, strategy))
-    lab.equal([[4.0] * 3] * 2, lab.components(layer.moving_variance, strategy))
+    lab.equal([[5.0] * 3] * lab.replicas, lab.components(layer.moving_mean, strategy))
+    lab.equal([[4.0] * 3] * lab.replicas, lab.components(layer.moving_variance, strategy))
+    [pieces] = strategy.distribute_dataset([batches[0]])
     outputs = strategy.run(lambda x: layer(x, training=False), args=(pieces,))
-    expected = [(part - 5.0) / np.float32(np.sqrt(4.0 + EPSILON)) for part in np.split(batch, 2)]
+    parts = np.array_split(batches[0], lab.replicas)
+    expected = [(part - 5.0) / np.float32(np.sqrt(4.0 + EPSILON)) for part in parts]
     lab.equal(expected, lab.components(outputs, strategy), FLOAT32)
-
-
-@case(replicas=(3,))
-def a_replica_without_an_example(lab):
-    """It leaves its statistics as they are: no NaN."""
-    strategy = lab.strategy()
-    layer = layer_in(strategy)
-    batch = far_apart(2)
-    function = lambda x: layer(x, training=True)  # noqa: E731
-    step = kd.function(lambda x: strategy.run(function, args=(x,)))
-    for pieces in strategy.distribute_dataset([batch]):
-        step(pieces)
-    means = [moved(0, batch[0]), moved(0, batch[1]), np.zeros(3)]
-    lab.equal(np.float32(np.mean(means, 0)), statistics(lab, layer)[0], FLOAT32)
 
 
 def convolution():
     return normalising(keras.layers.Reshape((2, 2, 1)), keras.layers.Conv2D(4, 2, padding="same"))
 
 
-def normalising(*layers):
-    """In the scope of a strategy the layer is synchronized; plain Keras needs nothing for it."""
+def normalising(*layers, synchronized=False):
+    """Plain Keras needs not synchronize, and may not."""
     norm = keras.layers.BatchNormalization(
-        momentum=MOMENTUM, synchronized=kd.has_strategy() and kd.get_strategy() in SYNCHRONIZING
+        momentum=MOMENTUM, synchronized=synchronized and kd.has_strategy()
     )
     layers = layers or (keras.layers.Dense(8, activation="tanh"),)
     return keras.Sequential(
@@ -110,22 +94,11 @@ def normalising(*layers):
     )
 
 
-SYNCHRONIZING: list = []  # strategies whose layers say it themselves
-
-
-def trained_as_on_one_device(lab, strategy, loop, batches):
-    plain, plain_losses = loop.plain(batches)
-    ours, losses = loop.under(strategy, batches)
-    lab.equal(plain, ours, NORMAL)
-    lab.equal(np.float32(plain_losses), np.float32(losses), NORMAL)
-
-
 @case(replicas=(2, 3))
-def synchronized(lab):
+def synchronized(lab, strategy):
     """`synchronized=True`: one device's numbers, with gradient; ragged batches too."""
-    strategy = lab.strategy()
-    SYNCHRONIZING.append(strategy)
-    trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(17), 8))
+    loop = Loop(build=partial(normalising, synchronized=True))
+    same(lab, loop, batched(rows(17), 8), NORMAL, strategy)
 
 
 @case
@@ -133,13 +106,12 @@ def synchronized_by_the_strategy(lab):
     """`MirroredStrategy(batch_norm="synchronized")`: all layers; more axes, compiled or not."""
     strategy = kd.MirroredStrategy(lab.devices, batch_norm="synchronized")
     for loop in (Loop(build=normalising), Loop(build=convolution, compiled=False)):
-        trained_as_on_one_device(lab, strategy, loop, batched(rows(13), 7))
+        same(lab, loop, batched(rows(13), 7), NORMAL, strategy)
 
 
 @case(replicas=(2, 3))
-def synchronized_with_a_mask(lab):
+def synchronized_with_a_mask(lab, strategy):
     """Only what the mask leaves counts, on whichever replica it is."""
-    strategy = lab.strategy()
     layer = layer_in(strategy, (None, 2, 3), synchronized=True)
     x = far_apart(8).reshape(4, 2, 3)
     mask = np.array([[1, 1], [1, 0], [0, 0], [1, 1]], bool)
@@ -153,9 +125,8 @@ def synchronized_with_a_mask(lab):
 
 
 @case
-def synchronized_where_the_mean_is_large(lab):
+def synchronized_where_the_mean_is_large(lab, strategy):
     """No digits are lost: a sum of squares in float32 would give a variance of 0 or worse."""
-    strategy = lab.strategy()
     layer = layer_in(strategy, (None, 1), synchronized=True)
     for pieces in strategy.distribute_dataset(
         [np.arange(10_000, 10_008.0, dtype="float32")[:, None]]
@@ -172,8 +143,7 @@ def gradient_penalties(lab):
     mask = np.array([[1, 1], [1, 0], [0, 0], [1, 1], [0, 1]], bool)
 
     def penalty(strategy, synchronized):
-        with strategy.scope():
-            scale = keras.Variable([1.0, 2.0, 3.0])
+        scale = variable_of(strategy, [1.0, 2.0, 3.0])
         layer = layer_in(strategy, (None, 2, 3), synchronized=synchronized)
 
         def step(x, mask):
@@ -247,12 +217,10 @@ def on_central_storage(lab):
 
 
 @case
-def saved_and_loaded(lab):
+def saved_and_loaded(lab, strategy):
     """A synchronized layer says so when it is saved, and is one when it is loaded in a scope."""
-    strategy = lab.strategy()
-    SYNCHRONIZING.append(strategy)
     with strategy.scope():
-        model = normalising()
+        model = normalising(synchronized=True)
     x = rows(8)[0]
     for batch in strategy.distribute_dataset([x]):
         strategy.run(lambda x: model(x, training=True), args=(batch,))

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade.case import case
-from tests.facade.lab import FLOAT32, numbered
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.lab import FLOAT32, numbered, variable_of
 
 
 def here():
@@ -12,9 +12,8 @@ def here():
 
 
 @case(replicas=(1, 2, 3, 4))
-def sums_and_means_of_nests(lab):
+def sums_and_means_of_nests(lab, strategy):
     """Dicts, lists and tuples are summed leaf by leaf."""
-    strategy = lab.strategy()
     n = lab.replicas
     x = numbered(strategy, lambda i: np.arange(3, dtype="float32") + i)
 
@@ -31,23 +30,14 @@ def sums_and_means_of_nests(lab):
 
 
 @case
-def types_are_kept(lab):
-    """Floats of three widths and integers are summed in their type; a whole mean is exact."""
-    strategy = lab.strategy()
-    for dtype in ("float32", "float16", "bfloat16", "int32"):
-        step = lambda dtype=dtype: here().all_reduce("SUM", ops.ones((2,), dtype))  # noqa: E731
-        for one in strategy.local_results(strategy.run(step)):
-            lab.equal(dtype, keras.backend.standardize_dtype(one.dtype))
-            lab.equal([2.0, 2.0], ops.cast(one, "float32"))
+def types_together(lab, strategy):
+    """Several types and shapes in one call, each summed in its own; options change how, not what.
+
+    A mean of integers that is whole is exact.
+    """
     x = numbered(strategy, lambda i: np.array([1 + 2 * i, 4], "int32"))
     result = strategy.run(lambda x: here().all_reduce("MEAN", x), args=(x,))
     lab.equal([np.array([2, 4], "int32")] * 2, lab.components(result, strategy))
-
-
-@case
-def types_together(lab):
-    """Several types and shapes in one call; communication options change how, never what."""
-    strategy = lab.strategy()
     for options in (
         None,
         kd.CommunicationOptions(bytes_per_pack=4),
@@ -62,23 +52,30 @@ def types_together(lab):
                 ops.ones((3,), "float32"),
                 ops.ones((2, 2), "int32"),
                 ops.ones((), "float16"),
+                ops.ones((), "bfloat16"),
                 {"deep": ops.ones((1, 5), "float32")},
             ]
-            return here().all_reduce("SUM", values, options)
+            sums = here().all_reduce("SUM", values, options)
+            given, found = (
+                [keras.backend.standardize_dtype(one.dtype) for one in keras.tree.flatten(nest)]
+                for nest in (values, sums)
+            )
+            lab.equal(given, found)
+            return sums
 
         expected = [
             np.full(3, 2, "float32"),
             np.full((2, 2), 2, "int32"),
             np.array(2, "float16"),
+            2.0,
             {"deep": np.full((1, 5), 2, "float32")},
         ]
         lab.equal([expected] * 2, lab.components(strategy.run(step), strategy))
 
 
 @case
-def booleans_have_no_sum(lab):
+def booleans_have_no_sum(lab, strategy):
     """An all-reduce of booleans is refused, with a word on what to do."""
-    strategy = lab.strategy()
     with lab.raises(TypeError, "numbers to add.*bool"):
         strategy.run(lambda: here().all_reduce("SUM", ops.convert_to_tensor([True, False])))
     lab.still_usable(strategy)
@@ -89,9 +86,8 @@ def booleans_have_no_sum(lab):
 
 
 @case(replicas=(1, 2, 3))
-def gathers_of_other_sizes(lab):
+def gathers_of_other_sizes(lab, strategy):
     """Sizes along the axis differ by replica; the axis may count from the end."""
-    strategy = lab.strategy()
     n = lab.replicas
     x = numbered(strategy, lambda i: np.full((2, i + 1), i, "float32"))
     expected = np.concatenate([np.full((2, i + 1), i, "float32") for i in range(n)], axis=1)
@@ -102,9 +98,8 @@ def gathers_of_other_sizes(lab):
 
 
 @case
-def gathers_of_nests_and_types(lab):
+def gathers_of_nests_and_types(lab, strategy):
     """Booleans, integers, other ranks are gathered as they are, leaf by leaf, compiled or not."""
-    strategy = lab.strategy()
     x = numbered(strategy, lambda i: {"f": np.array([i == 0]), "n": np.array([[i, 1]], "int32")})
     expected = {"f": np.array([True, False]), "n": np.array([[0, 1], [1, 1]], "int32")}
     run = lambda x: strategy.run(lambda x: here().all_gather(x, axis=0), args=(x,))  # noqa: E731
@@ -113,46 +108,26 @@ def gathers_of_nests_and_types(lab):
 
 
 @case(replicas=(1, 2, 3))
-def gradient_of_an_all_sum(lab):
-    """An all-sum again: the gradient of w_i * all_sum(x)^2 by x of each replica."""
-    strategy = lab.strategy()
+def gradient_of_an_all_reduce(lab, strategy):
+    """The same reduction again: the gradient of w_i * reduced(x)^2 by x of each replica."""
     n = lab.replicas
-    with strategy.scope():
-        v = keras.Variable([1.0, 2.0])
+    v = variable_of(strategy, [1.0, 2.0])
     index = numbered(strategy, lambda i: np.float32(i + 1))
+    for operation, scale in (("SUM", n * (n + 1) / 2), ("MEAN", (n + 1) / 2)):
 
-    def step(i):
-        def loss():
-            total = here().all_reduce("SUM", i * v)  # n(n+1)/2 * v
-            return i * ops.sum(total * total)
+        def step(i, operation=operation):
+            def loss():
+                total = here().all_reduce(operation, i * v)  # scale * v
+                return i * ops.sum(total * total)
 
-        return kd.value_and_grad(loss, [v])
+            return kd.value_and_grad(loss, [v])
 
-    value, [gradient] = strategy.run(step, args=(index,))
-    count = n * (n + 1) / 2
-    lab.equal(
-        [(i + 1) * count**2 * 5.0 for i in range(n)], lab.components(value, strategy), FLOAT32
-    )
-    # d/dv of the sum over replicas: each replica's own is (i+1) * all_sum((j+1) * 2 * count * v).
-    expected = [(i + 1) * 2 * count * count * np.float32([1.0, 2.0]) for i in range(n)]
-    lab.equal(expected, lab.components(gradient, strategy), FLOAT32)
-
-
-@case
-def gradient_of_an_all_mean(lab):
-    """An all-mean again."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(3.0)
-    index = numbered(strategy, lambda i: np.float32(i + 1))
-
-    def step(i):
-        return kd.value_and_grad(lambda: i * here().all_reduce("MEAN", i * v), [v])
-
-    value, [gradient] = strategy.run(step, args=(index,))
-    lab.equal([4.5, 9.0], lab.components(value, strategy), FLOAT32)
-    # i * mean over j of j: 1.5 and 3.
-    lab.equal([1.5, 3.0], lab.components(gradient, strategy), FLOAT32)
+        value, [gradient] = strategy.run(step, args=(index,))
+        expected = [(i + 1) * scale**2 * 5.0 for i in range(n)]
+        lab.equal(expected, lab.components(value, strategy), FLOAT32)
+        # Each replica's own is (i+1) * reduced((j+1) * 2 * scale * v).
+        expected = [(i + 1) * 2 * scale * scale * np.float32([1.0, 2.0]) for i in range(n)]
+        lab.equal(expected, lab.components(gradient, strategy), FLOAT32)
 
 
 @case(replicas=(1, 2, 3))
@@ -170,8 +145,7 @@ def gradient_of_a_ragged_all_gather(lab):
 def gathering(lab, size):
     strategy = lab.strategy()
     n = lab.replicas
-    with strategy.scope():
-        v = keras.Variable(2.0)
+    v = variable_of(strategy, 2.0)
     rows = numbered(strategy, lambda i: np.arange(size(i), dtype="float32") + 1 + i)
     scale = numbered(strategy, lambda i: np.float32(i + 1))
 
@@ -200,11 +174,9 @@ def gathering(lab, size):
 
 
 @case
-def second_gradients(lab):
+def second_gradients(lab, strategy):
     """A gradient of a gradient of an all-sum, compiled or not."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(3.0)
+    v = variable_of(strategy, 3.0)
 
     def step(i):
         def loss():
@@ -224,8 +196,6 @@ def second_gradients(lab):
 @case(backends=("tensorflow",))
 def sparse_gradients(lab):
     """`tf.IndexedSlices` are summed as they are, on TensorFlow, which alone has them."""
-    import tensorflow as tf
-
     strategy = lab.strategy()
 
     def slices():

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops, torch
 from tests.facade.case import case
-from tests.facade.lazy import kd, keras, ops
 from tests.facade.sources import SIZE, SOURCES, X, Y, pairs, tf_dataset
 
 
@@ -47,44 +47,29 @@ for _name in SOURCES:
     )(iterating(_name))
 
 
-@case
-def from_a_generator(lab):
-    """A generator serves once."""
-    strategy = lab.strategy()
-    data = strategy.distribute_dataset(batch for batch in pairs())
-    found = [pieces(lab, batch, strategy) for batch in data]
-    lab.equal(expected_pieces(2), found)
-    lab.equal([], list(data))
-
-
-@case
-def batches_of_any_form(lab):
-    """Arrays alone, dicts, nests with None and numbers."""
-    strategy = lab.strategy()
-    data = strategy.distribute_dataset([{"x": X[:4], "more": [Y[:4], None, 7.0]}])
-    [batch] = data
-    lab.equal([X[:2], X[2:4]], lab.components(batch["x"], strategy))
-    lab.equal([Y[:2], Y[2:4]], lab.components(batch["more"][0], strategy))
+@case(replicas=(2, 3))
+def batches_of_any_form(lab, strategy):
+    """Arrays alone, dicts, nests with None and numbers; fewer rows than replicas; a generator."""
+    parts = lambda rows: np.array_split(rows, lab.replicas)  # noqa: E731
+    [batch] = strategy.distribute_dataset([{"x": X[:4], "more": [Y[:4], None, 7.0]}])
+    lab.equal(parts(X[:4]), lab.components(batch["x"], strategy))
+    lab.equal(parts(Y[:4]), lab.components(batch["more"][0], strategy))
     lab.check(batch["more"][1] is None, "None goes to all")
     result = strategy.run(lambda b: ops.sum(b["x"]) * b["more"][2], args=(batch,))
-    lab.equal([42.0, 154.0], lab.components(result, strategy))
-    [alone] = strategy.distribute_dataset([X[:3]])
-    lab.equal([X[:2], X[2:3]], lab.components(alone, strategy))
-
-
-@case(replicas=(3,))
-def fewer_rows_than_replicas(lab):
-    """A replica without a row gets an empty array; nothing is dropped."""
-    strategy = lab.strategy()
-    [batch] = strategy.distribute_dataset([X[:2]])
-    lab.equal([X[:1], X[1:2], X[:0]], lab.components(batch, strategy))
-    lab.equal(X[:2].sum(axis=0), strategy.reduce("SUM", batch, axis=0))
+    lab.equal([7.0 * part.sum() for part in parts(X[:4])], lab.components(result, strategy))
+    for rows in (X[:3], X[:2], X[:1]):  # nothing is dropped
+        [alone] = strategy.distribute_dataset([rows])
+        lab.equal(parts(rows), lab.components(alone, strategy))
+        lab.equal(rows.sum(axis=0), strategy.reduce("SUM", alone, axis=0))
+    data = strategy.distribute_dataset(batch for batch in pairs())
+    found = [pieces(lab, batch, strategy) for batch in data]
+    lab.equal(expected_pieces(lab.replicas), found)
+    lab.equal([], list(data))  # a generator serves once
 
 
 @case
-def what_an_element_is(lab):
+def what_an_element_is(lab, strategy):
     """`element_spec` tells types and shapes, with any number of rows."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset(pairs())
     spec = data.element_spec
     lab.equal(2, len(spec))
@@ -98,9 +83,8 @@ def what_an_element_is(lab):
 
 
 @case
-def input_options(lab):
+def input_options(lab, strategy):
     """Buffers of any size, on the device or not, change no batch; one dataset is one pipeline."""
-    strategy = lab.strategy()
     for options in (
         kd.InputOptions(),
         kd.InputOptions(experimental_per_replica_buffer_size=5),
@@ -120,9 +104,8 @@ def input_options(lab):
 
 
 @case
-def an_array_that_is_filled_anew(lab):
+def an_array_that_is_filled_anew(lab, strategy):
     """A source may use one array, or tensor, for all its batches, and be asked for the next one."""
-    strategy = lab.strategy()
 
     def of_arrays():
         rows = np.empty((SIZE, 2), "float32")
@@ -136,8 +119,6 @@ def an_array_that_is_filled_anew(lab):
 
     sources = [of_arrays]
     if lab.backend == "torch":
-        import torch
-
         tensor = torch.empty(SIZE, 2)
         sources.append(of_tensors)
     for source in sources:
@@ -150,9 +131,8 @@ def an_array_that_is_filled_anew(lab):
 
 
 @case
-def an_iteration_left_early(lab):
+def an_iteration_left_early(lab, strategy):
     """Leaving a loop in the middle, and two iterations at once."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset(pairs())
     for _ in data:
         break
@@ -162,9 +142,8 @@ def an_iteration_left_early(lab):
 
 
 @case(replicas=(2, 3))
-def a_function_for_all_replicas(lab):
+def a_function_for_all_replicas(lab, strategy):
     """PER_WORKER: one pipeline, of which each replica takes the next batch; some may be left."""
-    strategy = lab.strategy()
     seen = []
 
     def dataset_fn(context):
@@ -190,9 +169,8 @@ def a_function_for_all_replicas(lab):
 
 
 @case(backends=("tensorflow",), replicas=(2, 3))
-def lengths_of_native_datasets(lab):
+def lengths_of_native_datasets(lab, strategy):
     """Of `tf.data` as `tf.distribute` distributes it: what it knows, and its own errors."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset(tf_dataset())
 
     @kd.function
@@ -218,9 +196,8 @@ def lengths_of_native_datasets(lab):
 
 
 @case(replicas=(2, 3))
-def a_function_for_each_replica(lab):
+def a_function_for_each_replica(lab, strategy):
     """PER_REPLICA: a pipeline each; one that ends earlier gives batches without a row."""
-    strategy = lab.strategy()
 
     def dataset_fn(context):
         lab.equal(lab.replicas, context.num_input_pipelines)
@@ -264,9 +241,8 @@ for _name in ("tf_data", "DataLoader", "PyDataset", "rows"):
 
 
 @case
-def rows_of_arrays(lab):
+def rows_of_arrays(lab, strategy):
     """`experimental_make_numpy_dataset`: rows, batches, shuffled reproducibly."""
-    strategy = lab.strategy()
     rows = strategy.experimental_make_numpy_dataset({"x": X, "y": Y})
     lab.equal(10, len(rows))
     lab.equal({"x": X[0], "y": Y[0]}, next(iter(rows)))

@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32, fresh
-from tests.facade.lazy import kd, keras
 from tests.facade.sources import SOURCES, Sequence, X, Y, pairs, tf_dataset
 
 
@@ -63,18 +63,16 @@ def fit_of_one_replica(lab):
 
 
 @case
-def fit_of_framework_pipelines(lab):
+def fit_of_framework_pipelines(lab, strategy):
     """Pipelines of `tf.data`, which TensorFlow distributes by itself, in `fit`."""
-    strategy = lab.strategy()
     data = strategy.distribute_datasets_from_function(lambda _: tf_dataset().take(2))
     rounds = [tuple(np.concatenate(parts) for parts in zip(*pairs()[:2], strict=True))]
     lab.equal(trained(Sequence(rounds), kd.get_strategy()), trained(data, strategy), FLOAT32)
 
 
 @case(replicas=(2, 3))
-def fit_of_pipelines(lab):
+def fit_of_pipelines(lab, strategy):
     """A dataset of the replicas' own batches: a round of them is a global batch."""
-    strategy = lab.strategy()
     small = [(X[i : i + 2], Y[i : i + 2]) for i in range(0, 10, 2)]
     data = strategy.distribute_datasets_from_function(lambda _: small)
     size = 2 * lab.replicas
@@ -84,9 +82,8 @@ def fit_of_pipelines(lab):
 
 
 @case
-def fit_with_targets_beside(lab):
+def fit_with_targets_beside(lab, strategy):
     """Targets and weights belong into the batches."""
-    strategy = lab.strategy()
     data = strategy.distribute_dataset([X[:4]])
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -1,19 +1,16 @@
-"""The examples of tf.distribute's docstrings: a case each, named after where the example stands.
-
-What other cases hold as well is in `coverage.COVERED_BY`.
-"""
+"""The examples of tf.distribute's docstrings that no other case holds (`coverage.COVERED_BY`)."""
 
 import collections
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32
-from tests.facade.lazy import kd, keras, ops
 
 
 @case
-def central_storage_strategy__CentralStorageStrategy__1(lab):
+def central_storage(lab):
     """Variables on one device: a function over batches of which the last is smaller; reductions."""
     strategy = kd.CentralStorageStrategy(lab.devices, "cpu:0")
     rows = np.arange(8, dtype="int32")
@@ -30,9 +27,8 @@ def central_storage_strategy__CentralStorageStrategy__1(lab):
 
 
 @case
-def distribute_lib__get_strategy__1(lab):
+def where_code_runs(lab, strategy):
     """Outside of scopes, in a scope and in `run`: the strategy in force, and whose code it is."""
-    strategy = lab.strategy()
 
     def where():
         here = kd.get_replica_context()
@@ -57,9 +53,8 @@ def distribute_lib__get_strategy__1(lab):
 
 
 @case
-def distribute_lib__StrategyExtendedV2_colocate_vars_with__1(lab):
+def colocated_variables(lab, strategy):
     """Variables beside another, updated with them."""
-    strategy = lab.strategy()
     with strategy.scope():
         first = keras.Variable(1.0)
         with strategy.extended.colocate_vars_with(first):
@@ -71,27 +66,8 @@ def distribute_lib__StrategyExtendedV2_colocate_vars_with__1(lab):
 
 
 @case
-def distribute_lib__StrategyExtendedV1_call_for_each_replica__1(lab):
-    """A merge call sums over the replicas, whose own results differ."""
-    strategy = lab.strategy()
-
-    def merge(strategy, value):
-        return sum(strategy.experimental_local_results(value))
-
-    def step(three):
-        here = kd.get_replica_context()
-        v = three + here.replica_id_in_sync_group
-        return here.merge_call(merge, args=(v,)) + v
-
-    with strategy.scope():
-        for run in (strategy.run, strategy.extended.call_for_each_replica):
-            lab.equal([10, 11], lab.components(run(step, args=[3]), strategy))
-
-
-@case
-def distribute_lib__StrategyBase_run__2(lab):
+def values_made_in_a_function(lab, strategy):
     """`run` in a compiled function, of values that are made there; an all-reduce in it."""
-    strategy = lab.strategy()
 
     def step(x, number):
         return x * 2, kd.get_replica_context().all_reduce("sum", number)
@@ -112,9 +88,8 @@ def distribute_lib__StrategyBase_run__2(lab):
 
 
 @case
-def distribute_lib__StrategyBase_reduce__2(lab):
+def devices_of_components(lab, strategy):
     """Components are on their replicas' devices, what they are reduced to is one tensor."""
-    strategy = lab.strategy()
     result = strategy.run(
         lambda: ops.convert_to_tensor(kd.get_replica_context().replica_id_in_sync_group)
     )
@@ -127,9 +102,8 @@ def distribute_lib__StrategyBase_reduce__2(lab):
 
 
 @case
-def tpu_strategy__TPUStrategyV1_run__2(lab):
+def options_of_a_run(lab, strategy):
     """Options of a run: kerasdist's and tf.distribute's own; anything else is refused."""
-    strategy = lab.strategy()
     tf_options = collections.namedtuple("RunOptions", ["dynamic", "bucketizing", "xla"])
     step = kd.function(ops.sum)
     lab.equal(3.0, step(ops.convert_to_tensor([1.0, 2.0])))
@@ -150,50 +124,27 @@ def tpu_strategy__TPUStrategyV1_run__2(lab):
 # Of strategies in which a replica has several devices: CPU devices stand in for TPUs.
 
 
-def cores(lab, replicas, shape, **options):
-    """A strategy, where the backend has one; elsewhere None, after its clear error."""
-    assignment = kd.DeviceAssignment.build(replicas, shape)
-    if lab.backend == "jax":
-        return kd.TPUStrategy(experimental_device_assignment=assignment, **options)
-    with lab.raises(kd.errors.UnsupportedError, "KERAS_BACKEND=jax"):
-        kd.TPUStrategy(experimental_device_assignment=assignment, **options)
-    return None
-
-
 @case
-def tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1(lab):
-    """An addition that one of two logical devices is asked for, on one replica and on two."""
-    x = np.arange(8, dtype="float32").reshape(2, 4)
-    for replicas in (1, 2):
-        strategy = cores(lab, replicas, (1, 1, 1, 2))
-        if strategy is None:
-            continue
-        [batch, *_] = strategy.distribute_datasets_from_function(lambda _: [x] * 4)
+def logical_devices(lab):
+    """Images cut, logits and labels whole on every logical device for the loss; one adds.
 
-        @kd.function
-        def step(inputs, strategy=strategy):
-            return strategy.experimental_assign_to_logical_device(inputs + inputs, 0)
-
-        results = strategy.experimental_local_results(strategy.run(step, args=(batch,)))
-        lab.equal([2 * x] * replicas, list(results))
-
-
-def image_model(strategy):
+    CPU devices stand in for TPUs. Where replicas have one device each, an error says so.
+    """
+    images = np.random.default_rng(0).normal(size=(4, 4, 4, 1)).astype("float32")
+    labels = np.ones((4, 3), "float32")
+    options = {
+        "experimental_device_assignment": kd.DeviceAssignment.build(2, (1, 1, 1, 2)),
+        "experimental_spmd_xla_partitioning": True,
+    }
+    if lab.backend != "jax":
+        with lab.raises(kd.errors.UnsupportedError, "KERAS_BACKEND=jax"):
+            kd.TPUStrategy(**options)
+        return
+    strategy = kd.TPUStrategy(**options)
     with strategy.scope():
         convolved = keras.layers.Conv2D(3, 3, padding="same", activation="tanh")
         layers = [convolved, keras.layers.GlobalAveragePooling2D()]
-        return keras.Sequential([keras.Input((4, 4, 1)), *layers])
-
-
-@case
-def tpu_strategy__TPUStrategyV2_experimental_replicate_to_logical_devices__1(lab):
-    """Images cut, logits and labels whole on every logical device for the loss."""
-    images = np.random.default_rng(0).normal(size=(4, 4, 4, 1)).astype("float32")
-    labels = np.ones((4, 3), "float32")
-    strategy = cores(lab, 2, (1, 1, 1, 2), experimental_spmd_xla_partitioning=True)
-    if strategy is None:
-        return
-    model = image_model(strategy)
+        model = keras.Sequential([keras.Input((4, 4, 1)), *layers])
 
     @kd.function
     def step(inputs):
@@ -202,8 +153,11 @@ def tpu_strategy__TPUStrategyV2_experimental_replicate_to_logical_devices__1(lab
         output = model(images)
         labels = strategy.experimental_replicate_to_logical_devices(labels)
         output = strategy.experimental_replicate_to_logical_devices(output)
-        return ops.mean(ops.square(labels - output))
+        doubled = strategy.experimental_assign_to_logical_device(labels + labels, 0)
+        return ops.mean(ops.square(labels - output)), doubled
 
     [batch] = strategy.distribute_dataset([(images, labels)])
-    loss = strategy.reduce("MEAN", strategy.run(step, args=(batch,)), axis=None)
+    losses, doubled = strategy.run(step, args=(batch,))
+    loss = strategy.reduce("MEAN", losses, axis=None)
     lab.equal(ops.mean(ops.square(labels - model(images))), loss, FLOAT32)
+    lab.equal(2 * labels, strategy.gather(doubled, axis=0))

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
-from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.lab import numbered, variable_of
 
 
 def counting(strategy):
@@ -12,9 +12,8 @@ def counting(strategy):
 
 
 @case(replicas=(1, 2, 3))
-def devices_and_facts(lab):
+def devices_and_facts(lab, strategy):
     """Devices by Keras's names; facts that other code asks."""
-    strategy = lab.strategy()
     extended = strategy.extended
     lab.equal(lab.devices, list(extended.worker_devices))
     lab.equal(lab.devices, list(extended.parameter_devices))
@@ -31,9 +30,8 @@ def devices_and_facts(lab):
 
 
 @case(replicas=(2, 3))
-def reduce_to_and_batch_reduce_to(lab):
+def reduce_to_and_batch_reduce_to(lab, strategy):
     """Sums and means where a variable, a value or a device is."""
-    strategy = lab.strategy()
     n = lab.replicas
     with strategy.scope():
         variable = keras.Variable(0.0)
@@ -52,19 +50,20 @@ def reduce_to_and_batch_reduce_to(lab):
 
 
 @case
-def broadcast_to(lab):
-    """A tensor, equal on every device."""
-    strategy = lab.strategy()
+def broadcast_read_and_container(lab, strategy):
+    """A tensor, equal on every device; a variable's value in cross-replica code, its container."""
     with strategy.scope():
+        variable = keras.Variable([1.0, 2.0])
+        lab.equal([1.0, 2.0], strategy.extended.read_var(variable))
+        lab.check(strategy.extended.value_container(variable) is variable, "itself")
         value = strategy.extended.broadcast_to(ops.convert_to_tensor([1.0, 2.0]), lab.devices)
     result = strategy.run(lambda x: x * 2.0, args=(value,))
     lab.equal([[2.0, 4.0]] * 2, lab.components(result, strategy))
 
 
 @case
-def update_with_components(lab):
+def update_with_components(lab, strategy):
     """Arguments that are distributed values are taken apart by copy, results put together."""
-    strategy = lab.strategy()
     with strategy.scope():
         variable = keras.Variable(1.0)
         mirrored = strategy.extended.reduce_to("SUM", counting(strategy), variable)
@@ -81,11 +80,9 @@ def update_with_components(lab):
 
 
 @case
-def update_in_a_merge_call(lab):
+def update_in_a_merge_call(lab, strategy):
     """The optimizers' way: a merge call, a reduction, an update."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        variable = keras.Variable(10.0)
+    variable = variable_of(strategy, 10.0)
 
     def merge(given, gradient):
         total = given.extended.reduce_to("SUM", gradient, variable)
@@ -108,16 +105,6 @@ def update_in_a_merge_call(lab):
 
     strategy.run(reduced, args=(counting(strategy),))
     lab.equal([15.0, 15.0], lab.components(variable, strategy))
-
-
-@case
-def read_var_and_value_container(lab):
-    """A variable's value in cross-replica code; a component's container."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        variable = keras.Variable([1.0, 2.0])
-        lab.equal([1.0, 2.0], strategy.extended.read_var(variable))
-        lab.check(strategy.extended.value_container(variable) is variable, "itself")
 
 
 @case
@@ -154,8 +141,7 @@ def one_device_and_default_strategies(lab):
     """The same calls where there is but one replica."""
     for strategy in (kd.OneDeviceStrategy("cpu:0"), kd.get_strategy()):
         lab.equal(1, strategy.num_replicas_in_sync)
-        with strategy.scope():
-            variable = keras.Variable(2.0)
+        variable = variable_of(strategy, 2.0)
         if isinstance(strategy, kd.OneDeviceStrategy):
             lab.equal(True, strategy.extended.variable_created_in_scope(variable))
         lab.equal(6.0, strategy.run(lambda v, x: v * x, args=(variable, 3.0)))

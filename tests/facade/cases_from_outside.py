@@ -1,76 +1,50 @@
 """Custom loops of models, optimizers and metrics that were made outside of the scope."""
 
 import contextlib
+from functools import partial
 
 import numpy as np
 
+from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lazy import keras
 from tests.facade.case import case
+from tests.facade.cases_training import Loop, batched, dense, rows
 from tests.facade.lab import FLOAT32
-from tests.facade.lazy import kd, keras
-
-ROWS, BATCH = 20, 5
 
 
-def trained(strategy, compiled, model_in, rest_in, built_by_hand=False):
-    """Losses, weights, count of steps, metric of a loop of parts made in the scope or not."""
-    keras.backend.clear_session(free_memory=False)
-    draws = np.random.default_rng(0).random((ROWS, 4)).astype("float32")
-    wanted = draws.sum(1, keepdims=True)
-    outside = contextlib.nullcontext
-    with strategy.scope() if model_in else outside():
-        first = keras.layers.Dense(3, kernel_initializer="ones")
-        model = keras.Sequential([keras.Input((4,)), first, keras.layers.Dense(1, name="last")])
-        model.layers[1].kernel.assign(np.float32([[0.1], [0.2], [0.3]]))
-    with strategy.scope() if rest_in else outside():
+def parts(strategy, model_in, optimizer_in, built_by_hand=False):
+    """A model and an optimizer that are made in the scope or not."""
+    with strategy.scope() if model_in else contextlib.nullcontext():
+        model = dense()
+    with strategy.scope() if optimizer_in else contextlib.nullcontext():
         optimizer = keras.optimizers.Adam(0.01)
-        metric = keras.metrics.MeanSquaredError()
-        metric.update_state([[1.0]], [[3.0]])  # a state from before
     if built_by_hand:
         with strategy.scope():
             optimizer.build(model.trainable_variables)
-    squares = keras.losses.MeanSquaredError(reduction="none")
-
-    def step(batch):
-        x, y = batch
-
-        def loss():
-            each = squares(y, model(x, training=True))
-            return kd.compute_average_loss(each, global_batch_size=BATCH)
-
-        value, gradients = kd.value_and_grad(loss, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-        metric.update_state(y, model(x))
-        return value
-
-    def on_replicas(batch):
-        return strategy.run(step, args=(batch,))
-
-    run = kd.function(on_replicas) if compiled else on_replicas
-    batches = [(draws[i : i + BATCH], wanted[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
-    losses = [
-        strategy.reduce("SUM", run(batch), axis=None)
-        for batch in strategy.distribute_dataset(batches)
-    ]
-    return [losses, list(model.weights), optimizer.iterations, metric.result()]
+    return model, optimizer
 
 
 @case
 def loops_of_parts_from_outside(lab):
-    """Model, or optimizer and metric, made outside: the numbers of a loop of parts made inside."""
-    expected = lab.numpy(trained(lab.strategy(), False, True, True))
-    for way in (
-        {"compiled": False, "model_in": True, "rest_in": False},
-        {"compiled": False, "model_in": False, "rest_in": True},
-        {"compiled": False, "model_in": False, "rest_in": False},
-        {"compiled": False, "model_in": False, "rest_in": False, "built_by_hand": True},
-        {"compiled": True, "model_in": False, "rest_in": False},
+    """Model or optimizer made outside: the numbers of plain Keras."""
+    batches = batched(rows(20), 5)
+    loop = Loop(optimizer=lambda: keras.optimizers.Adam(0.01), compiled=False)
+    expected = loop.plain(batches)
+    for made in (
+        partial(parts, model_in=True, optimizer_in=False),
+        partial(parts, model_in=False, optimizer_in=True),
+        partial(parts, model_in=False, optimizer_in=False),
+        partial(parts, model_in=False, optimizer_in=False, built_by_hand=True),
     ):
-        lab.equal(expected, lab.numpy(trained(lab.strategy(), **way)), FLOAT32)
+        lab.equal(expected, loop.under(lab.strategy(), batches, made), ADAPTIVE)
+    compiled = Loop(optimizer=loop.optimizer)
+    made = partial(parts, model_in=False, optimizer_in=False)
+    lab.equal(expected, compiled.under(lab.strategy(), batches, made), ADAPTIVE)
 
 
 @case
 def statistics_from_outside(lab):
-    """The moving statistics of a BatchNormalization made outside are kept as those made inside."""
+    """The state of a BatchNormalization and of a metric made outside are kept as if made inside."""
 
     def trained(inside):
         keras.backend.clear_session(free_memory=False)
@@ -78,10 +52,16 @@ def statistics_from_outside(lab):
         with strategy.scope() if inside else contextlib.nullcontext():
             norm = keras.layers.BatchNormalization(momentum=0.5)
             norm.build((None, 4))
+            metric = keras.metrics.MeanSquaredError()
+            metric.update_state([[1.0]], [[3.0]])  # a state from before
+
+        def step(part):
+            metric.update_state(part, norm(part, training=True))
+
         rows = np.random.default_rng(0).normal(size=(2 * lab.replicas, 4)).astype("float32")
         for batch in strategy.distribute_dataset([rows, 2 * rows]):
-            strategy.run(lambda part: norm(part, training=True), args=(batch,))
+            strategy.run(step, args=(batch,))
         strategy.run(lambda: norm(rows))
-        return [norm.moving_mean, norm.moving_variance, norm(rows)]
+        return [norm.moving_mean, norm.moving_variance, norm(rows), metric.result()]
 
     lab.equal(lab.numpy(trained(True)), lab.numpy(trained(False)), FLOAT32)

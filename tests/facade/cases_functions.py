@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade.case import case
-from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.lab import numbered, variable_of
 
 
 def batches(strategy, count=3):
@@ -20,11 +20,9 @@ def compiled_on(lab):
 
 
 @case
-def a_compiled_step_is_traced_once(lab):
+def a_compiled_step_is_traced_once(lab, strategy):
     """Calls with the same shapes run the body once (PyTorch: once a call and replica)."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="mean")
+    v = variable_of(strategy, 1.0, aggregation="mean")
     bodies = {"outer": 0, "inner": 0}
 
     def step(x):
@@ -55,9 +53,8 @@ def a_compiled_step_is_traced_once(lab):
 
 
 @case
-def another_shape_is_another_trace(lab):
+def another_shape_is_another_trace(lab, strategy):
     """A ragged last batch is traced once more, and gives right numbers, compiled or not."""
-    strategy = lab.strategy()
 
     def total(batch):
         return strategy.reduce("SUM", strategy.run(ops.sum, args=(batch,)), axis=None)
@@ -70,11 +67,9 @@ def another_shape_is_another_trace(lab):
 
 
 @case
-def functions_in_functions(lab):
+def functions_in_functions(lab, strategy):
     """A compiled function calls another, in and out of `run`."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="mean")
+    v = variable_of(strategy, 1.0, aggregation="mean")
 
     @kd.function
     def innermost(x):
@@ -129,7 +124,7 @@ def static_arguments(lab):
 
 @case
 def functions_of_plain_code(lab):
-    """Outside of every strategy: variables read and written, nests in and out."""
+    """Outside of every strategy: variables read and written, nests in and out; with options."""
     v = keras.Variable([1.0, 2.0])
 
     @kd.function
@@ -143,19 +138,11 @@ def functions_of_plain_code(lab):
     lab.equal({"sum": 7.0, "parts": [[3.0, 4.0], [[0.0]]]}, second)
     lab.equal([3.0, 4.0], v)
 
-
-@case
-def functions_as_decorators(lab):
-    """With and without parentheses; with `jit_compile` where a compiler is at hand."""
-
     @kd.function()
     def with_parentheses(x):
         return x + 1.0
 
-    @kd.function(jit_compile=False)
-    def with_option(x):
-        return x + 2.0
-
+    with_option = kd.function(jit_compile=False)(lambda x: x + 2.0)
     x = ops.convert_to_tensor(1.0)
     lab.equal([2.0, 3.0], [with_parentheses(x), with_option(x)])
     lab.equal("with_parentheses", with_parentheses.__name__)
@@ -164,8 +151,6 @@ def functions_as_decorators(lab):
 @case(backends=("tensorflow",))
 def a_replica_in_xla(lab):
     """XLA compiles the forward and backward pass of each replica, inside of `run`."""
-    import tensorflow as tf
-
     strategy = lab.strategy()
     x = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
     with strategy.scope():
@@ -194,8 +179,6 @@ def a_replica_in_xla(lab):
 @case(backends=("tensorflow",))
 def xla_around_a_run_is_refused(lab):
     """`jit_compile=True` on what `run` runs, around `run`, and in a function around: an error."""
-    import tensorflow as tf
-
     strategy = lab.strategy()
     for compiles in (kd.function(jit_compile=True), partial(tf.function, jit_compile=True)):
         step = compiles(ops.sum)
@@ -211,11 +194,9 @@ def xla_around_a_run_is_refused(lab):
 
 
 @case
-def an_error_in_a_compiled_function(lab):
+def an_error_in_a_compiled_function(lab, strategy):
     """It comes out with its type, and the variables are as they were."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="mean")
+    v = variable_of(strategy, 1.0, aggregation="mean")
     wrong = [True]
 
     def step():
@@ -234,11 +215,9 @@ def an_error_in_a_compiled_function(lab):
 
 
 @case
-def values_read_before_a_call_stay(lab):
+def values_read_before_a_call_stay(lab, strategy):
     """A variable's value that was read before a compiled step is what it was, after it."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable([1.0, 2.0], aggregation="mean")
+    v = variable_of(strategy, [1.0, 2.0], aggregation="mean")
     plain = keras.Variable([1.0, 2.0])
 
     @kd.function
@@ -263,9 +242,8 @@ def values_read_before_a_call_stay(lab):
 
 
 @case
-def methods_and_objects(lab):
+def methods_and_objects(lab, strategy):
     """A method of a user's class is compiled; objects among the arguments are constants."""
-    strategy = lab.strategy()
 
     class Trainer:
         def __init__(self, factor):
@@ -290,9 +268,8 @@ def methods_and_objects(lab):
 
 
 @case(refused={"tensorflow": ("ReplicaError", "Expected collectives.*directly in the step")})
-def collectives_in_inner_functions(lab):
+def collectives_in_inner_functions(lab, strategy):
     """A compiled function that is called in a replica communicates; TensorFlow's can't."""
-    strategy = lab.strategy()
 
     @kd.function
     def inner(x):
@@ -308,9 +285,8 @@ def collectives_in_inner_functions(lab):
 
 
 @case
-def a_model_built_in_a_compiled_step(lab):
+def a_model_built_in_a_compiled_step(lab, strategy):
     """The first call of a step, compiled or not, builds the model and the optimizer."""
-    strategy = lab.strategy()
     x = np.random.default_rng(0).random((8, 2)).astype("float32")
     for compile_ in (kd.function, lambda function: function):
         with strategy.scope():

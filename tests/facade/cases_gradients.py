@@ -2,144 +2,98 @@
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
-from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.lab import numbered, variable_of
 
 
-@case(replicas=(1, 2))
-def gradients_that_are_none_and_zero(lab):
-    """None for a variable that was not read, zeros for one that was read without influence."""
-    a, b, c = keras.Variable(2.0), keras.Variable([1.0, 1.0]), keras.Variable(3.0)
+def everywhere(lab, make):
+    """What a step returns outside of every strategy and on each replica, compiled or not.
 
-    def loss():
-        return a * a + 0.0 * ops.sum(ops.stop_gradient(b))
+    ``make`` makes its variables, and returns it.
+    """
+    for strategy in kd.get_strategy(), lab.strategy():
+        with strategy.scope():
+            step = make()
+        yield from on_each(lab, strategy, step)
 
-    def check(value, gradients):
-        lab.equal(4.0, value)
-        lab.equal(4.0, gradients[0])
-        lab.equal([0.0, 0.0], gradients[1])
-        lab.check(gradients[2] is None, f"None, received {gradients[2]!r}")
 
-    check(*kd.value_and_grad(loss, [a, b, c]))
-
-    @kd.function
-    def compiled():
-        value, gradients = kd.value_and_grad(loss, [a, b, c])
-        lab.check(gradients[2] is None, "None in a compiled function")
-        return value, gradients[:2]
-
-    for _ in range(2):
-        value, [first, second] = compiled()
-        check(value, [first, second, None])
+def on_each(lab, strategy, step):
+    run = lambda: strategy.run(step)  # noqa: E731
+    for one in (run, kd.function(run)):
+        yield from map(lab.numpy, strategy.experimental_local_results(one()))
 
 
 @case
-def gradients_in_replicas(lab):
-    """In `run`, compiled and not: each replica's own gradient, None and zeros likewise."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        used, idle, unread = keras.Variable(2.0), keras.Variable(1.0), keras.Variable(1.0)
+def gradients_that_are_none_and_zero(lab):
+    """None for a variable that was not read, zeros for one that was read without influence."""
 
-    def step(x):
-        def loss():
-            return x * used * used + 0.0 * ops.stop_gradient(idle * 1.0)
+    def make():
+        a, b, c = keras.Variable(2.0), keras.Variable([1.0, 1.0]), keras.Variable(3.0)
 
-        value, gradients = kd.value_and_grad(loss, [used, idle, unread])
-        if gradients[2] is not None:
-            raise AssertionError("None for a variable that was not read")
-        return value, gradients[0], gradients[1]
+        def step():
+            loss = lambda: a * a + 0.0 * ops.sum(ops.stop_gradient(b * 1.0))  # noqa: E731
+            value, [used, idle, unread] = kd.value_and_grad(loss, [a, b, c])
+            lab.check(unread is None, f"None, received {unread!r}")
+            return value, used, idle
 
-    x = numbered(strategy, lambda i: np.float32(1.0 + i))
-    for run in (strategy.run, kd.function(lambda fn, args: strategy.run(fn, args=args))):
-        value, first, second = run(step, args=(x,))
-        lab.equal([4.0, 8.0], lab.components(value, strategy))
-        lab.equal([4.0, 8.0], lab.components(first, strategy))
-        lab.equal([0.0, 0.0], lab.components(second, strategy))
+        return step
+
+    for found in everywhere(lab, make):
+        lab.equal([4.0, 4.0, [0.0, 0.0]], found)
 
 
 @case
 def has_aux(lab):
     """A function may return more beside its value, of any form."""
-    v = keras.Variable(3.0)
 
-    def loss():
-        return v * v, {"twice": v * 2.0, "text": "word", "more": [1, None]}
+    def make():
+        v = keras.Variable(3.0)
 
-    (value, aux), [gradient] = kd.value_and_grad(loss, [v], has_aux=True)
-    lab.equal([9.0, 6.0, 6.0], [value, gradient, aux["twice"]])
-    lab.equal(["word", [1, None]], [aux["text"], aux["more"]])
-    strategy = lab.strategy()
-    with strategy.scope():
-        w = keras.Variable(3.0)
+        def step():
+            loss = lambda: (v * v, {"twice": v * 2.0, "text": "word", "more": [1, None]})  # noqa: E731
+            (value, aux), [gradient] = kd.value_and_grad(loss, [v], has_aux=True)
+            lab.equal(["word", [1, None]], [aux["text"], aux["more"]])
+            return value, gradient, aux["twice"]
 
-    def step():
-        (value, aux), [gradient] = kd.value_and_grad(
-            lambda: (w * w, (w * 2.0, "word")), [w], has_aux=True
-        )
-        return value, aux[0], gradient
+        return step
 
-    for function in (step, kd.function(step)):
-        found = [lab.components(one, strategy) for one in strategy.run(function)]
-        lab.equal([[9.0, 9.0], [6.0, 6.0], [6.0, 6.0]], found)
+    for found in everywhere(lab, make):
+        lab.equal([9.0, 6.0, 6.0], found)
 
 
 @case
 def gradients_of_gradients(lab):
-    """Nested: a second derivative, outside of functions and in them."""
-    v = keras.Variable(2.0)
+    """Nested: a second derivative."""
 
-    def first():
-        _, [gradient] = kd.value_and_grad(lambda: v * v * v, [v])
-        return gradient
+    def make():
+        v = keras.Variable(2.0)
+        first = lambda: kd.value_and_grad(lambda: v * v * v, [v])[1][0]  # noqa: E731
+        return lambda: kd.value_and_grad(first, [v])
 
-    def second():
-        value, [gradient] = kd.value_and_grad(first, [v])
-        return value, gradient
-
-    lab.equal([12.0, 12.0], second())
-    lab.equal([12.0, 12.0], kd.function(second)())
-    strategy = lab.strategy()
-    with strategy.scope():
-        w = keras.Variable(2.0)
-
-    def step():
-        inner = lambda: kd.value_and_grad(lambda: w * w * w, [w])[1][0]  # noqa: E731
-        value, [gradient] = kd.value_and_grad(inner, [w])
-        return value, gradient
-
-    found = [lab.components(one, strategy) for one in strategy.run(step)]
-    lab.equal([[12.0, 12.0]] * 2, found)
+    for value, [gradient] in everywhere(lab, make):
+        lab.equal([12.0, 12.0], [value, gradient])
 
 
 @case
 def what_the_function_assigns_stays(lab):
-    """Moving statistics and counters that the function writes persist, in and out of steps."""
-    counter = keras.Variable(0.0, trainable=False)
-    v = keras.Variable(2.0)
+    """Moving statistics and counters that the function writes persist."""
+    counters = []
 
-    def loss():
-        counter.assign_add(1.0)
-        return v * counter
+    def make():
+        v, seen = keras.Variable(2.0), keras.Variable(0.0, trainable=False, aggregation="mean")
+        counters.append(seen)
 
-    value, [gradient] = kd.value_and_grad(loss, [v])
-    lab.equal([2.0, 1.0, 1.0], [value, gradient, counter])
-    value, [gradient] = kd.function(lambda: kd.value_and_grad(loss, [v]))()
-    lab.equal([4.0, 2.0, 2.0], [value, gradient, counter])
-    strategy = lab.strategy()
-    with strategy.scope():
-        w, seen = keras.Variable(2.0), keras.Variable(0.0, trainable=False, aggregation="mean")
-
-    def step():
         def loss():
             seen.assign_add(1.0)
-            return w * seen
+            return v * seen
 
-        return kd.value_and_grad(loss, [w])[1][0]
+        return lambda: kd.value_and_grad(loss, [v])
 
-    lab.equal([1.0, 1.0], lab.components(strategy.run(step), strategy))
-    lab.equal([2.0, 2.0], lab.components(kd.function(lambda: strategy.run(step))(), strategy))
-    lab.equal([2.0, 2.0], lab.components(seen, strategy))
+    found = [[value, gradient] for value, [gradient] in everywhere(lab, make)]
+    # Outside, and on two replicas: a first call and a second one.
+    lab.equal([[2.0, 1.0], [4.0, 2.0], *[[2.0, 1.0]] * 2, *[[4.0, 2.0]] * 2], found)
+    lab.equal([2.0, 2.0], counters)
 
 
 @case
@@ -200,9 +154,8 @@ def gradients_of_models_with_state(lab):
 
 
 @case(replicas=(2, 3))
-def next_values_in_the_place_of_gradients(lab):
+def next_values_in_the_place_of_gradients(lab, strategy):
     """Of a variable with `overwrite_with_gradient`, as float8 scales, the largest counts."""
-    strategy = lab.strategy()
     with strategy.scope():
         scale, weight = keras.Variable(0.5), keras.Variable(10.0)
         scale.overwrite_with_gradient = True
@@ -220,11 +173,9 @@ def next_values_in_the_place_of_gradients(lab):
 
 
 @case
-def collectives_in_custom_gradients(lab):
+def collectives_in_custom_gradients(lab, strategy):
     """A `keras.ops.custom_gradient` whose backward pass calls a collective."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        variable = keras.Variable(3.0)
+    variable = variable_of(strategy, 3.0)
 
     @ops.custom_gradient
     def scaled(x):

@@ -5,17 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from tests.conformance.lazy import kd, ops
 from tests.facade.case import case
 from tests.facade.lab import numbered
-from tests.facade.lazy import kd, ops
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
 
 @case(replicas=(1, 2, 3, 4))
-def each_replica_gets_its_component(lab):
+def each_replica_gets_its_component(lab, strategy):
     """A distributed value is taken apart, anything else goes to all; nests of both."""
-    strategy = lab.strategy()
     data = {"a": numbered(strategy), "b": [np.float32(10.0), (numbered(strategy), None)]}
 
     def step(nest, *, factor, word):
@@ -29,9 +28,8 @@ def each_replica_gets_its_component(lab):
 
 
 @case(replicas=(2, 3))
-def nests_come_back_with_a_distributed_value_at_each_leaf(lab):
+def nests_come_back_with_a_distributed_value_at_each_leaf(lab, strategy):
     """Dicts of each kind, lists, tuples and named tuples that a step returns keep their form."""
-    strategy = lab.strategy()
 
     def step(x):
         ordered = collections.OrderedDict(z=x * 4, a=x)
@@ -57,9 +55,8 @@ def nests_come_back_with_a_distributed_value_at_each_leaf(lab):
 
 
 @case
-def plain_results_stay_plain(lab):
+def plain_results_stay_plain(lab, strategy):
     """A text or number comes back once; args may be a list; results are arguments of the next."""
-    strategy = lab.strategy()
     lab.equal("text", strategy.run(lambda: "text"))
     lab.equal({3}, {int(one) for one in lab.components(strategy.run(lambda: 3), strategy)})
     lab.check(strategy.run(lambda: None) is None, "None comes back")
@@ -70,9 +67,8 @@ def plain_results_stay_plain(lab):
 
 
 @case(replicas=(1, 2, 3))
-def ragged_components(lab):
+def ragged_components(lab, strategy):
     """Components of other sizes, a replica without a row among them; with a collective."""
-    strategy = lab.strategy()
     value = numbered(strategy, lambda index: np.arange(lab.replicas - 1 - index, dtype="float32"))
     total = lambda x: kd.get_replica_context().all_reduce("SUM", x)  # noqa: E731
     rows, sums, all_sums = strategy.run(
@@ -86,9 +82,8 @@ def ragged_components(lab):
 
 
 @case
-def dtypes_are_kept(lab):
+def dtypes_are_kept(lab, strategy):
     """What goes in comes out in its type."""
-    strategy = lab.strategy()
     for dtype in ("float32", "float16", "int32", "int8", "uint8", "bool"):
         value = numbered(strategy, lambda index, dtype=dtype: np.array([index, 1], dtype))
         result = strategy.run(lambda x: ops.reshape(x, (2, 1)), args=(value,))
@@ -97,9 +92,8 @@ def dtypes_are_kept(lab):
 
 
 @case
-def two_threads_use_one_strategy(lab):
+def two_threads_use_one_strategy(lab, strategy):
     """Two threads run, reduce and communicate on one strategy at once; neither is its maker's."""
-    strategy = lab.strategy()
 
     def step(x):
         return kd.get_replica_context().all_reduce("SUM", x)
@@ -117,12 +111,3 @@ def two_threads_use_one_strategy(lab):
     for number, one in enumerate(ended):
         expected = [[200.0 * number + 20 * turn + 1] * 2 for turn in range(4)]
         lab.equal(expected, one.result())
-
-
-@case
-def two_strategies_one_after_the_other(lab):
-    """Strategies of 2 and 3 replicas take turns."""
-    first, second = lab.strategy(2), lab.strategy(3)
-    for _ in range(2):
-        lab.still_usable(first)
-        lab.still_usable(second)

@@ -2,12 +2,9 @@
 
 import numpy as np
 
-from tests.conformance.lazy import LazyModule
+from tests.conformance.lazy import kd, tf
 from tests.facade import case as of_suite
 from tests.facade.lab import numbered
-from tests.facade.lazy import kd
-
-tf = LazyModule("tensorflow")
 
 
 def case(function):
@@ -15,9 +12,8 @@ def case(function):
 
 
 @case
-def autograph(lab):
+def autograph(lab, strategy):
     """Branches and loops over tensors and datasets, in a step and in its merge call."""
-    strategy = lab.strategy()
     numbers = tf.data.Dataset.range(4)
 
     def merge(given, x):
@@ -56,9 +52,8 @@ def autograph(lab):
 
 
 @case
-def variables_of_tensorflow(lab):
+def variables_of_tensorflow(lab, strategy):
     """A `tf.Variable` by each aggregation, assigned in replicas and outside, eagerly or not."""
-    strategy = lab.strategy()
     given = np.float32([[1.0, 0.0], [1.0, 1.0]])
     x = numbered(strategy, lambda i: tf.constant(given[i]))
     combined = {"SUM": given.sum(0), "MEAN": given.mean(0), "ONLY_FIRST_REPLICA": given[0]}
@@ -89,9 +84,8 @@ def variables_of_tensorflow(lab):
 
 
 @case
-def variables_made_in_run(lab):
+def variables_made_in_run(lab, strategy):
     """A `tf.Variable` that a step makes in its first call is one, mirrored."""
-    strategy = lab.strategy()
     made = []
 
     def step():
@@ -106,9 +100,8 @@ def variables_made_in_run(lab):
 
 
 @case
-def batches_taken_in_a_graph(lab):
+def batches_taken_in_a_graph(lab, strategy):
     """`next` of a distributed dataset's iterator in a compiled step."""
-    strategy = lab.strategy()
     x = np.arange(12.0, dtype="float32").reshape(6, 2)
     iterator = iter(strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(4)))
     step = tf.function(lambda: strategy.run(lambda rows: rows * 2.0, args=(next(iterator),)))
@@ -117,9 +110,8 @@ def batches_taken_in_a_graph(lab):
 
 
 @case
-def errors_in_compiled_functions(lab):
+def errors_in_compiled_functions(lab, strategy):
     """AutoGraph would make another error of one that it does not know."""
-    strategy = lab.strategy()
 
     class Own(Exception):
         def __init__(self, one, other):

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
+from tests.conformance.lazy import kd, keras, ops, torch
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule, kd, keras, ops
+from tests.facade.lab import variable_of
 
-torch = LazyModule("torch")
 case = of_backend("torch")
 
 
@@ -24,14 +24,9 @@ def numbers(strategy, value):
     return [one.tolist() for one in strategy.local_results(value)]
 
 
-def variable(strategy, value, **options):
-    with strategy.scope():
-        return keras.Variable(value, **options)
-
-
 @case
 def backward_gives_each_replica_its_gradient(strategy):
-    weight = variable(strategy, 2.0)
+    weight = variable_of(strategy, 2.0)
 
     def step():
         (weight.value * (rank() + 1.0)).backward()
@@ -45,7 +40,7 @@ def backward_gives_each_replica_its_gradient(strategy):
 
 @case
 def gradients_despite_no_grad(strategy):
-    weight = variable(strategy, 2.0)
+    weight = variable_of(strategy, 2.0)
     with torch.no_grad():
         run = strategy.run(lambda: kd.value_and_grad(lambda: weight * weight, [weight]))
     assert numbers(strategy, run[0]) == numbers(strategy, run[1][0]) == [4.0, 4.0]
@@ -71,7 +66,7 @@ def parameters_of_torchs_modules(strategy):
 
 @case
 def run_in_a_merge_call_or_in_value_and_grad_is_refused(strategy):
-    weight = variable(strategy, 2.0)
+    weight = variable_of(strategy, 2.0)
     with pytest.raises(kd.errors.ScopeError, match="merge_call"):
         strategy.run(lambda: kd.get_replica_context().merge_call(lambda given: given.run(rank)))
     with pytest.raises(kd.errors.ScopeError, match="value_and_grad"):
@@ -83,7 +78,7 @@ def components_end_with_their_variable(strategy):
     kept = strategy.replica_set.components._kept
 
     def used():
-        own = variable(strategy, 0.0, trainable=False)
+        own = variable_of(strategy, 0.0, trainable=False)
         strategy.run(lambda: own.assign_add(rank() + 1.0) is None)
         return id(own), len(kept.ids())
 
@@ -95,7 +90,7 @@ def components_end_with_their_variable(strategy):
 @case
 def a_component_gives_way_to_a_change_from_outside(strategy):
     """Its own, the value from outside, and that again: the first replica's is the value."""
-    own = variable(strategy, 0.0, trainable=False)
+    own = variable_of(strategy, 0.0, trainable=False)
     seen = []
     for change in (lambda: None, lambda: own.assign(5.0), lambda: own.value.data.add_(1.0)):
         change()
@@ -137,7 +132,7 @@ def a_replica_that_comes_too_late_writes_nothing(strategy):
     """DEFECTS 21."""
     strategy.replica_set.timeout = 0.1
     kinds = [{}, {"synchronization": "on_read", "aggregation": "sum"}]
-    written = [variable(strategy, 1.0, trainable=False, **kind) for kind in kinds]
+    written = [variable_of(strategy, 1.0, trainable=False, **kind) for kind in kinds]
     goes_on, ended = threading.Event(), threading.Event()
 
     def step():

@@ -7,8 +7,8 @@ from unittest import mock
 
 import numpy as np
 
+from tests.conformance.lazy import LazyModule, kd, keras, torch
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule, kd, keras
 
 BACKEND = "kerasdist.backends.torch"
 batches = LazyModule(f"{BACKEND}.fit.batches")
@@ -25,7 +25,6 @@ worker_data = LazyModule(f"{BACKEND}.workers.worker_data")
 devices = LazyModule("kerasdist.core.devices")
 sharding = LazyModule("kerasdist.input.sharding")
 core = LazyModule("keras.src.backend.torch.core")
-torch = LazyModule("torch")
 case = of_backend("torch")
 
 
@@ -112,29 +111,21 @@ def masks_differ_by_replica(strategy):
 
 
 @case
-def masks_differ_by_worker(strategy):
-    masks = []
-    for rank in range(2):
-        with StandIns(1) as gpu:  # each worker sees one GPU, its first
-            gpu.seed(5)
-            masks.append([gpu.draw(rank, 0) for _ in range(2)])
-    assert masks[0] != masks[1]
-    assert masks[1][0] != masks[1][1]
-
-
-@case
 def a_restart_draws_what_the_interrupted_run_would_have_drawn(strategy):
+    """Of workers, each of which sees one GPU, its first; they draw other masks."""
+    masks = []
     for rank in range(2):
         with StandIns(1) as gpu:
             gpu.seed(5)
             gpu.draw(rank, 0)
             kept = states.random_state(), states.gpu_random_states()
-            expected = [gpu.draw(rank, 0) for _ in range(2)]
+            masks.append([gpu.draw(rank, 0) for _ in range(2)])
         with StandIns(1) as gpu:  # another process, seeded otherwise
             gpu.seed(8)
             states.set_random_state(kept[0])
             states.set_gpu_random_states(kept[1])
-            assert expected == [gpu.draw(rank, 0) for _ in range(2)]
+            assert masks[rank] == [gpu.draw(rank, 0) for _ in range(2)]
+    assert len({tuple(one) for each in masks for one in each}) == 4
 
 
 def counted_copies():
@@ -173,49 +164,48 @@ def tensors(count, device):
     return [torch.ones(3, 1 + i, device=device) for i in range(count)]
 
 
-@case
-def copies_of_gradients(strategy):
-    for count in (2, 20):
-        stack, copies = counted_copies()
-        with stack:
-            given = [tensors(count, f"cuda:{rank}") for rank in range(3)]
-            gradients.weighted_sum(given, [0.5, 0.25, 0.25], [Variable()] * count)
-            gradients.weighted_sum(given, [1.0, 1.0, 1.0], [Variable()] * count)
-        assert copies.count == 4  # two replicas elsewhere, two sums
+def copies_of_gradients(count, copies):
+    given = [tensors(count, f"cuda:{rank}") for rank in range(3)]
+    gradients.weighted_sum(given, [0.5, 0.25, 0.25], [Variable()] * count)
+    gradients.weighted_sum(given, [1.0, 1.0, 1.0], [Variable()] * count)
+
+
+def copies_of_variables(count, copies):
+    home = tensors(count, "cuda:0")
+    device = torch.device("cuda:1")
+    aliases = [variables.Alias(Variable(), one, None, device, is_copy=True) for one in home]
+    with torch.no_grad():
+        for one in home:
+            one.add_(1)
+    copies.count = 0
+    variables.update([one for one in aliases if one.outdated], device)
+    assert not any(one.outdated for one in aliases)
+
+
+def copies_of_what_replicas_assign(count, copies):
+    scopes = [
+        variables.ReplicaScope(rank, torch.device("cuda", rank), copies=rank > 0)
+        for rank in range(2)
+    ]
+    written = dict(enumerate(Variable("sum") for _ in range(count)))
+    for scope in scopes:
+        scope.written.update(written)
+        scope.state_mapping.update(enumerate(tensors(count, scope.device)))
+    fit_rules.combined(scopes, written, tensors(count, "cuda:0"))
 
 
 @case
-def copies_of_variables(strategy):
-    for count in (2, 20):
-        stack, copies = counted_copies()
-        with stack:
-            home = tensors(count, "cuda:0")
-            device = torch.device("cuda:1")
-            aliases = [variables.Alias(Variable(), one, None, device, is_copy=True) for one in home]
-            with torch.no_grad():
-                for one in home:
-                    one.add_(1)
-            copies.count = 0
-            variables.update([one for one in aliases if one.outdated], device)
-            assert not any(one.outdated for one in aliases)
-        assert copies.count == 1
-
-
-@case
-def copies_of_what_replicas_assign(strategy):
-    for count in (2, 20):
-        stack, copies = counted_copies()
-        with stack:
-            scopes = [
-                variables.ReplicaScope(rank, torch.device("cuda", rank), copies=rank > 0)
-                for rank in range(2)
-            ]
-            written = dict(enumerate(Variable("sum") for _ in range(count)))
-            for scope in scopes:
-                scope.written.update(written)
-                scope.state_mapping.update(enumerate(tensors(count, scope.device)))
-            fit_rules.combined(scopes, written, tensors(count, "cuda:0"))
-        assert copies.count == 1
+def copies_do_not_grow_with_the_model(strategy):
+    for copied, expected in (
+        (copies_of_gradients, 4),  # two replicas elsewhere, two sums
+        (copies_of_variables, 1),
+        (copies_of_what_replicas_assign, 1),
+    ):
+        for count in (2, 20):
+            stack, copies = counted_copies()
+            with stack:
+                copied(count, copies)
+            assert copies.count == expected, copied
 
 
 class FakeStream:

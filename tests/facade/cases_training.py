@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32, fresh, numbered
-from tests.facade.lazy import kd, keras, ops
 
 
 def rows(count, seed=0, features=4):
@@ -55,11 +55,18 @@ class Loop:
             losses.append(float(model.train_on_batch(*batch)))
         return outcome(model, model.optimizer, losses)
 
-    def under(self, strategy, batches):
-        fresh()
+    def made(self, strategy):
+        """Model and optimizer."""
         with strategy.scope():
-            model, optimizer, loss = self.build(), self.optimizer(), self.loss()
+            model, optimizer = self.build(), self.optimizer()
             optimizer.build(model.trainable_variables)
+        return model, optimizer
+
+    def under(self, strategy, batches, made=None):
+        fresh()
+        model, optimizer = (made or self.made)(strategy)
+        with strategy.scope():
+            loss = self.loss()
 
         def replica_step(x, y, size):
             def forward():
@@ -91,10 +98,9 @@ def outcome(model, optimizer, losses):
     }, losses
 
 
-def same(lab, loop, batches, tolerance=FLOAT32):
+def same(lab, loop, batches, tolerance=FLOAT32, strategy=None):
     plain, plain_losses = loop.plain(batches)
-    strategy = lab.strategy()
-    ours, losses = loop.under(strategy, batches)
+    ours, losses = loop.under(strategy or lab.strategy(), batches)
     lab.equal(plain, ours, tolerance)
     lab.equal(np.float32(plain_losses), np.float32(losses), tolerance)
 
@@ -173,49 +179,8 @@ def regularizers(lab):
 
 
 @case
-def two_optimizers(lab):
-    """Two models with an optimizer each that meet in one step, with `has_aux`."""
-    batches = batched(rows(12), 8)
-
-    def loop(strategy):
-        fresh()
-        with strategy.scope():
-            first, second = dense(), dense()
-            optimizers = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)
-
-        def replica_step(x, y, size):
-            def of_first():
-                p = first(x, training=True)
-                return squared(y, p, size), p
-
-            (value, p), gradients = kd.value_and_grad(
-                of_first, first.trainable_variables, has_aux=True
-            )
-            optimizers[0].apply(gradients, first.trainable_variables)
-            against = lambda: squared(p, second(x, training=True), size)  # noqa: E731
-            other, gradients = kd.value_and_grad(against, second.trainable_variables)
-            optimizers[1].apply(gradients, second.trainable_variables)
-            return value, other
-
-        @kd.function
-        def step(batch, size):
-            results = strategy.run(replica_step, args=(*batch, size))
-            return [strategy.reduce("SUM", one, axis=None) for one in results]
-
-        data = strategy.distribute_dataset(batches)
-        losses = [
-            lab.numpy(step(batch, len(plain[0])))
-            for batch, plain in zip(data, batches, strict=True)
-        ]
-        return losses, first.get_weights(), second.get_weights()
-
-    lab.equal(loop(kd.get_strategy()), loop(lab.strategy()), ADAPTIVE)
-
-
-@case
-def apply_gradients_and_partial_variables(lab):
+def apply_gradients_and_partial_variables(lab, strategy):
     """`apply_gradients` with pairs, for a part of the variables, one of them unused."""
-    strategy = lab.strategy()
     with strategy.scope():
         used, other = keras.Variable([1.0, 2.0]), keras.Variable(5.0)
         optimizer = keras.optimizers.SGD(0.5)

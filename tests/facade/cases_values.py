@@ -4,9 +4,9 @@ import copy
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade.case import case
-from tests.facade.lab import FLOAT32, numbered
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.lab import FLOAT32, numbered, variable_of
 
 
 def floats(strategy):
@@ -14,9 +14,8 @@ def floats(strategy):
 
 
 @case(replicas=(2, 3))
-def what_a_value_is(lab):
-    """`isinstance` and `values`, whoever made the value."""
-    strategy = lab.strategy()
+def what_a_value_is(lab, strategy):
+    """`isinstance`, `values` and what is printed, whoever made the value."""
     given = floats(strategy)
     for value in (given, strategy.run(lambda x: x + 1.0, args=(given,))):
         lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
@@ -28,23 +27,18 @@ def what_a_value_is(lab):
         lab.equal(sum(range(lab.replicas)), one)
     lab.check(not isinstance(reduced, kd.PerReplica), "a reduced value's components are equal")
     lab.check(not isinstance(ops.ones(2), kd.DistributedValues), "a tensor is none")
-
-
-@case
-def it_prints_as_tensorflows(lab):
-    """A value prints its class, then a line a component."""
-    text = str(numbered(lab.strategy()))
+    # As TensorFlow's it prints its class, then a line a component.
+    text = str(given)
     lines = text.splitlines()
     lab.check(lines[0] == "PerReplica:{" and lines[-1] == "}", f"received {text!r}")
     lab.check("\n  0: " in text and "\n  1: " in text, f"received {text!r}")
     lab.check("0." in lines[1] and "1." in lines[2], f"received {text!r}")
-    lab.equal(repr(numbered(lab.strategy()))[:12], "PerReplica:{")
+    lab.equal(repr(given)[:12], "PerReplica:{")
 
 
 @case(replicas=(2, 3))
-def keras_tree_takes_values_apart(lab):
+def keras_tree_takes_values_apart(lab, strategy):
     """`keras.tree` maps over the components, and makes values of the results."""
-    strategy = lab.strategy()
     nest = {"a": kd.PerReplica(tuple(range(lab.replicas))), "b": [kd.Mirrored((7,) * lab.replicas)]}
     lab.equal([*range(lab.replicas), *(7,) * lab.replicas], keras.tree.flatten(nest))
     mapped = keras.tree.map_structure(lambda one, other: one + other, nest, nest)
@@ -58,14 +52,11 @@ def keras_tree_takes_values_apart(lab):
 
 
 @case(replicas=(2, 3))
-def keras_tree_and_what_run_returns(lab):
+def keras_tree_and_what_run_returns(lab, strategy):
     """Of what `run` returns the components are leaves; on TensorFlow, as ever, the value is one."""
-    strategy = lab.strategy()
     value = strategy.run(lambda x: x + 1.0, args=(floats(strategy),))
     expected = [1.0 + index for index in range(lab.replicas)]
     if lab.backend == "tensorflow":
-        import tensorflow as tf
-
         # Keras's own trainer relies on that, see docs/adr/0004-custom-loops.md.
         lab.check(keras.tree.flatten([value])[0] is value, "the framework's own value is a leaf")
         leaves = tf.nest.flatten(value, expand_composites=True)
@@ -81,26 +72,23 @@ def keras_tree_and_what_run_returns(lab):
 
 
 @case(replicas=(1, 2, 3))
-def local_results(lab):
+def local_results(lab, strategy):
     """Of values, variables, tensors, plain objects and nests."""
-    strategy = lab.strategy()
     value = floats(strategy)
     lab.equal(list(map(float, range(lab.replicas))), lab.components(value, strategy))
     nest = strategy.local_results({"a": value, "b": (value,)})
     lab.equal(lab.replicas, len(nest))
     for index, one in enumerate(nest):
         lab.equal({"a": float(index), "b": [float(index)]}, one)
-    with strategy.scope():
-        variable = keras.Variable([1.0, 2.0])
+    variable = variable_of(strategy, [1.0, 2.0])
     lab.equal([[1.0, 2.0]] * lab.replicas, lab.components(variable, strategy))
     lab.equal([[5.0]], lab.components(ops.convert_to_tensor([5.0]), strategy))
     lab.equal(("text",), strategy.local_results("text"))
 
 
 @case
-def values_of_objects(lab):
+def values_of_objects(lab, strategy):
     """A value function may return what is no tensor, and nests."""
-    strategy = lab.strategy()
     tensors = [ops.convert_to_tensor(1.0 + i) for i in range(strategy.num_replicas_in_sync)]
     value = strategy.distribute_values_from_function(
         lambda context: {
@@ -119,9 +107,8 @@ def values_of_objects(lab):
 
 
 @case
-def a_strategy_is_never_copied(lab):
+def a_strategy_is_never_copied(lab, strategy):
     """A deep copy of what holds a strategy shares it; a copy is refused."""
-    strategy = lab.strategy()
     lab.check(copy.deepcopy([strategy])[0] is strategy, "a deep copy shares the strategy")
     with lab.raises(RuntimeError, r"one object a strategy.*Received: copy\.copy"):
         copy.copy(strategy)
@@ -129,9 +116,8 @@ def a_strategy_is_never_copied(lab):
 
 
 @case(replicas=(2, 3))
-def reduce_values(lab):
+def reduce_values(lab, strategy):
     """Sum and mean, without an axis, along each, of nests, of integers; equal components count."""
-    strategy = lab.strategy()
     n = lab.replicas
     value = floats(strategy)
     total = n * (n - 1) / 2
@@ -159,9 +145,8 @@ def reduce_values(lab):
 
 
 @case(replicas=(2, 3))
-def gather_values(lab):
+def gather_values(lab, strategy):
     """Of sizes that differ, along other axes, of nests, of booleans and integers."""
-    strategy = lab.strategy()
     rows = numbered(strategy, lambda i: np.full((2, i + 1), i))
     expected = np.concatenate([np.full((2, i + 1), i) for i in range(lab.replicas)], axis=1)
     for axis in (1, -1):

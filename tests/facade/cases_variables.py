@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
-from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.lab import numbered, variable_of
 
 
 def counting(strategy, base=2.0):
@@ -16,10 +16,8 @@ def counting(strategy, base=2.0):
 
 
 def on_read(strategy, aggregation, value=0.0):
-    with strategy.scope():
-        return keras.Variable(
-            value, trainable=False, synchronization="on_read", aggregation=aggregation
-        )
+    options = {"synchronization": "on_read", "aggregation": aggregation}
+    return variable_of(strategy, value, trainable=False, **options)
 
 
 def read(strategy, variable):
@@ -27,73 +25,55 @@ def read(strategy, variable):
         return strategy.extended.read_var(variable)
 
 
-# ------------------------------------------------------------------- mirrored
+AGGREGATED = {
+    "sum": sum,
+    "mean": lambda v: sum(v) / len(v),
+    "only_first_replica": lambda v: v[0],
+}
 
 
-AGGREGATED = {"sum": sum, "mean": lambda v: sum(v) / len(v)}
-AGGREGATED["only_first_replica"] = lambda v: v[0]
+@case(replicas=(1, 2, 3))
+def assign_in_a_replica(lab, strategy):
+    """A mirrored variable assigned in replicas: by each aggregation, at once for all."""
+    values = [2.0 + i for i in range(lab.replicas)]
+    for aggregation, combine in AGGREGATED.items():
+        v = variable_of(strategy, 1.0, aggregation=aggregation)
 
-
-def assigning(aggregation):
-    def assigned(lab):
-        strategy = lab.strategy()
-        with strategy.scope():
-            v = keras.Variable(1.0, aggregation=aggregation)
-        combined = AGGREGATED[aggregation]
-        values = [2.0 + i for i in range(lab.replicas)]
-
-        def step(x):
+        def step(x, v=v):
             v.assign(x)
             return v + 0.0
 
         result = strategy.run(step, args=(counting(strategy),))
-        expected = np.float32(combined(values))
+        expected = np.float32(combine(values))
         lab.equal([expected] * lab.replicas, lab.components(result, strategy))
         lab.equal([expected] * lab.replicas, lab.components(v, strategy))
         lab.equal(expected, v)
-        strategy.run(lambda x: v.assign(x * 10.0), args=(counting(strategy),))
-        lab.equal(np.float32(combined([10 * one for one in values])), v)
-
-    return assigned
-
-
-for _name in AGGREGATED:
-    case(
-        replicas=(1, 2, 3),
-        name=f"assign_in_a_replica_by_{_name}",
-        title=f"A mirrored variable assigned in replicas: {_name}, at once for all",
-    )(assigning(_name))
+        strategy.run(lambda x, v=v: v.assign(x * 10.0), args=(counting(strategy),))
+        lab.equal(np.float32(combine([10 * one for one in values])), v)
 
 
 @case(replicas=(2, 3))
-def adding_in_a_replica(lab):
-    """`assign_add` and `assign_sub` in replicas combine what is assigned, as on TensorFlow."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="mean")
+def adding_in_a_replica(lab, strategy):
+    """`assign_add` and `assign_sub` in replicas combine what is assigned, as on TensorFlow.
+
+    A counter needs no aggregation: layers of users and seed generators have such.
+    """
+    v = variable_of(strategy, 1.0, aggregation="mean")
     strategy.run(lambda x: v.assign_add(x), args=(counting(strategy),))  # noqa: PLW0108
     mean = 2.0 + (lab.replicas - 1) / 2
     lab.equal([1.0 + mean] * lab.replicas, lab.components(v, strategy))
     strategy.run(lambda x: v.assign_sub(x), args=(counting(strategy),))  # noqa: PLW0108
     lab.equal([1.0] * lab.replicas, lab.components(v, strategy))
-
-
-@case
-def equal_values_need_no_aggregation(lab):
-    """A counter without aggregation, as layers of users and seed generators have them."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(0, dtype="int32", trainable=False)
+    counter = variable_of(strategy, 0, dtype="int32", trainable=False)
     for _ in range(3):
-        strategy.run(lambda: v.assign_add(1) is None)
-    lab.equal([3, 3], lab.components(v, strategy))
-    lab.equal(3, v)
+        strategy.run(lambda: counter.assign_add(1) is None)
+    lab.equal([3] * lab.replicas, lab.components(counter, strategy))
+    lab.equal(3, counter)
 
 
 @case
-def assign_in_cross_replica_context(lab):
+def assign_in_cross_replica_context(lab, strategy):
     """Cross-replica code, and code outside of the scope, assigns to every component."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable([1.0, 2.0], aggregation="sum")
         v.assign([3.0, 4.0])
@@ -106,12 +86,11 @@ def assign_in_cross_replica_context(lab):
 
 
 @case
-def assign_in_update_context(lab):
+def assign_in_update_context(lab, strategy):
     """`extended.update` assigns without aggregation; of one synchronized on reading, each its own.
 
     Such a variable starts with its value in each replica: 1 sums up to their number.
     """
-    strategy = lab.strategy()
     for aggregation in ("none", "sum", "mean"):
         with strategy.scope():
             v = keras.Variable(1.0, aggregation=aggregation)
@@ -126,11 +105,9 @@ def assign_in_update_context(lab):
 
 
 @case
-def assign_in_a_merge_call(lab):
+def assign_in_a_merge_call(lab, strategy):
     """A variable assigned in a merge call, read in the replica afterwards."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        v = keras.Variable(1.0, aggregation="sum")
+    v = variable_of(strategy, 1.0, aggregation="sum")
 
     def merge(given, x):
         v.assign(given.reduce("SUM", x, axis=None) * 2.0)
@@ -145,9 +122,8 @@ def assign_in_a_merge_call(lab):
 
 
 @case
-def compiled_steps_keep_variables(lab):
+def compiled_steps_keep_variables(lab, strategy):
     """What a compiled step assigns is there afterwards, and in the next call."""
-    strategy = lab.strategy()
     with strategy.scope():
         v = keras.Variable(0.0, aggregation="sum")
         local = on_read(strategy, "sum")
@@ -170,15 +146,13 @@ def compiled_steps_keep_variables(lab):
     lab.equal(10.0, read(strategy, local))
 
 
-# -------------------------------------------------------------- sync on read
-
-
-def reading(aggregation):
-    def cases(lab):
-        strategy = lab.strategy()
+@case(replicas=(1, 2, 3))
+def on_read_by_each_aggregation(lab, strategy):
+    """A variable synchronised on reading: by each aggregation; assigned in each context."""
+    for aggregation, combine in AGGREGATED.items():
         v = on_read(strategy, aggregation)
 
-        def add(x):
+        def add(x, v=v):
             v.assign_add(x)
             return v + 0.0
 
@@ -190,32 +164,21 @@ def reading(aggregation):
         strategy.run(add, args=(counting(strategy),))
         values = [2 * one for one in values]
         lab.equal(values, lab.components(v, strategy))
-        lab.equal(np.float32(AGGREGATED[aggregation](values)), read(strategy, v))
+        lab.equal(np.float32(combine(values)), read(strategy, v))
         with strategy.scope():
-            lab.equal(np.float32(AGGREGATED[aggregation](values)), v)
+            lab.equal(np.float32(combine(values)), v)
             # Cross-replica: a sum is divided, anything else goes to every component.
             v.assign(6.0)
         each = 6.0 / lab.replicas if aggregation == "sum" else 6.0
         lab.equal([each] * lab.replicas, lab.components(v, strategy))
         lab.equal(6.0, read(strategy, v))
-        strategy.run(lambda: v.assign_sub(1.0) is None)
+        strategy.run(lambda v=v: v.assign_sub(1.0) is None)
         lab.equal([each - 1.0] * lab.replicas, lab.components(v, strategy))
-
-    return cases
-
-
-for _name in AGGREGATED:
-    case(
-        replicas=(1, 2, 3),
-        name=f"on_read_by_{_name}",
-        title=f"A variable synchronised on reading: {_name}; assigned in each context",
-    )(reading(_name))
 
 
 @case
-def on_read_without_aggregation_has_no_common_value(lab):
+def on_read_without_aggregation_has_no_common_value(lab, strategy):
     """Replicas read their own; in cross-replica context it is an error, as on TensorFlow."""
-    strategy = lab.strategy()
     v = on_read(strategy, "none")
     strategy.run(lambda x: v.assign(x) is None, args=(counting(strategy),))
     result = strategy.run(lambda: v + 0.0)
@@ -226,9 +189,8 @@ def on_read_without_aggregation_has_no_common_value(lab):
 
 
 @case(replicas=(2, 3))
-def on_read_sums_of_integers_keep_the_rest(lab):
+def on_read_sums_of_integers_keep_the_rest(lab, strategy):
     """What is assigned outside of a replica is no multiple of the number of replicas."""
-    strategy = lab.strategy()
     v = on_read(strategy, "sum", 0)
     lab.equal("int32", keras.backend.standardize_dtype(v.dtype))
     with strategy.scope():
@@ -249,9 +211,8 @@ def on_read_sums_of_integers_keep_the_rest(lab):
 
 
 @case
-def metrics_in_steps(lab):
+def metrics_in_steps(lab, strategy):
     """Metrics updated in replicas: their result counts all replicas' examples."""
-    strategy = lab.strategy()
     with strategy.scope():
         mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
         area = keras.metrics.AUC(num_thresholds=20)
@@ -281,13 +242,9 @@ def metrics_in_steps(lab):
             metric.reset_state()
 
 
-# -------------------------------------------------------------------- restore
-
-
 @case
-def restoring_a_sum_divides_it(lab):
+def restoring_a_sum_divides_it(lab, strategy):
     """Weights saved and loaded: a variable that sums on reading gives the sum again."""
-    strategy = lab.strategy()
 
     class Counting(keras.layers.Layer):
         def build(self, shape):
@@ -318,3 +275,56 @@ def restoring_a_sum_divides_it(lab):
         lab.equal(4.0, restored.seen)
     lab.equal([2.0, 2.0], lab.components(restored.seen, strategy))
     lab.equal([1.0, 1.0], lab.components(restored.scale, strategy))
+
+
+@case
+def a_variable_made_in_run(lab, strategy):
+    """A variable made lazily in a step is one variable, mirrored, of the strategy."""
+
+    class Lazy(keras.layers.Layer):
+        def build(self, shape):
+            self.w = self.add_weight(shape=(shape[-1],), initializer="random_normal")
+
+        def call(self, x):
+            return x * self.w
+
+    with strategy.scope():
+        layer = Lazy()
+    step = lambda: layer(ops.ones((2, 3)))  # noqa: E731
+    first = lab.components(strategy.run(step), strategy)
+    lab.equal(1, len(layer.weights))
+    weights = lab.components(layer.w, strategy)
+    lab.equal(2, len(weights))
+    lab.equal(weights[0], weights[1])
+    lab.equal([np.stack([weights[0]] * 2)] * 2, first)
+    lab.equal(first, lab.components(strategy.run(step), strategy))
+    lab.check(strategy.extended.variable_created_in_scope(layer.w), "it is the strategy's")
+
+
+@case
+def dropout_in_replicas(lab):
+    """Replicas drop other units, reproducibly, compiled or not; seeds advance as on one device."""
+
+    def masks():
+        keras.utils.set_random_seed(11)
+        keras.backend.clear_session()
+        strategy = lab.strategy()
+        with strategy.scope():
+            layer = keras.layers.Dropout(0.5, seed=3)
+        run = lambda: strategy.run(lambda: layer(ops.ones((64,)), training=True))  # noqa: E731
+        compiled = kd.function(run)
+        runs = [lab.components(one(), strategy) for one in (run, compiled, compiled)]
+        return runs, lab.numpy(layer.seed_generator.state)
+
+    runs, state = masks()
+    drawn = [one for run in runs for one in run]
+    for index, one in enumerate(drawn):
+        for other in drawn[:index]:
+            lab.check((one != other).any(), "two replicas or two steps drew the same")
+    again, state_again = masks()
+    lab.equal(runs, again)
+    lab.equal(state, state_again)
+    plain = keras.layers.Dropout(0.5, seed=3)
+    for turn in range(3):
+        lab.equal(runs[turn][0], plain(ops.ones((64,)), training=True))
+    lab.equal(lab.numpy(plain.seed_generator.state), state)

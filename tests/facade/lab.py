@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.compare import FLOAT32, Checks, Tolerance, largest_difference
+from tests.conformance.lab import fresh, plain_values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.registry import KIND, Item
 
 EXACT = Tolerance(0.0, 0.0, "exact")
-SEED = 1337
 
 
 class Lab(Checks):
@@ -32,13 +32,7 @@ class Lab(Checks):
 
     def numpy(self, value: Any) -> Any:
         """Tensors and variables as NumPy arrays, containers and plain numbers kept."""
-        if isinstance(value, dict):
-            return {key: self.numpy(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.numpy(one) for one in value]
-        if isinstance(value, str | bytes | bool | int | float | type(None) | np.ndarray):
-            return value
-        return np.asarray(keras.ops.convert_to_numpy(value))
+        return plain_values(value)
 
     def equal(self, expected: Any, actual: Any, tolerance: Tolerance = EXACT) -> None:
         """Compares as NumPy; plain numbers and lists of them are expected by value alone."""
@@ -107,10 +101,10 @@ def numbered(strategy: Any, function: Callable[[Any], Any] = np.float32) -> Any:
     )
 
 
-def fresh() -> None:
-    """Layer names and draws begin anew, so that twins are born equal."""
-    keras.backend.clear_session(free_memory=False)
-    keras.utils.set_random_seed(SEED)
+def variable_of(strategy: Any, value: Any, **options: Any) -> Any:
+    """A variable that is made in the scope of a strategy."""
+    with strategy.scope():
+        return keras.Variable(value, **options)
 
 
-__all__ = ["EXACT", "FLOAT32", "Lab", "fresh", "labs", "numbered"]
+__all__ = ["EXACT", "FLOAT32", "Lab", "fresh", "labs", "numbered", "variable_of"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.facade.lazy import kd, keras
+from tests.conformance.lazy import grain, kd, keras, tf, torch
 
 X = np.arange(20, dtype="float32").reshape(10, 2)
 Y = np.arange(10, dtype="int32")
@@ -28,21 +28,15 @@ def Sequence(batches=None):
 
 
 def tf_dataset():
-    import tensorflow as tf
-
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(SIZE)
 
 
 def dataloader():
-    import torch
-
     rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     return torch.utils.data.DataLoader(rows, batch_size=SIZE)
 
 
 def grain_dataset():
-    import grain
-
     rows = [(X[i], Y[i]) for i in range(10)]
     return grain.MapDataset.source(rows).batch(SIZE)
 

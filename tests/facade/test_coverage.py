@@ -4,11 +4,12 @@ from tests.conformance import registry
 from tests.facade import coverage
 from tests.fresh import run_fresh
 
-EXAMPLES = {name for file in coverage.FILES for name in coverage.examples(file)}
+FOUND = [name for file in coverage.FILES for name in coverage.examples(file)]
+EXAMPLES = set(FOUND)
 
 
 def test_examples_are_found():
-    assert len(EXAMPLES) >= 60
+    assert len(EXAMPLES) == len(FOUND) >= 60
     assert (
         coverage.count("text\n```python\na\n\nb\n```\n>>> a\n... b\n1\n\n>>> c\n```\nd\n```") == 4
     )

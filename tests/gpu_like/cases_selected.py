@@ -39,13 +39,13 @@ SELECTED = frozenset(
         "facade.datasets.input_options",
         "facade.datasets.rows_of_arrays",
         "facade.errors.unequal_numbers_of_all_reduces",
+        "facade.extended.update_in_a_merge_call",
         "facade.functions.a_model_built_in_a_compiled_step",
         "facade.gradients.collectives_in_custom_gradients",
         "facade.gradients.gradients_of_gradients",
-        "facade.replica_context.merge_calls_in_compiled_steps",
         "facade.training.adam_clipnorm",
         "facade.training.embeddings",
-        "facade.variables.on_read_by_sum",
+        "facade.variables.on_read_by_each_aggregation",
     }
 )
 

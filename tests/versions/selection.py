@@ -28,10 +28,8 @@ CONFORMANCE = (
     "async_checkpoint.faster_than_the_disk",
     "callbacks.callback_reads_and_writes",
     "callbacks.early_stopping",
-    "losses.activity_regularizer",
     "losses.add_loss_mean",
     "losses.loss_weights",
-    "losses.masking_and_pooling",
     "losses.mean_with_sample_weight_masked_weighted",
     "losses.replica_all_masked",
     "losses.sum_over_batch_size_masked_weighted",
@@ -57,9 +55,8 @@ CONFORMANCE = (
 # The same of custom loops: what they run, sum, differentiate, trace and hold.
 FACADE = (
     "batch_norm.synchronized",
-    "collectives.gradient_of_an_all_mean",
+    "collectives.gradient_of_an_all_reduce",
     "collectives.sums_and_means_of_nests",
-    "creation.a_variable_made_in_run",
     "datasets.from_rows",
     "functions.a_compiled_step_is_traced_once",
     "gradients.gradients_of_models_with_state",
@@ -69,6 +66,7 @@ FACADE = (
     "training.adam_clipnorm",
     "training.keras_loss_objects",
     "values.reduce_values",
+    "variables.a_variable_made_in_run",
     "variables.metrics_in_steps",
 )
 

@@ -19,7 +19,6 @@ PINS = [Requirement(line) for line in LINES if not line.startswith("#")]
 FITS = [pin for pin in PINS if pin.marker is None or pin.marker.evaluate()]
 CASES = {
     "conformance": (
-        "losses.masking_and_pooling",
         "normalization.moving_statistics",
         "optimizers.adam",
         "ragged.fewer_examples_than_replicas",

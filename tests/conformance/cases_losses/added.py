@@ -3,10 +3,11 @@
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
-from tests.conformance.models import regression
+from tests.conformance.models import compiled, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 3
+X, Y = regression(N)
 
 
 def adding_model(kind, *, nested=False, **options):
@@ -19,7 +20,7 @@ def adding_model(kind, *, nested=False, **options):
             self.hidden = keras.layers.Dense(4, activation="tanh")
             self.head = keras.layers.Dense(units)
 
-        def call(self, x):
+        def call(self, x, training=False):
             hidden = self.hidden(x if self.inner is None else self.inner(x))
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(hidden)))
             self.add_loss([0.02 * keras.ops.mean(hidden)])
@@ -27,8 +28,7 @@ def adding_model(kind, *, nested=False, **options):
 
     model = Adding(1, Adding(3, Adding(3)) if nested else None)
     options.setdefault("loss", "mse")
-    model.compile(keras.optimizers.SGD(0.1), **options)
-    return model
+    return compiled(model, keras.optimizers.SGD(0.1), **options)
 
 
 def on_batches(x, y):
@@ -44,46 +44,36 @@ def on_batches(x, y):
 
 @case("extra losses")
 def in_call_of_a_model(lab):
-    """`add_loss` in a subclassed model's `call()`: `fit`, `evaluate`, one batch at a time."""
-    x, y = regression(N)
+    """`add_loss` in the `call()` of models inside of models: `fit`, `evaluate`, on batches."""
     lab.same(
-        lambda: adding_model(keras.Model),
-        fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y)),
-        evaluate(x, y, batch_size=BATCH),
-        on_batches(x, y),
-    )
-
-
-@case("extra losses", like="losses.in_call_of_a_model")
-def in_models_inside_of_models(lab):
-    """`add_loss` in models inside of models, several steps in an execution."""
-    x, y = regression(N)
-    steps_at_once = 1 if lab.backend == "torch" else 2  # Keras has no more on PyTorch
-    lab.same(
-        lambda: adding_model(keras.Model, nested=True, steps_per_execution=steps_at_once),
-        fit(x, y, batch_size=BATCH, epochs=2),
-        evaluate(x, y, batch_size=BATCH),
+        lambda: adding_model(keras.Model, nested=True),
+        fit(X, Y, batch_size=BATCH, epochs=2, validation_data=(X, Y)),
+        evaluate(X, Y, batch_size=BATCH),
+        on_batches(X, Y),
     )
 
 
 @case("extra losses", like="losses.in_call_of_a_model")
 def in_call_and_run_eagerly(lab):
-    """No loss but `add_loss` in `call()`, without compiling."""
+    """No loss but `add_loss` in `call()`, without compiling, and by several steps at once."""
     x, _ = regression(N)
-    lab.same(
-        lambda: adding_model(keras.Model, loss=None, run_eagerly=True),
-        fit(x, batch_size=BATCH),
-        evaluate(x, batch_size=BATCH),
-    )
+    actions = fit(x, batch_size=BATCH), evaluate(x, batch_size=BATCH)
+    ways = [{"run_eagerly": True}]
+    if lab.backend != "torch":  # Keras has no steps_per_execution there
+        ways += [{"steps_per_execution": 2}]
+    for way in ways:
+        lab.same(lambda way=way: adding_model(keras.Model, loss=None, **way), *actions)
 
 
 @case("extra losses")
 def in_a_step_of_the_users(lab):
     """`add_loss` in `call()`, the losses read in a user-defined `train_step`."""
-    x, y = regression(N)
-    kind = steps.reading_losses_model(lab.backend)
+
+    def raw_loss(model, y, y_pred, loss):
+        return {"raw": loss}
+
     lab.same(
-        lambda: adding_model(kind(), nested=True),
-        fit(x, y, batch_size=BATCH, epochs=2),
+        lambda: adding_model(steps.of(lab.backend).reporting_model(raw_loss), nested=True),
+        fit(X, Y, batch_size=BATCH, epochs=2),
         lambda model: len(model.losses) if lab.backend == "jax" else 0,
     )

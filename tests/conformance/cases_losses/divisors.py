@@ -1,16 +1,13 @@
 """What the loss divides by: reductions, weights, masks, several outputs (C1's numerics)."""
 
-import functools
-import itertools
-
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
 from tests.conformance.models import (
     STEPS_IN_TIME,
-    binary,
     classification,
+    compiled,
     dense,
     regression,
     stack,
@@ -20,51 +17,39 @@ from tests.conformance.models import (
 )
 from tests.conformance.registry import REPLICAS, case
 
-REDUCTIONS = ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")
-# Divided by a size, or by the weights, at the same place of a step.
-LIKE = {"sum": "sum_over_batch_size", "mean": "mean_with_sample_weight"}
-
-
-N, BATCH = 11, 6
+N, BATCH = 13, 6  # at last a batch of one row
 
 
 def sequence_targets(n, seed=3):
     return np.random.default_rng(seed).normal(size=(n, STEPS_IN_TIME, 1)).astype("float32")
 
 
-def reduction_case(reduction, masked, weighted):
+def reduction_case(reduction, like=""):
     def check(lab):
-        def loss():
-            return keras.losses.MeanSquaredError(reduction=reduction)
-
-        weights = weights_for(N) if weighted else None
-        if masked:
-            x, y = tokens(N), sequence_targets(N)
-            if weighted:
-                # A weight for each step: Keras does not broadcast one an example to the mask.
-                weights = weights[:, None] * np.linspace(0.5, 1.5, STEPS_IN_TIME, dtype="float32")
-        else:
-            x, y = regression(N)
+        x, y = tokens(N), sequence_targets(N)
+        # A weight for each step: Keras does not broadcast one an example to the mask.
+        weights = weights_for(N)[:, None] * np.linspace(0.5, 1.5, STEPS_IN_TIME, dtype="float32")
         # A sum grows with the batch: a smaller rate keeps the steps in the range of the others.
         rate = 0.01 if reduction == "sum" else 0.1
 
         def build():
-            model = tagger() if masked else dense()
-            model.compile(keras.optimizers.SGD(rate), loss=loss(), weighted_metrics=["mae"])
-            return model
+            loss = keras.losses.MeanSquaredError(reduction=reduction)
+            return compiled(tagger(), keras.optimizers.SGD(rate), loss, weighted_metrics=["mae"])
 
         options = {"batch_size": BATCH, "sample_weight": weights}
         lab.same(build, fit(x, y, shuffle=False, **options), evaluate(x, y, **options))
 
-    name = "_".join([reduction, *["masked"] * masked, *["weighted"] * weighted])
-    like = f"losses.{LIKE.get(reduction, reduction)}_masked_weighted"
-    extra = " and ".join([*["masks"] * masked, *["sample weights"] * weighted]) or "neither"
-    like = "" if like == f"losses.{name}" else like
-    case("loss reductions", name=name, title=f"`{reduction}` with {extra}", like=like)(check)
+    name = f"{reduction}_masked_weighted"
+    title = f"`{reduction}` with masks and sample weights"
+    case("loss reductions", name=name, title=title, like=like and f"losses.{like}")(check)
 
 
-for _reduction, _masked, _weighted in itertools.product(REDUCTIONS, (False, True), (False, True)):
-    reduction_case(_reduction, _masked, _weighted)
+# Divided by a size, or by the weights, at the same place of a step. Without masks or weights:
+# `generated`.
+reduction_case("sum", "sum_over_batch_size_masked_weighted")
+reduction_case("sum_over_batch_size")
+reduction_case("mean", "mean_with_sample_weight_masked_weighted")
+reduction_case("mean_with_sample_weight")
 
 
 @case("loss reductions", replicas=REPLICAS)
@@ -86,25 +71,30 @@ def reduction_none(lab):
 @case("loss reductions", replicas=REPLICAS)
 def of_a_whole_batch(lab):
     """`Dice`, `Tversky` and `Circle`, each one value of all rows, with weights and as functions."""
-    x, _ = regression(13)
-    kinds = np.random.default_rng(4).integers(0, 2, (13, 3)).astype("float32")
+    n = rows_for(lab)
+    x, _ = regression(n)
+    kinds = np.random.default_rng(4).integers(0, 2, (n, 3)).astype("float32")
+    losses = {
+        "function": "dice",
+        "sum": keras.losses.Dice(reduction="sum"),
+        "weights": keras.losses.Tversky(reduction="mean_with_sample_weight"),
+    }
 
-    def segmenter(**options):
-        optimizer = keras.optimizers.SGD(0.1)
-        return stack([keras.layers.Dense(3, "sigmoid")], optimizer, **options)
+    def check(losses, **options):
+        def segmenter():
+            inputs = keras.Input((4,))
+            outputs = {one: keras.layers.Dense(3, "sigmoid", name=one)(inputs) for one in losses}
+            model = keras.Model(inputs, outputs)
+            metrics = [keras.losses.tversky, keras.metrics.ConcordanceCorrelation(axis=0)]
+            return compiled(model, keras.optimizers.SGD(0.1), losses, metrics={"function": metrics})
 
-    options = {"batch_size": 6, "shuffle": False}  # one row at last
-    for loss in (
-        keras.losses.dice,
-        keras.losses.Tversky(reduction="mean_with_sample_weight"),
-        keras.losses.CosineSimilarity(axis=0),
-    ):
-        metrics = [keras.losses.tversky, keras.metrics.ConcordanceCorrelation(axis=0)]
-        build = functools.partial(segmenter, loss=loss, metrics=metrics)
-        lab.same(build, fit(x, kinds, **options), evaluate(x, kinds))
-    options["sample_weight"] = weights_for(13)
-    for loss in ("dice", keras.losses.Dice(reduction="sum")):
-        lab.same(functools.partial(segmenter, loss=loss), fit(x, kinds, **options))
+        targets = dict.fromkeys(losses, kinds)
+        train = fit(x, targets, batch_size=BATCH, shuffle=False, **options)
+        lab.same(segmenter, train, evaluate(x, targets, batch_size=BATCH))
+
+    check(losses, sample_weight=dict.fromkeys(losses, weights_for(n)))
+    # Its values are those of the columns, which no weight of a row goes with.
+    check({**losses, "columns": keras.losses.CosineSimilarity(axis=0)})
 
     def embedder():
         return stack([keras.layers.Dense(3)], keras.optimizers.SGD(1e-4), keras.losses.Circle())
@@ -114,7 +104,7 @@ def of_a_whole_batch(lab):
     lab.same(embedder, fit(x, labels, batch_size=5, shuffle=False, sample_weight=weights))
 
 
-@case("weights", replicas=REPLICAS)
+@case("weights", replicas=REPLICAS, like="steps.train_step")
 def sample_weight(lab):
     """`sample_weight`, some of it zero, in fit, evaluate and validation."""
     x, y = regression(N)
@@ -124,52 +114,6 @@ def sample_weight(lab):
         fit(x, y, validation_data=(x, y, weights_for(N, 8)), epochs=2, **options),
         evaluate(x, y, **options),
     )
-
-
-@case("masks", like="few_rows.masks_and_weights")
-def embedding_and_lstm(lab):
-    """`Embedding(mask_zero=True)` and `LSTM`, a label a sequence."""
-    x, y = tokens(N), binary(N)[1]
-
-    def build():
-        return stack(
-            [
-                keras.layers.Embedding(11, 4, mask_zero=True),
-                keras.layers.LSTM(4),
-                keras.layers.Dense(1, activation="sigmoid"),
-            ],
-            keras.optimizers.SGD(0.1),
-            "binary_crossentropy",
-            inputs=keras.Input((STEPS_IN_TIME,), dtype="int32"),
-            metrics=["accuracy"],
-        )
-
-    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
-
-
-@case("masks")
-def masking_and_pooling(lab):
-    """`Masking` and `GlobalAveragePooling1D`."""
-    x = np.random.default_rng(0).normal(size=(N, STEPS_IN_TIME, 3)).astype("float32")
-    x[tokens(N) == 0] = 0.0
-    _, y = regression(N)
-
-    def build():
-        model = keras.Sequential(
-            [
-                keras.Input((STEPS_IN_TIME, 3)),
-                keras.layers.Masking(),
-                # No activation: before Keras 3.15 the pooling changes its input in place on torch,
-                # which plain Keras's gradient of tanh fails on.
-                keras.layers.Dense(4),
-                keras.layers.GlobalAveragePooling1D(),
-                keras.layers.Dense(1),
-            ]
-        )
-        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-        return model
-
-    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 
 
 @case("masks", replicas=REPLICAS)

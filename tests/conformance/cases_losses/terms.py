@@ -5,13 +5,13 @@ from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression, stack, weights_for
 from tests.conformance.registry import case
 
-N, BATCH = 11, 6
+N, BATCH = 13, 6  # at last a batch of one row
+X, Y = regression(N)
 
 
-@case("extra losses")
+@case("extra losses", like="layers.dense")
 def regularizers(lab):
     """Kernel and bias regularizers: they don't depend on the batch."""
-    x, y = regression(N)
 
     def build():
         l2, layers = keras.regularizers.L2(0.05), keras.layers
@@ -19,55 +19,44 @@ def regularizers(lab):
         hidden = layers.Dense(5, kernel_regularizer=l2, bias_regularizer="l1")
         return stack([hidden, layers.Dense(1, kernel_regularizer=both)])
 
-    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
+    lab.same(build, fit(X, Y, batch_size=BATCH, epochs=2), evaluate(X, Y, batch_size=BATCH))
 
 
-@case("extra losses", like="losses.add_loss_mean")
-def activity_regularizer(lab):
-    """An activity regularizer: Keras divides it by the batch's size."""
-    x, y = regression(N)
-    regularized = {"activity_regularizer": keras.regularizers.L2(0.1)}
-    layers = keras.layers
-    lab.same(
-        lambda: stack([layers.Dense(5, **regularized), layers.Dense(1)]),
-        *(fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH)),
-    )
+def adding_losses():
+    """Layers that add losses: penalties of the activity, one of which mixes examples."""
 
-
-def with_add_loss(reduce):
     class Penalty(keras.layers.Layer):
         def call(self, x):
-            self.add_loss(0.1 * getattr(keras.ops, reduce)(keras.ops.square(x)))
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
             return x
 
+    class Alike(keras.regularizers.Regularizer):
+        def __call__(self, x):
+            return 0.01 * keras.ops.sum(
+                keras.ops.square(keras.ops.matmul(x, keras.ops.transpose(x)))
+            )
+
+    layers, l2 = keras.layers, keras.regularizers.L2(0.1)
+    hidden = [layers.Dense(5, activity_regularizer=l2), Penalty()]
     return stack(
-        [keras.layers.Dense(5), Penalty(), keras.layers.Dense(1)], keras.optimizers.SGD(0.05)
+        [*hidden, layers.Dense(1, activity_regularizer=Alike())], keras.optimizers.SGD(0.05)
     )
 
 
 @case("extra losses")
 def add_loss_mean(lab):
-    """`add_loss` of a mean over the batch."""
-    x, y = regression(N)
-    lab.same(
-        lambda: with_add_loss("mean"), fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH)
-    )
+    """`add_loss` of a mean over the batch; activity regularizers, also of all pairs of examples."""
+    lab.same(adding_losses, fit(X, Y, batch_size=BATCH), evaluate(X, Y, batch_size=BATCH))
 
 
 @case("extra losses", backends=("jax", "torch"))
 def added_losses_read_after_a_step(lab):
     """`model.losses` after `fit`, `evaluate` and `predict` are those of the last batch."""
     # On TensorFlow plain Keras leaves tensors there of a graph that is no more.
-    x, y = regression(N)
-
-    def build():
-        model = with_add_loss("mean")
-        model.layers[0].activity_regularizer = keras.regularizers.L2(0.1)
-        return model
 
     def losses_after(action):
         def act(model):
-            model(x)
+            model(X)
             action(model)
             return list(model.losses)
 
@@ -75,28 +64,26 @@ def added_losses_read_after_a_step(lab):
 
     options = {"batch_size": BATCH, "verbose": 0}
     lab.same(
-        build,
-        losses_after(lambda model: model.fit(x, y, shuffle=False, **options)),
-        losses_after(lambda model: model.evaluate(x, y, **options)),
-        losses_after(lambda model: model.predict(x, **options)),
+        adding_losses,
+        losses_after(lambda model: model.fit(X, Y, shuffle=False, **options)),
+        losses_after(lambda model: model.evaluate(X, Y, **options)),
+        losses_after(lambda model: model.predict(X, **options)),
     )
 
 
 @case("loss functions")
 def loss_function_of_the_user(lab):
     """A plain function as loss: a value an example."""
-    x, y = regression(N)
 
     def cubed(y_true, y_pred):
         return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
 
-    lab.same(lambda: dense(loss=cubed), fit(x, y, batch_size=BATCH))
+    lab.same(lambda: dense(loss=cubed), fit(X, Y, batch_size=BATCH))
 
 
 @case("loss functions", like="losses.loss_function_of_the_user")
 def loss_class_of_the_user(lab):
     """A subclass of `keras.Loss` with weights; a function whose scalar is the batch's mean."""
-    x, y = regression(N)
 
     class Quartic(keras.Loss):
         def call(self, y_true, y_pred):
@@ -105,6 +92,6 @@ def loss_class_of_the_user(lab):
     def mean_of_all(y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true - y_pred))
 
-    weighted = fit(x, y, batch_size=BATCH, sample_weight=weights_for(N))
+    weighted = fit(X, Y, batch_size=BATCH, sample_weight=weights_for(N))
     lab.same(lambda: dense(loss=Quartic(reduction="mean_with_sample_weight")), weighted)
-    lab.same(lambda: dense(loss=mean_of_all), fit(x, y, batch_size=BATCH))
+    lab.same(lambda: dense(loss=mean_of_all), fit(X, Y, batch_size=BATCH))

@@ -5,14 +5,12 @@ from unittest import mock
 import numpy as np
 
 from tests.conformance.interruptions import BATCH, BATCHES, EPOCHS, ROWS, arrays, exact
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import grain, keras, tf, torch
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 
 
 def tf_data(pipeline, rows=ROWS):
-    import tensorflow as tf
-
     def data():
         tf.random.set_seed(4)
         return {"x": pipeline(tf.data.Dataset.from_tensor_slices(regression(rows)))}
@@ -35,8 +33,6 @@ def tf_data_repeated(lab):
 
 def loader(own=False):
     """A shuffling DataLoader's arguments to fit."""
-    import torch
-
     torch.manual_seed(6)  # Keras seeds it on PyTorch alone
     options = {"generator": torch.Generator().manual_seed(8)} if own else {}
     x, y = map(torch.from_numpy, regression(ROWS))
@@ -104,16 +100,12 @@ class Rows:
 
 def grain_map(rows):
     """Grain's own shuffle; rows are read in the order of the batches, none ahead."""
-    import grain
-
     shuffled = grain.MapDataset.source(rows).shuffle(seed=3)
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return shuffled.to_iter_dataset(options).batch(BATCH)
 
 
 def grain_loader(rows):
-    import grain
-
     sampler = grain.samplers.IndexSampler(ROWS, shuffle=True, seed=3, num_epochs=1)
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     batch = grain.transforms.Batch(BATCH)
@@ -124,7 +116,6 @@ def grain_loader(rows):
 
 def stateful_loader(rows):
     """A `DataLoader` with the methods of torchdata's StatefulDataLoader, which is not here."""
-    import torch
 
     class Stateful(torch.utils.data.DataLoader):
         def __iter__(self):

@@ -1,10 +1,12 @@
 """Errors of calls that replicas or their values take part in."""
 
+from functools import partial
+
 import numpy as np
 
+from tests.conformance.lazy import kd, ops
 from tests.facade.case import case
-from tests.facade.lab import numbered
-from tests.facade.lazy import kd, keras, ops
+from tests.facade.lab import numbered, variable_of
 
 
 class Own(Exception):
@@ -19,24 +21,26 @@ def shaped(strategy, shapes):
     return numbered(strategy, lambda i: np.ones(shapes[i], "float32"))
 
 
+def refused(lab, strategy, kinds, pattern, *calls):
+    """Each call ends in such an error, and the strategy goes on."""
+    for call in calls:
+        with lab.raises(kinds, pattern):
+            call()
+        lab.still_usable(strategy)
+
+
 @case(replicas=(1, 2))
-def args_that_are_no_tuple(lab):
+def args_that_are_no_tuple(lab, strategy):
     """A tensor, a value, a dict, a text: what is meant is a tuple of one."""
-    strategy = lab.strategy()
+    said = r"Expected args to be a tuple or list.*Received: args=.*\(x,\)"
     for args in (ops.ones(2), shaped(strategy, [(2,), (2,)]), {"x": 1}, "text", 3):
-        with lab.raises(
-            ValueError, r"Expected args to be a tuple or list.*Received: args=.*\(x,\)"
-        ):
-            strategy.run(lambda x: x, args=args)
-    lab.still_usable(strategy)
+        refused(lab, strategy, ValueError, said, partial(strategy.run, here, args=args))
 
 
 @case
-def reduce_gather_and_more_in_a_replica(lab):
+def reduce_gather_and_more_in_a_replica(lab, strategy):
     """What is for cross-replica code says what a replica calls instead."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        variable = keras.Variable(1.0)
+    variable = variable_of(strategy, 1.0)
     extended = strategy.extended
     calls = {
         "all_reduce": lambda x: strategy.reduce("SUM", x, axis=None),
@@ -55,9 +59,8 @@ def reduce_gather_and_more_in_a_replica(lab):
     }
     for instead, call in calls.items():
         pattern = f"(?=.*Expected strategy.*cross-replica context.*Received: a call in).*{instead}"
-        with lab.raises(RuntimeError, pattern):
-            strategy.run(call, args=(ops.ones(2),))
-        lab.still_usable(strategy)
+        given = partial(strategy.run, call, args=(ops.ones(2),))
+        refused(lab, strategy, RuntimeError, pattern, given)
 
 
 @case
@@ -88,8 +91,7 @@ def values_of_another_number_of_replicas(lab):
     """A strategy of 2 takes no value of 3, whatever it is asked to do with it."""
     strategy, other = lab.strategy(), lab.strategy(3)
     value = shaped(other, [(2,)] * 3)
-    with strategy.scope():
-        variable = keras.Variable(1.0)
+    variable = variable_of(strategy, 1.0)
     calls = [
         lambda: strategy.run(lambda x: x, args=(value,)),
         lambda: strategy.run(lambda n: n["x"], kwargs={"n": {"x": value}}),
@@ -98,64 +100,50 @@ def values_of_another_number_of_replicas(lab):
         lambda: strategy.extended.reduce_to("SUM", value, variable),
         lambda: strategy.extended.update(variable, lambda v, x: None, args=(value,)),
     ]
-    for call in calls:
-        with lab.raises(ValueError, "Expected.*2.*Received.*3"):
-            call()
-        lab.still_usable(strategy)
+    refused(lab, strategy, ValueError, "Expected.*2.*Received.*3", *calls)
     single = kd.OneDeviceStrategy("cpu:0")
-    for call in (
+    calls = [
         lambda: single.run(lambda x: x, args=({"x": [value]},)),
         lambda: single.reduce("SUM", value, axis=None),
         lambda: single.gather(value, axis=0),
         lambda: single.extended.reduce_to("SUM", value, value),
-    ):
-        with lab.raises(ValueError, "Expected.*1.*Received.*3"):
-            call()
+    ]
+    refused(lab, single, ValueError, "Expected.*1.*Received.*3", *calls)
 
 
 @case
 def variables_of_another_strategy(lab):
     """A strategy of 2 neither updates nor assigns what was made under a strategy of 3."""
     strategy, other = lab.strategy(), lab.strategy(3)
-    with other.scope():
-        variable = keras.Variable(1.0, aggregation="mean")
+    variable = variable_of(other, 1.0, aggregation="mean")
     calls = [
         lambda: strategy.extended.update(variable, lambda v: v.assign(2.0)),
         lambda: strategy.run(lambda: variable.assign(2.0) is None),
     ]
-    for call in calls:
-        with lab.raises((ValueError, RuntimeError), "Expected.*scope.*Received"):
-            call()
-        lab.still_usable(strategy)
+    refused(lab, strategy, (ValueError, RuntimeError), "Expected.*scope.*Received", *calls)
     lab.equal([1.0] * 3, lab.components(variable, other))
     lab.still_usable(other)
 
 
 @case
-def shapes_that_do_not_match(lab):
+def shapes_that_do_not_match(lab, strategy):
     """In `reduce`, in `gather`, in an all-reduce."""
-    strategy = lab.strategy()
     ragged = shaped(strategy, [(2, 2), (3, 3)])
-    lab_calls = {
-        "reduce": lambda: strategy.reduce("SUM", ragged, axis=None),
-        "reduce_to": lambda: strategy.extended.reduce_to("SUM", ragged, ragged),
-        "gather": lambda: strategy.gather(ragged, axis=0),
-    }
-    for name, call in lab_calls.items():
-        with lab.raises(kd.errors.ShapeError, r"Expected.*shape.*Received: shapes=\[\(2"):
-            call()
-            raise KeyError(name)  # no error came
-        lab.still_usable(strategy)
+    calls = [
+        lambda: strategy.reduce("SUM", ragged, axis=None),
+        lambda: strategy.extended.reduce_to("SUM", ragged, ragged),
+        lambda: strategy.gather(ragged, axis=0),
+    ]
+    said = r"Expected.*shape.*Received: shapes=\[\(2"
+    refused(lab, strategy, kd.errors.ShapeError, said, *calls)
     for step in (lambda x: here().all_reduce("SUM", x), lambda x: here().all_gather(x, axis=0)):
-        with lab.raises((ValueError, RuntimeError), "Expected.*shape|Expected.*same"):
-            strategy.run(step, args=(ragged,))
-        lab.still_usable(strategy)
+        call, said = partial(strategy.run, step, args=(ragged,)), "Expected.*shape|Expected.*same"
+        refused(lab, strategy, (ValueError, RuntimeError), said, call)
 
 
 @case(replicas=(1, 2))
-def an_axis_out_of_range(lab):
+def an_axis_out_of_range(lab, strategy):
     """In `reduce` and `gather`, and in a replica."""
-    strategy = lab.strategy()
     value = shaped(strategy, [(2,), (2,)])
     scalars = shaped(strategy, [(), ()])
     calls = [
@@ -167,40 +155,32 @@ def an_axis_out_of_range(lab):
     for shape, axis in (((), 0), ((2,), 1), ((2,), -2)):
         step = lambda s=shape, a=axis: here().all_gather(ops.ones(s), axis=a)  # noqa: E731
         calls.append(lambda step=step: strategy.run(step))
-    for call in calls:
-        with lab.raises(ValueError, "Expected axis.*Received: axis="):
-            call()
-        lab.still_usable(strategy)
+    refused(lab, strategy, ValueError, "Expected axis.*Received: axis=", *calls)
 
 
 @case
-def an_unknown_reduction(lab):
+def an_unknown_reduction(lab, strategy):
     """Any place that takes a reduce_op names those there are."""
-    strategy = lab.strategy()
     value = shaped(strategy, [(2,), (2,)])
     pattern = "Expected reduce_op to be one of.*SUM.*MEAN.*Received: reduce_op="
     for op in ("MAX", "", None, 3):
-        with lab.raises(ValueError, pattern):
-            strategy.reduce(op, value, axis=None)
-        with lab.raises(ValueError, pattern):
-            strategy.extended.reduce_to(op, value, value)
-        with lab.raises(ValueError, pattern):
-            strategy.run(lambda x, op=op: here().all_reduce(op, x), args=(value,))
-        lab.still_usable(strategy)
+        calls = [
+            partial(strategy.reduce, op, value, axis=None),
+            partial(strategy.extended.reduce_to, op, value, value),
+            partial(strategy.run, lambda x, op=op: here().all_reduce(op, x), args=(value,)),
+        ]
+        refused(lab, strategy, ValueError, pattern, *calls)
 
 
 @case(replicas=(1, 2, 3))
-def an_exception_in_every_replica(lab):
+def an_exception_in_every_replica(lab, strategy):
     """It comes out with its own type, message and the user's line, compiled or not."""
-    strategy = lab.strategy()
 
     def step():
         raise Own("of the user's own")
 
-    for call in (lambda: strategy.run(step), kd.function(lambda: strategy.run(step))):
-        with lab.raises(Own, "of the user's own") as _:
-            call()
-        lab.still_usable(strategy)
+    calls = partial(strategy.run, step), kd.function(lambda: strategy.run(step))
+    refused(lab, strategy, Own, "of the user's own", *calls)
     try:
         strategy.run(step)
     except Own as error:
@@ -212,13 +192,12 @@ def an_exception_in_every_replica(lab):
 
 
 @case(replicas=(2, 3))
-def an_exception_in_one_replica(lab):
+def an_exception_in_one_replica(lab, strategy):
     """The others, which wait for it in a collective, end as well; nothing hangs.
 
     On JAX one program is traced for all replicas, which have no number in Python: there it is
     an error in each.
     """
-    strategy = lab.strategy()
     for which in range(lab.replicas):
 
         def step(which=which):
@@ -227,22 +206,18 @@ def an_exception_in_one_replica(lab):
                 raise Own("of the user's own")
             return here().all_reduce("SUM", ops.ones(2))
 
-        with lab.raises(Own, "of the user's own"):
-            strategy.run(step)
-        lab.still_usable(strategy)
+        refused(lab, strategy, Own, "of the user's own", partial(strategy.run, step))
 
 
 @case
-def an_exception_in_a_merge_call(lab):
+def an_exception_in_a_merge_call(lab, strategy):
     """It comes out of `run`."""
-    strategy = lab.strategy()
 
     def merge(given):
         raise Own("of the user's own")
 
-    with lab.raises(Own, "of the user's own"):
-        strategy.run(lambda: here().merge_call(merge))
-    lab.still_usable(strategy)
+    call = partial(strategy.run, lambda: here().merge_call(merge))
+    refused(lab, strategy, Own, "of the user's own", call)
 
 
 UNEQUAL = ("tensorflow", "torch")
@@ -261,9 +236,8 @@ def odd_one(action):
 
 
 @case(backends=UNEQUAL, replicas=(2, 3))
-def unequal_numbers_of_all_reduces(lab):
+def unequal_numbers_of_all_reduces(lab, strategy):
     """A replica that communicates once more, or otherwise, ends the step with an error, soon."""
-    strategy = lab.strategy()
 
     def other_kinds():
         if here().replica_id_in_sync_group == 0:
@@ -275,24 +249,20 @@ def unequal_numbers_of_all_reduces(lab):
         odd_one(lambda: here().merge_call(lambda given: 1.0)),
         other_kinds,
     ):
-        with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
-            strategy.run(step)
-        lab.still_usable(strategy)
+        call = partial(strategy.run, step)
+        refused(lab, strategy, kd.errors.ReplicaError, "Expected.*Received", call)
 
 
 @case(backends=("jax",))
-def a_replicas_number_is_no_python_number_on_jax(lab):
+def a_replicas_number_is_no_python_number_on_jax(lab, strategy):
     """One program is traced for all replicas: a branch in Python on the number is an error."""
-    strategy = lab.strategy()
-    with lab.raises(Exception, "tracer|trace|concrete"):
-        strategy.run(odd_one(lambda: here().all_reduce("SUM", ops.ones(2))))
-    lab.still_usable(strategy)
+    step = odd_one(lambda: here().all_reduce("SUM", ops.ones(2)))
+    refused(lab, strategy, Exception, "tracer|trace|concrete", partial(strategy.run, step))
 
 
 @case
-def other_structures_from_other_replicas(lab):
+def other_structures_from_other_replicas(lab, strategy):
     """A replica that returns another structure is told; on JAX none can. Keys have no order."""
-    strategy = lab.strategy()
 
     def step():
         number = here().replica_id_in_sync_group

@@ -4,10 +4,9 @@ import functools
 
 import numpy as np
 
+from tests.conformance.lazy import LazyModule, jax, jnp
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule
 
-jax, jnp = LazyModule("jax"), LazyModule("jax.numpy")
 normalization = LazyModule("kerasdist.backends.jax.loops.normalization")
 case = of_backend("jax")
 AXES = (0, 1)
@@ -29,8 +28,8 @@ def value(function, inputs, mask):
     return jnp.sum(jnp.sin(mean) * jnp.arange(1.0, 4.0)) + jnp.sum(jnp.sqrt(variance + 0.1))
 
 
-def rows_and_mask(rows, seed=0):
-    draws = np.random.default_rng(seed)
+def rows_and_mask(rows):
+    draws = np.random.default_rng(0)
     inputs = draws.normal(3.0, 2.0, size=(rows, 4, 3)).astype("float32")
     return jnp.asarray(inputs), jnp.asarray(draws.uniform(size=(rows, 4)) < 0.6)
 
@@ -43,7 +42,7 @@ def close(found, expected):
 
 @case
 def moments_and_their_derivatives_are_those_of_the_whole_batch(strategy):
-    """First and second ones, forward and backward; with replicas whose rows are all masked."""
+    """First and second ones, forward and backward; with a replica whose rows are all masked."""
     layout = strategy.replica_set.arrays.layout
 
     def divided(inputs, mask):
@@ -56,14 +55,10 @@ def moments_and_their_derivatives_are_those_of_the_whole_batch(strategy):
         backward = jax.grad(lambda x: jnp.sum(jnp.square(slope(x))))(inputs)
         return function(inputs, mask), slope(inputs), forward, backward
 
-    for rows in (2, 3, 8, 9):
+    for rows in (3, 8):
         inputs, drawn = rows_and_mask(rows)
-        for mask in (None, drawn):
+        for mask in (None, drawn.at[rows // 2 :].set(False)):
             close(computed(divided, inputs, mask), computed(plain, inputs, mask))
-    inputs, _ = rows_and_mask(8)
-    for kept in (4, 0):
-        mask = jnp.zeros((8, 4), bool).at[:kept].set(True)
-        close(jax.jit(divided)(inputs, mask), plain(inputs, mask))
 
 
 @case

@@ -7,10 +7,9 @@ from unittest import mock
 
 import numpy as np
 
+from tests.conformance.lazy import LazyModule, jax, kd, keras
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule, kd, keras
 
-jax = LazyModule("jax")
 ahead_of_time = LazyModule("kerasdist.backends.jax.ahead_of_time")
 mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
 case = of_backend("jax")

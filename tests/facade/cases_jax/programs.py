@@ -10,10 +10,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests.conformance.lazy import LazyModule, jax, kd, keras, ops
 from tests.facade.case import of_backend
-from tests.facade.lazy import LazyModule, kd, keras, ops
+from tests.facade.lab import variable_of
 
-jax, keras_compat = LazyModule("jax"), LazyModule("kerasdist.keras_compat")
+keras_compat = LazyModule("kerasdist.keras_compat")
 mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
 placement = LazyModule("kerasdist.backends.jax.mesh.placement")
 case = of_backend("jax")
@@ -174,8 +175,7 @@ def arrays_that_others_hold_live_on(strategy):
 @case
 def code_on_the_host_may_call_a_function(strategy):
     """DEFECTS 21: it waited for ever for the step, which waited for it."""
-    with strategy.scope():
-        total = keras.Variable(0.0, aggregation="mean")
+    total = variable_of(strategy, 0.0, aggregation="mean")
     noted = set()
     double = kd.function(lambda x: x * 2)
 
@@ -224,8 +224,7 @@ def a_step_writes_new_values_over_the_old(strategy):
 @case
 def an_interrupted_step_loses_no_value(strategy):
     """Ctrl-C comes while a program runs, and the user goes on in the same process."""
-    with strategy.scope():
-        variable = keras.Variable(np.zeros((400, 400), "float32"), aggregation="mean")
+    variable = variable_of(strategy, np.zeros((400, 400), "float32"), aggregation="mean")
     ones = np.ones((400, 400), "float32")
 
     def work():
@@ -279,8 +278,7 @@ def a_function_that_makes_variables_in_every_call_is_refused(strategy):
 @case
 def a_function_stays_on_the_device_of_its_strategy(strategy):
     alone = kd.OneDeviceStrategy("cpu:1")
-    with alone.scope():
-        variable = keras.Variable(1.0)
+    variable = variable_of(alone, 1.0)
     step = kd.function(lambda: alone.run(lambda: variable.assign_add(1.0)))
     assert step().devices() == variable.value.devices() == {jax.devices()[1]}
 

@@ -4,12 +4,11 @@ import tracemalloc
 
 import numpy as np
 
+from tests.conformance.lazy import jax, jnp, kd
 from tests.facade.case import of_backend
 from tests.facade.cases_jax.programs import components
 from tests.facade.lab import numbered
-from tests.facade.lazy import LazyModule, kd
 
-jax, jnp = LazyModule("jax"), LazyModule("jax.numpy")
 case = of_backend("jax")
 REPLICAS = 2
 
