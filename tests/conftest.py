@@ -22,6 +22,7 @@ SLOW = (
     "examples/test_trackers.py",
     "integrations/ray",
     "multiprocess/test_elastic.py::test_the_numbers",
+    "multiprocess/test_memory.py::test_a_worker",
     "multiprocess/test_sharded_backups.py",
     "unit/backends/test_jax_short_steps.py",
     "versions/test_keras_ddp.py",
