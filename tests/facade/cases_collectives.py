@@ -52,7 +52,7 @@ def types_together(lab, strategy):
                 ops.ones((3,), "float32"),
                 ops.ones((2, 2), "int32"),
                 ops.ones((), "float16"),
-                ops.ones((), "bfloat16"),
+                ops.ones((2,), "bfloat16"),
                 {"deep": ops.ones((1, 5), "float32")},
             ]
             sums = here().all_reduce("SUM", values, options)
@@ -67,7 +67,7 @@ def types_together(lab, strategy):
             np.full(3, 2, "float32"),
             np.full((2, 2), 2, "int32"),
             np.array(2, "float16"),
-            2.0,
+            [2.0, 2.0],
             {"deep": np.full((1, 5), 2, "float32")},
         ]
         lab.equal([expected] * 2, lab.components(strategy.run(step), strategy))
