@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 
-from tests.conformance.actions import used
+from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lazy import keras
 from tests.conformance.models import regression
@@ -36,6 +36,10 @@ def compiled(model, built_by_hand=False):
     return even_weights(model)
 
 
+def trains():
+    return [fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2), evaluate(X, Y), predict(X)]
+
+
 @case("from outside the scope")
 def layers_added_after_the_scope(lab):
     """`enable_lora` and `model.add` after the scope, and another `compile`."""
@@ -47,9 +51,9 @@ def layers_added_after_the_scope(lab):
         model.layers[0].enable_lora(2)
         model.add(keras.layers.BatchNormalization(name="norm"))
         model.add(keras.layers.Dense(1, name="last"))
-        return [action(compiled(model)) for action in used(X, Y, BATCH, epochs=2)[:1]]
+        return [action(compiled(model)) for action in trains()[:1]]
 
-    lab.same(build, extended, *used(X, Y, BATCH, epochs=2)[1:])
+    lab.same(build, extended, *trains()[1:])
 
 
 def backbone():
@@ -72,13 +76,13 @@ def on_a_backbone(lab, frozen, built_by_hand=False):
 
     keras.backend.clear_session(free_memory=False)
     made = [backbone()]
-    expected = lab.run(build, [*used(X, Y, BATCH, epochs=2), backbone_predicts])[1]
+    expected = lab.run(build, [*trains(), backbone_predicts])[1]
     keras.backend.clear_session(free_memory=False)
     made = [backbone()]
     with warnings.catch_warnings():
         # The backbone itself runs on one device.
         warnings.simplefilter("ignore")
-        found = lab.run(build, [*used(X, Y, BATCH, epochs=2), backbone_predicts], lab.strategy())[1]
+        found = lab.run(build, [*trains(), backbone_predicts], lab.strategy())[1]
     lab.equal(expected.parts(True), found.parts(True))
 
 
@@ -106,7 +110,7 @@ def fit_alone_in_the_scope(lab):
         model = lab.run(build, [])[0]
         with scope(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            results = [action(model) for action in used(X, Y, BATCH, epochs=2)]
+            results = [action(model) for action in trains()]
         return [results, model.get_weights()]
 
     strategy = lab.strategy()
@@ -126,6 +130,6 @@ def new_head_after_the_scope(lab):
         model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
         head = keras.layers.Dense(1, name="head")
         tuned = compiled(keras.Model(model.inputs, head(model.layers[-2].output)))
-        return [[action(tuned) for action in used(X, Y, BATCH, epochs=2)], tuned.get_weights()]
+        return [[action(tuned) for action in trains()], tuned.get_weights()]
 
-    lab.same(build, with_new_head, *used(X, Y, BATCH, epochs=2), tolerance=ADAPTIVE)
+    lab.same(build, with_new_head, *trains(), tolerance=ADAPTIVE)

@@ -1,5 +1,6 @@
 """State that the replicas of several workers divide (`sharding=`). On layouts such as 2x1-full."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -126,6 +127,18 @@ def saved_and_loaded(lab):
         lab.everyone("loaded")
     lab.check("path=" in repr(model.weights[0]), repr(model.weights[0]))
     lab.alike(again.fit(x, y, batch_size=4, verbose=0).history)
+
+
+@case("workers", backends=BACKENDS)
+def small_variables_stay_whole(lab):
+    """`min_size` of `Sharding`: a smaller variable is whole on each device."""
+    own = lab.strategy().replica_set.options.sharding
+    sharding = dataclasses.replace(own, state="full", min_size=9)
+    with lab.strategy(sharding=sharding).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(4)])
+    up, up_bias, down, down_bias = model.weights
+    lab.equal(_own_parts(lab, [up, down]), parts([up, down]))
+    lab.equal({1.0}, parts([up_bias, down_bias]))
 
 
 @case("workers", backends=BACKENDS)
