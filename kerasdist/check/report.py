@@ -222,7 +222,8 @@ def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
         yield from _of_user([call, getattr(layer, "activation", None)])
         if isinstance(layer, keras.layers.Lambda):
             yield layer.function
-        if 0 in keras.tree.flatten(getattr(layer, "axis", None)):
+        axes = keras.tree.flatten(getattr(layer, "axis", None))
+        if any(isinstance(axis, int) and axis == 0 for axis in axes):
             yield type(layer)
     for operation in getattr(model, "operations", ()):
         if not isinstance(operation, keras.layers.Layer):
@@ -246,9 +247,7 @@ def _adding_losses(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     yield from _of_user([defined_by_model(type(model), "compute_metrics")])
-    for metric in keras_compat.compiled_metrics(model):
-        yield from _of_user(_functions_of(metric))
-    for metric in model.metrics:
+    for metric in [*keras_compat.compiled_metrics(model), *model.metrics]:
         yield from _of_user(_functions_of(metric))
 
 

@@ -81,6 +81,12 @@ for _build in EXAMPLES:
 def along_the_examples(lab):
     """Layers along the examples, activations that are no functions."""
     layers, softmax = keras.layers, functools.partial(keras.ops.softmax, axis=0)
+
+    def along_the_features():
+        layer = layers.Dense(4)
+        layer.axis = np.array([1, 2])
+        return layer
+
     for name, layer in {
         "Softmax": lambda: layers.Softmax(axis=0),
         "UnitNormalization": lambda: layers.UnitNormalization(axis=[0, 1]),
@@ -91,6 +97,10 @@ def along_the_examples(lab):
             model = network(layer(), loss="mse")
         [said] = warned(model, regression(11))
         lab.check(f"look: {name}." in said, f"it should name {name}, received: {said}")
+    fresh()
+    with lab.strategy().scope():
+        model = network(along_the_features(), loss="mse")
+    lab.check(not warned(model, regression(11)), "no axis is that of the examples")
 
 
 @case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
