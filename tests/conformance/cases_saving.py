@@ -31,7 +31,7 @@ def trained_file(lab, folder, strategy, name="model.keras", build=None):
 
 @case("saving")
 def saved_here_loaded_plain(lab):
-    """Saved under a strategy, loaded without: a registered class of the user's trains on plainly.
+    """A registered class that was saved under a strategy is loaded without one, and trains on.
 
     In a scope it is loaded as the user's class, too.
     """

@@ -1,7 +1,7 @@
 """Models with steps written for one device, in each backend's own signature.
 
-The functions of a backend's module make the classes: a class must be made by whoever builds the
-model, in the scope or out of it.
+The functions of a backend's module make the classes: a class must be made where its model is, in
+the scope or out of it.
 """
 
 import importlib
@@ -22,6 +22,13 @@ def parts(model):
     model.judge_optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
     model.maker_loss = keras.metrics.Mean(name="maker_loss")
     model.judge_loss = keras.metrics.Mean(name="judge_loss")
+
+
+def build_parts(model, shape):
+    """Builds the two halves for inputs of a shape, and the state of the judge's optimizer."""
+    model.maker.build(shape)
+    model.judge.build((None, 3))
+    model.judge_optimizer.build(model.judge.trainable_variables)
 
 
 def losses_of_two(made, real, judged_made, judged_real):

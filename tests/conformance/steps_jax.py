@@ -3,7 +3,7 @@
 import jax
 import keras
 
-from tests.conformance.steps import losses_of_two, parts
+from tests.conformance.steps import build_parts, losses_of_two, parts
 
 
 def updated(metrics, values, update):
@@ -91,9 +91,7 @@ def two_optimizer_model():
             parts(self)
 
         def build(self, shape):
-            self.maker.build(shape)
-            self.judge.build((None, 3))
-            self.judge_optimizer.build(self.judge.trainable_variables)
+            build_parts(self, shape)
             self.optimizer.build(self.trainable_variables)
             self.built = True
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tests.conformance.steps import losses_of_two, parts, triplet_losses
+from tests.conformance.steps import build_parts, losses_of_two, parts, triplet_losses
 
 # How users of the backend write a loss and an update.
 own: Any = importlib.import_module(f"tests.conformance.steps_{keras.backend.backend()}")
@@ -101,9 +101,7 @@ def two_optimizer_model(losses=losses_of_two, *, together=True):
             parts(self)
 
         def build(self, shape):
-            self.maker.build(shape)
-            self.judge.build((None, 3))
-            self.judge_optimizer.build(self.judge.trainable_variables)
+            build_parts(self, shape)
             self.optimizer.build(self.maker.trainable_variables)
             self.built = True
 

@@ -15,7 +15,7 @@ def floats(strategy):
 
 @case(replicas=(2, 3))
 def what_a_value_is(lab, strategy):
-    """`isinstance`, `values` and what is printed, whoever made the value."""
+    """`isinstance`, `values` and what is printed, of values from each source."""
     given = floats(strategy)
     for value in (given, strategy.run(lambda x: x + 1.0, args=(given,))):
         lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
