@@ -111,7 +111,7 @@ class Strategy:
         """The devices and how to compute on them, None for the default strategy."""
         return self._replica_set
 
-    @property
+    @cached_property
     def options(self) -> ReplicaOptions:
         """The options of the replicas, such as that of BatchNormalization."""
         return ReplicaOptions() if self._replica_set is None else self._replica_set.options

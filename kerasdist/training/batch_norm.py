@@ -147,14 +147,12 @@ def global_moments(
         squares = variance * count
 
     # One row per replica: count, mean and sum of squares, with one value per channel each.
-    flat = [
-        ops.reshape(part, (-1,))
-        for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
-    ]
+    row = ops.stack([ops.broadcast_to(count, ops.shape(mean)), mean, squares])
+    row = ops.reshape(row, (3, -1))
     if replicas <= MOST_GATHERED:
-        rows = collectives.all_stack(ops.stack(flat))
+        rows = collectives.all_stack(row)
         return combined(rows[:, 0], rows[:, 1], rows[:, 2], added_to_count(mask))
-    count, mean, squares = flat
+    count, mean, squares = row[0], row[1], row[2]
     [totals] = collectives.all_sum([ops.stack([count, count * mean])])
     divisor = totals[0] + added_to_count(mask)
     global_mean = totals[1] / divisor
@@ -193,7 +191,7 @@ def _by_kernel(
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
     """Returns count, mean and sum of squares of rows that may be masked, or none."""
     if mask is None:
-        count = _count(inputs, axes)
+        count = ops.cast(_number(inputs, axes), inputs.dtype)
         weights = None
         total = ops.sum(inputs, axes, keepdims=True)
     else:
@@ -209,12 +207,8 @@ def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any
     return count, mean, ops.sum(ops.square(deviation), axes, keepdims=True)
 
 
-def _count(inputs: Any, axes: Sequence[int]) -> Any:
-    """Returns the number of values per channel, as a tensor of as many dimensions."""
-    return ops.reshape(ops.cast(_number(inputs, axes), inputs.dtype), (1,) * len(inputs.shape))
-
-
 def _number(inputs: Any, axes: Sequence[int]) -> Any:
     """Returns the number of values per channel: an int, or a scalar for a dynamic shape."""
-    number = math.prod([ops.shape(inputs)[axis] for axis in axes])
+    shape = ops.shape(inputs)
+    number = math.prod(map(shape.__getitem__, axes))
     return number if isinstance(number, int) else ops.cast(number, inputs.dtype)

@@ -181,9 +181,9 @@ def update_wrapped(
             return None  # the first replica adds for all
         with context.replica_scope(None):
             return original(metric, *rows)
-    is_builtin, has_mask = keras_compat.is_builtin(metric._fn), hasattr(y_pred, "_keras_mask")
-    if not is_builtin and sample_weight is None and _is_one_row(y_pred) and not has_mask:
-        sample_weight = ops.ones((1,))  # its value of a single row may be a scalar
+    if sample_weight is None and not hasattr(y_pred, "_keras_mask") and _is_one_row(y_pred):
+        # A user's function may return a scalar for a single row.
+        sample_weight = None if keras_compat.is_builtin(metric._fn) else ops.ones((1,))
     return original(metric, y_true, y_pred, sample_weight)
 
 
@@ -224,7 +224,7 @@ def reduce_values(
         return original(values, sample_weight, *args, **kwargs)
     weight = replica.weight
     if not _is_scalar(values):
-        if _is_number_of_rows(sample_weight) and not isinstance(weight, float):
+        if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
             # Keras weights an unreduced loss by its rows: the stand-in of an empty replica is none.
             sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
     else:

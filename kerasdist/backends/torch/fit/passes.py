@@ -34,12 +34,9 @@ def hinting() -> Generator[None]:
 
 
 def calls(
-    model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], most: int
 ) -> Any:
-    """Calls a model, in as many passes as it needs."""
-    most = passes.most_rows()
-    if most is None or not torch.is_grad_enabled():
-        return call(*args, **kwargs)
+    """Calls a model, in as many passes as it needs for at most so many rows in each."""
     count = passes.rows_of(args)
     number = -(-count // most)
     is_symbolic = any(getattr(one, "is_meta", False) for one in flatten(list(args[:1])))

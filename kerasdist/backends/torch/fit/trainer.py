@@ -18,9 +18,11 @@ from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.process_group import is_default_group_ours
 from kerasdist.check.first_batch import FirstBatchCheck
+from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard
 from kerasdist.training.binding import binding_of
+from kerasdist.training.passes import most_rows
 from kerasdist.training.trainer import ReplicatedTrainer
 
 _UNCOMPILED = (
@@ -76,7 +78,10 @@ class TorchTrainer(ReplicatedTrainer):
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where there are more examples than it shall have at once."""
-        return passes.calls(self, self._call_at_once, args, kwargs)
+        most = most_rows()
+        if most is None or not torch.is_grad_enabled():
+            return self._call_at_once(*args, **kwargs)
+        return passes.calls(self, self._call_at_once, args, kwargs, most)
 
     def _call_at_once(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
@@ -180,7 +185,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _compute_loss(self, *args: object, **kwargs: object) -> Any:
         loss = super()._compute_loss(*args, **kwargs)
-        if collectives_here() is None:
+        if context.replica() is None:
             return loss
         if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
             # With `reduction=None` there is a loss per example. torch refuses to differentiate the

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import keras
@@ -91,7 +92,8 @@ class TorchCollectives(Collectives):
         self.context: ReplicaContext
         self._index = index
         self._scopes = scopes
-        self._pool = pool
+        self._is_only = pool is None
+        self._meet = _keep_own if pool is None else partial(pool.meet, index)
         self._group = group
         self._gradient_sum = gradient_sum
         self._components = components
@@ -249,9 +251,9 @@ class TorchCollectives(Collectives):
 
         shapes = [tuple(tensor.shape) for tensor in tensors]
         totals = self._meet(f"{label} of shapes {shapes}", tensors, sums)
-        is_shared = self._pool is not None
         return [
-            total.to(own.device, copy=is_shared) for total, own in zip(totals, tensors, strict=True)
+            total.to(own.device, copy=not self._is_only)
+            for total, own in zip(totals, tensors, strict=True)
         ]
 
     def collect(
@@ -278,10 +280,10 @@ class TorchCollectives(Collectives):
                 begins.append(begins[-1] + part.shape[axis])
             return whole, begins
 
-        shape = ["any" if i == axis else size for i, size in enumerate(tensor.shape)]
-        label = f"{label} of shape {tuple(shape)}"
-        whole, begins = self._meet(label, tensor, concatenated)
-        return whole.to(tensor.device, copy=self._pool is not None), begins[self._index]
+        shape: list[object] = [*tensor.shape]
+        shape[axis] = "any"
+        whole, begins = self._meet(f"{label} of shape {tuple(shape)}", tensor, concatenated)
+        return whole.to(tensor.device, copy=not self._is_only), begins[self._index]
 
     @contextlib.contextmanager
     def no_replica(self) -> Iterator[None]:
@@ -293,13 +295,6 @@ class TorchCollectives(Collectives):
         ):
             yield
 
-    def _meet(
-        self, label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
-    ) -> _Result:
-        if self._pool is None:
-            return combine([value])
-        return self._pool.meet(self._index, label, value, combine)
-
     def _own(self, leaf: Any) -> Any:
         """Copies a tensor that all replicas share, so that this one may change it."""
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
@@ -308,6 +303,13 @@ class TorchCollectives(Collectives):
         """Returns the label by which replicas compare calls: a name, and the call's number."""
         self._number += 1
         return f"{name} number {self._number}"
+
+
+def _keep_own(
+    _label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
+) -> _Result:
+    """Stands for `ThreadPool.meet` in a process's only replica."""
+    return combine([value])
 
 
 def collectives_here() -> TorchCollectives | None:
