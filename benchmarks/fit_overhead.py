@@ -27,11 +27,7 @@ from rich.table import Table
 PLAIN, ONE_DEVICE, MIRRORED = "plain", "one device", "mirrored"
 KERASS_OWN, BY_HAND = "keras's own", "by hand"
 OURS = (PLAIN, ONE_DEVICE, MIRRORED)
-CONTENDERS = {
-    "tensorflow": (*OURS, KERASS_OWN),
-    "jax": (*OURS, KERASS_OWN, BY_HAND),
-    "torch": OURS,
-}
+CONTENDERS = {"tensorflow": (*OURS, KERASS_OWN), "jax": (*OURS, KERASS_OWN, BY_HAND), "torch": OURS}
 # On PyTorch, contenders of two processes, each with the function of loops/ that it runs.
 TEAMS = {
     "tensorflow": {},

@@ -49,14 +49,14 @@ SHARDED = {
         "torch": {
             FIT: "with_kerasdist.fit_sharded_optimizer",
             BY_HAND: "with_torch.sharded_optimizer",
-        },
+        }
     },
     "full": {
         "torch": {
             FIT: "with_kerasdist.fit_fully_sharded",
             BY_HAND: "with_torch.sharded_keras_module",
             PLAIN_TORCH: "with_torch.sharded_plain_module",
-        },
+        }
     },
 }
 
@@ -81,11 +81,7 @@ def team(backend: str, task: str, loop: str) -> Team:
     return Team(
         [
             Contender(
-                __file__,
-                backend,
-                task,
-                loop,
-                environment={**common, "KERASDIST_RANK": str(rank)},
+                __file__, backend, task, loop, environment={**common, "KERASDIST_RANK": str(rank)}
             )
             for rank in range(WORKERS)
         ]

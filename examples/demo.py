@@ -43,11 +43,7 @@ def train() -> dict[str, Any]:
         keras.utils.set_random_seed(1)  # the same order of examples
         start = time.perf_counter()
         model.fit(
-            x_train,
-            y_train,
-            batch_size=digits_cnn.BATCH_SIZE,
-            epochs=digits_cnn.EPOCHS,
-            verbose=0,
+            x_train, y_train, batch_size=digits_cnn.BATCH_SIZE, epochs=digits_cnn.EPOCHS, verbose=0
         )
         return time.perf_counter() - start
 
@@ -74,11 +70,7 @@ def train() -> dict[str, Any]:
 
 def run(backend: str) -> tuple[dict[str, Any] | None, str]:
     """Return the row of `backend` from a fresh process, or None, and what it printed."""
-    environment = {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        **os.environ,
-        "KERAS_BACKEND": backend,
-    }
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
     try:
         child = subprocess.run(
             [sys.executable, __file__, "--train"],

@@ -58,10 +58,7 @@ ABSENT = str(ROOT / "tests" / "absent")
 _CPU = (
     "the suites have 4 CPU devices on every machine; an accelerator would take what has no device"
 )
-CPU_DEVICES = (
-    Setting("CUDA_VISIBLE_DEVICES", "-1", _CPU),
-    Setting("JAX_PLATFORMS", "cpu", _CPU),
-)
+CPU_DEVICES = (Setting("CUDA_VISIBLE_DEVICES", "-1", _CPU), Setting("JAX_PLATFORMS", "cpu", _CPU))
 
 # Of workers that no launcher starts.
 WORKERS = (

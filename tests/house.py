@@ -61,7 +61,7 @@ ADDED = {
 }
 
 FIGURES = (
-    Figure("lines of code", 27_385 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 27_313 + sum(ADDED.values()), 23_500),
     Figure("files", 232, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
@@ -69,7 +69,7 @@ FIGURES = (
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
     Figure("files in the largest circle", 0, 0),
-    Figure("mentions of Any", 2_315, 2_600),
+    Figure("mentions of Any", 2_313, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,

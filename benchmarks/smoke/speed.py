@@ -220,7 +220,7 @@ def _rounded(figures: dict[str, float]) -> dict[str, float]:
 
 
 PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
-    **{f"speed.{name}": partial(_overhead, name) for name in ("tiny", "cnn", "transformer")},
+    **{f"speed.{name}": partial(_overhead, name) for name in ("tiny", "cnn", "transformer")}
 }
 BESIDE_A_LOOP: dict[str, Callable[[str], dict[str, Any]]] = {"speed.decoder": _decoder}
 OF_TORCH: dict[str, Callable[[str], dict[str, Any]]] = {"speed.threads": _threads}

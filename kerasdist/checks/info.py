@@ -203,10 +203,7 @@ def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFact
 
 
 def _strategy(
-    environ: Mapping[str, str],
-    place: Membership | None,
-    seen: Sequence[GpuFacts],
-    backend: str,
+    environ: Mapping[str, str], place: Membership | None, seen: Sequence[GpuFacts], backend: str
 ) -> str:
     number = 0 if place is None or place.local_rank is None else place.local_rank
     own = [gpu.name for gpu in seen if gpu.local_worker == number]

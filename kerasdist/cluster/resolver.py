@@ -71,10 +71,7 @@ class ClusterResolver(ABC):
         return ClusterSpec({"worker": tasks})
 
     def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
         """Returns a task's address as TensorFlow writes it, or "" in a job of one.
 
@@ -95,10 +92,7 @@ class ClusterResolver(ABC):
         return f"{layer}://{address}" if layer else address
 
     def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
         """Returns how many accelerators this machine has, by kind, such as ``{"GPU": 8}``.
 

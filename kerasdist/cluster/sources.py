@@ -270,12 +270,7 @@ TORCHRUN = Source(
     ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _read_torchrun,
 )
-KERAS = Source(
-    "KERAS_DISTRIBUTION",
-    (_KERAS_RANK,),
-    (_KERAS_ADDRESSES, _KERAS_COUNT),
-    _read_keras,
-)
+KERAS = Source("KERAS_DISTRIBUTION", (_KERAS_RANK,), (_KERAS_ADDRESSES, _KERAS_COUNT), _read_keras)
 JAX = Source("JAX", (_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK), (), _read_jax)
 SLURM = Source(
     "Slurm",

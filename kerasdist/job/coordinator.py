@@ -505,8 +505,7 @@ class Coordinator:
         said = came_apart([one.batches for one in members], idle=idle)
         if said is not None:
             self._fail(
-                "disagree",
-                f"the workers do not train on the same batches: {said}. {ADVICE}",
+                "disagree", f"the workers do not train on the same batches: {said}. {ADVICE}"
             )
 
     def _fail_absent(self, meeting: Meeting) -> None:

@@ -118,10 +118,7 @@ class Monitor:
         return "".join(["This worker was here:\n", *lines, *recorded])
 
     def _uncaught(
-        self,
-        kind: type[BaseException],
-        error: BaseException,
-        trace: TracebackType | None,
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if self._ending:  # our hook called the framework's, which calls ours again
             self._original(kind, error, trace)

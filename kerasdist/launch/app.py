@@ -63,9 +63,7 @@ def kerasdist(
 
 
 @app.command(
-    cls=PlainCommand,
-    short_help="Start a script as several workers.",
-    context_settings=_SCRIPTS_OWN,
+    cls=PlainCommand, short_help="Start a script as several workers.", context_settings=_SCRIPTS_OWN
 )
 def run(
     context: typer.Context,

@@ -96,10 +96,7 @@ class StepTime:
 
 
 def step_time(
-    work: Work,
-    collectives: Sequence[Collective],
-    target: Target,
-    measured: float | None = None,
+    work: Work, collectives: Sequence[Collective], target: Target, measured: float | None = None
 ) -> StepTime:
     """Predicts the time of a step.
 

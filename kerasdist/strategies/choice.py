@@ -149,10 +149,7 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
 
 
 def taken(
-    backend: Backend,
-    numbers: Sequence[int],
-    found: Sequence[Device],
-    names: Sequence[str] | None,
+    backend: Backend, numbers: Sequence[int], found: Sequence[Device], names: Sequence[str] | None
 ) -> list[Device]:
     """Returns a worker's devices by the names that they have in the framework.
 

@@ -45,10 +45,7 @@ def agreed(machine_with, monkeypatch):
 
     def enter(worker):
         machine_with(worker.get("gpus", "4"))
-        for name, key in [
-            ("CUDA_VISIBLE_DEVICES", "visible"),
-            ("KERASDIST_CPU_DEVICES", "cpus"),
-        ]:
+        for name, key in [("CUDA_VISIBLE_DEVICES", "visible"), ("KERASDIST_CPU_DEVICES", "cpus")]:
             if key in worker:
                 monkeypatch.setenv(name, worker[key])
             else:

@@ -8,11 +8,7 @@ from tests.conformance.actions import used
 from tests.conformance.compare import ADAPTIVE
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lazy import jax, kd, keras
-from tests.conformance.models import (
-    regression,
-    stack,
-    weights_for,
-)
+from tests.conformance.models import regression, stack, weights_for
 from tests.conformance.registry import case
 from tests.facade.cases_training import Loop, batched
 

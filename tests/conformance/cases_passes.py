@@ -121,9 +121,7 @@ def a_loss_of_the_whole_batch(lab):
 
     with at_once():
         lab.same(
-            build,
-            fit([x, x], {"a": y}, batch_size=7, epochs=2, shuffle=False),
-            tolerance=FLOAT64,
+            build, fit([x, x], {"a": y}, batch_size=7, epochs=2, shuffle=False), tolerance=FLOAT64
         )
 
 

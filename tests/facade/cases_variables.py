@@ -25,11 +25,7 @@ def read(strategy, variable):
         return strategy.extended.read_var(variable)
 
 
-AGGREGATED = {
-    "sum": sum,
-    "mean": lambda v: sum(v) / len(v),
-    "only_first_replica": lambda v: v[0],
-}
+AGGREGATED = {"sum": sum, "mean": lambda v: sum(v) / len(v), "only_first_replica": lambda v: v[0]}
 
 
 @case(replicas=(1, 2, 3))

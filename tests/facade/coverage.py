@@ -86,12 +86,7 @@ NOT_COVERED = {
     "a V1 graph-session call for optimizers of V1; V2 took it out": (
         "StrategyExtendedV1_non_slot_devices__1",
     ),
-    RESOLVER: (
-        "TPUStrategyV2__1",
-        "TPUStrategyV2__6",
-        "TPUStrategy__1",
-        "TPUStrategyV1_run__1",
-    ),
+    RESOLVER: ("TPUStrategyV2__1", "TPUStrategyV2__6", "TPUStrategy__1", "TPUStrategyV1_run__1"),
 }
 
 

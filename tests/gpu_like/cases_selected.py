@@ -52,11 +52,7 @@ SELECTED = frozenset(
 
 # How the only pipeline of an epoch begins and ends, on TensorFlow: there each device has one of its
 # own, see `tests/accelerators`.
-NOT_HERE = frozenset(
-    {
-        "cost.no_wait_for_a_tuner",
-    }
-)
+NOT_HERE = frozenset({"cost.no_wait_for_a_tuner"})
 
 
 def is_of_facade(case: registry.Case) -> bool:

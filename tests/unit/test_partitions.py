@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasdist.core.partitions import (
-    Splits,
-    check_partition,
-    mesh_axes,
-    prime_factors,
-)
+from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4))

@@ -266,11 +266,7 @@ _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 # (`_set_monitor_op` changes the sign of `min_delta`), and handles of open files.
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
-_COUNTS_OF_TENSORBOARD = (
-    "_global_train_batch",
-    "_global_test_batch",
-    "_previous_epoch_iterations",
-)
+_COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")
 
 
 @final

@@ -1,8 +1,3 @@
 """What is JAX's own in custom loops: programs, and where arrays lie."""
 
-from tests.facade.cases_jax import (  # noqa: F401 (registers their cases)
-    normalization,
-    planned,
-    programs,
-    values,
-)
+from tests.facade.cases_jax import normalization, planned, programs, values  # noqa: F401 (registers their cases)

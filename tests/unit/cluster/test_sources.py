@@ -46,12 +46,7 @@ FOUND = [
     ("open_mpi_4", env.OPEN_MPI_4, "Open MPI", (1, 2, "10.96.0.1:29647", (), 0, 1)),
     ("mpich", env.MPICH, "PMI", (1, 2, "127.0.0.1:27182", (), 1, 2)),
     ("intel_mpi", env.INTEL_MPI, "PMI", (1, 2, "127.0.0.1:28489", (), 1, 2)),
-    (
-        "kubernetes",
-        env.KUBERNETES,
-        "Kubernetes",
-        (2, 3, "digits-0.digits-pods:27182", (), 0, 1),
-    ),
+    ("kubernetes", env.KUBERNETES, "Kubernetes", (2, 3, "digits-0.digits-pods:27182", (), 0, 1)),
     ("jobset", env.JOBSET, "Kubernetes", (1, 2, "digits-workers-0-0.digits:27182", (), 0, 1)),
     ("cloud_tpu", env.CLOUD_TPU, "Cloud TPU", (3, 4, "t-0.svc:27182", (), 0, 1)),
     ("tpu_slices", env.CLOUD_TPU_SLICES, "Cloud TPU", (5, 6, "s-0-0.svc:27182", (), 0, 1)),

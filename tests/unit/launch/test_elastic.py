@@ -82,10 +82,7 @@ def test_a_slot_that_fails_again_is_left_out_and_tried_again_later(monkeypatch):
         assert job.choose() == HERE
         job.end(LOST, 1, 143, stopped=[2])
     left = job.slots.choose()
-    assert left == (
-        Slot(None, 0, 0, 2, share=(0, 3)),
-        Slot(None, 1, 1, 2, share=(2, 3)),
-    )
+    assert left == (Slot(None, 0, 0, 2, share=(0, 3)), Slot(None, 1, 1, 2, share=(2, 3)))
     assert job.slots.describe().endswith("left out since they failed again: this machine:1")
     job.back_up()
     assert job.waiting() == []

@@ -85,7 +85,7 @@ def test_a_table_of_all_workers():
     head, names, first, second = drawn(state)
     assert head.split(" · ")[:2] == ["2 workers", "1,234 samples/s"]
     assert names.split() == [
-        *("worker", "epoch", "step", "loss", "ms/step", "memory", "last", "sign"),
+        *("worker", "epoch", "step", "loss", "ms/step", "memory", "last", "sign")
     ]
     assert first.split() == ["0", "1/3", "5/20", "0.1235", "40.0", "300", "MiB", "0", "s", "ago"]
     assert second.split()[:4] == ["1", "far", "1/3", "6/20"]

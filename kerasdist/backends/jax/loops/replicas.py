@@ -18,11 +18,7 @@ from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.mesh import sharded_state, worker_placement
 from kerasdist.backends.jax.mesh.arrays import is_sharded
 from kerasdist.backends.jax.mesh.layout import Layout
-from kerasdist.backends.jax.mesh.placement import (
-    STEPS_AHEAD,
-    CentralPlacement,
-    Placement,
-)
+from kerasdist.backends.jax.mesh.placement import STEPS_AHEAD, CentralPlacement, Placement
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldShard, Sharding

@@ -16,14 +16,7 @@ from kerasdist.api.options import ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.backends.base.checks import check_shapes, check_summable
 from kerasdist.backends.jax.loops.components import divide
-from kerasdist.backends.jax.mesh.arrays import (
-    cut,
-    is_array,
-    is_traced,
-    largest_of,
-    padded,
-    stack,
-)
+from kerasdist.backends.jax.mesh.arrays import cut, is_array, is_traced, largest_of, padded, stack
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.errors import UnsupportedError
 

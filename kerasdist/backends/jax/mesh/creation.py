@@ -20,11 +20,7 @@ from kerasdist.core import context
 @cache
 def install() -> None:
     """Puts the hooks into Keras that only JAX needs, once in a process."""
-    keras_compat.install(
-        variable_made=_made,
-        read=_read,
-        apply_scaled=_apply_scaled,
-    )
+    keras_compat.install(variable_made=_made, read=_read, apply_scaled=_apply_scaled)
     normalization.install()
 
 

@@ -51,11 +51,7 @@ class StepsOnIterator:
     """
 
     def __init__(
-        self,
-        model: Any,
-        step: Callable[[Any, list[keras.Variable]], Any],
-        *,
-        trains: bool,
+        self, model: Any, step: Callable[[Any, list[keras.Variable]], Any], *, trains: bool
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 

@@ -45,10 +45,7 @@ def serve(native_strategy: tf.distribute.Strategy) -> None:
 @cache
 def _install() -> None:
     keras_compat.install(
-        scale_outside=_scale_loss,
-        apply_outside=_apply,
-        build=_build,
-        slot=_make_state,
+        scale_outside=_scale_loss, apply_outside=_apply, build=_build, slot=_make_state
     )
 
 

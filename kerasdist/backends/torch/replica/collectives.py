@@ -218,9 +218,7 @@ class TorchCollectives(Collectives):
         return (total / replicas).to(total.dtype)
 
     def all_sum(
-        self,
-        tensors: Sequence[torch.Tensor],
-        options: CommunicationOptions = DEFAULT_COMMUNICATION,
+        self, tensors: Sequence[torch.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[torch.Tensor]:
         """Returns each tensor summed over the replicas, differentiable (see `GlobalSum`)."""
         tensors = [as_tensor(tensor) for tensor in tensors]

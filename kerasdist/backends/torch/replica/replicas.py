@@ -197,11 +197,7 @@ class TorchReplicaSet(ReplicaSet):
         return torch.stack(sums).tolist() if sums else []
 
     def run(
-        self,
-        strategy: Strategy,
-        step: Callable[[Any], Any],
-        parts: Sequence[Part],
-        rules: Rules,
+        self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
     ) -> list[Any]:
         """Runs one step on the replicas of this process, each with its part of the input.
 

@@ -219,11 +219,7 @@ class GatheredWeights:
         if leaf is None:
             return tensor
         return _Saved(
-            leaf,
-            tuple(tensor.shape),
-            tensor.stride(),
-            int(tensor.storage_offset()),
-            leaf.version,
+            leaf, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), leaf.version
         )
 
     def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:

@@ -17,11 +17,7 @@ from kerasdist.backends.torch.fit.gradients import Gradients
 from kerasdist.backends.torch.state.shards import Shard
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.workers.process_group import (
-        ProcessGroup,
-        ReduceScatter,
-        Waitable,
-    )
+    from kerasdist.backends.torch.workers.process_group import ProcessGroup, ReduceScatter, Waitable
     from kerasdist.job.job import Job
 
 # DistributedDataParallel's default: large enough that the latency of a message hardly counts.

@@ -85,11 +85,7 @@ def connect(job: Job) -> None:
     )
     with listening.waiting_their_turn():
         dist.init_process_group(
-            _backend(),
-            store=store,
-            rank=job.rank,
-            world_size=job.num_workers,
-            timeout=timeout,
+            _backend(), store=store, rank=job.rank, world_size=job.num_workers, timeout=timeout
         )
     global _made
     _made = dist.group.WORLD
