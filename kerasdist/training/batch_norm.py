@@ -111,7 +111,8 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         # A tuple: torch's compiler knows nothing of Keras's lists.
         replicas, axes = replica.num_replicas_in_sync, tuple(layer._reduction_axes)
         return global_moments(replica.collectives, replicas, inputs, axes, mask)
-    own = _by_kernel(replica.collectives, inputs, tuple(layer._reduction_axes), mask)
+    own_moments, axes = replica.collectives.own_moments, tuple(layer._reduction_axes)
+    own = own_moments(inputs, axes) if mask is None else None
     mean, variance = own or original(layer, inputs, mask)
     rows = ops.shape(inputs)[0] if replica.local_batch is None else replica.local_batch.size
     if isinstance(rows, int) and rows > 0:
@@ -137,7 +138,7 @@ def global_moments(
 
     All replicas must call it.
     """
-    own = _by_kernel(collectives, inputs, axes, mask)
+    own = collectives.own_moments(inputs, axes) if mask is None else None
     if own is None:
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
@@ -178,14 +179,6 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
     global_mean = ops.sum(counts * means, 0) / divisor
     spread = squares + counts * ops.square(means - global_mean)
     return global_mean, ops.sum(spread, 0) / divisor
-
-
-def _by_kernel(
-    collectives: Collectives, inputs: object, axes: Sequence[int], mask: object
-) -> tuple[Any, Any] | None:
-    """Returns mean and variance of the replica's rows, None where no kernel computes them."""
-    kernel = collectives.own_moments if mask is None else None
-    return None if kernel is None else kernel(inputs, axes)
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:

@@ -25,15 +25,7 @@ DEFAULT_COMMUNICATION = CommunicationOptions()
 
 
 class Collectives(abc.ABC):
-    """The collectives of one replica. All replicas must make the same calls in the same order.
-
-    Attributes:
-        own_moments: The framework's kernel for mean and variance of the replica's own rows, one
-            value per channel each. The kernel returns None for rows on which Keras's operations
-            are better. The attribute is None if there is no such kernel.
-    """
-
-    own_moments: Callable[[Any, Sequence[int]], tuple[Any, Any] | None] | None = None
+    """The collectives of one replica. All replicas must make the same calls in the same order."""
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
         """Returns the loss with which the backward pass is to begin.
@@ -71,6 +63,14 @@ class Collectives(abc.ABC):
             write: Keras's own assignment; takes a variable and a value.
         """
         return write(variable, value)
+
+    @staticmethod
+    def own_moments(inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
+        """Returns mean and variance of the replica's own rows by a kernel of the framework.
+
+        One value per channel each; None if there is no such kernel for these rows.
+        """
+        return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context in which replicas assign equal values, so that none is communicated."""

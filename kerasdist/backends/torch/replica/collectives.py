@@ -239,7 +239,7 @@ class TorchCollectives(Collectives):
         if torch.compiler.is_compiling():
             replicas = self._count * self._group.size
             return graph_ops.all_stack(tensor, self.number, replicas)
-        return GlobalGather.apply(self, self.label("all_stack"), as_tensor(tensor)[None], 0, True)
+        return GlobalGather.apply(self, self.label("all_stack"), tensor[None], 0, True)
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""

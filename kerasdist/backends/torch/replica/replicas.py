@@ -354,7 +354,8 @@ class LocalReplicas:
         replica = self._collectives[index].begin(
             strategy, count + self._elsewhere, count, part.local_batch
         )
-        part_from_other_gpus(scope.rank, scope.device)
+        if scope.device.type == "cuda":
+            part_from_other_gpus(scope.rank, scope.device)
         with (
             computing_on(self._devices[index]),
             context.replica_scope(replica),
