@@ -18,7 +18,7 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
-from tests.multiprocess.loops import squared_error_step
+from tests.multiprocess.loops import same_loop, squared_error_step
 
 
 def _differing_seeds(lab):
@@ -363,27 +363,8 @@ def options_of_communication(lab):
 @case("workers")
 def custom_loop(lab):
     """A custom loop gives the weights of one device."""
-    x, y = regression(24)
-    batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 24, 8)]
-
-    def train(model, strategy):
-        step = squared_error_step(model, 8)
-
-        @kd.function
-        def train_step(data):
-            return strategy.reduce("SUM", strategy.run(step, args=(data,)), axis=None)
-
-        return [
-            float(keras.ops.convert_to_numpy(train_step(batch)))
-            for _ in range(2)
-            for batch in strategy.distribute_dataset(batches)
-        ]
-
-    plain = kd.get_strategy()
-    model, expected = lab.run(dense, [lambda model: train(model, plain)])
-    strategy = lab.strategy()
-    model, actual = lab.run(dense, [lambda model: train(model, strategy)], strategy)
-    lab.equal(expected.parts(optimizer=True), actual.parts(optimizer=True))
+    batches = [regression(8, seed=seed) for seed in range(3)]
+    model = same_loop(lab, dense, batches, lab.strategy())
     lab.alike([array.tolist() for array in values(model.weights)])
 
 
