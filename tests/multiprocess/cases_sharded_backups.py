@@ -4,14 +4,13 @@ On layouts such as 2x1-full.
 """
 
 import contextlib
-import re
 from importlib import import_module
 from unittest import mock
 
 import numpy as np
 
 from tests.conformance.cases_sharding import even
-from tests.conformance.interruptions import InterruptionError, interrupting_after
+from tests.conformance.interruptions import InterruptionError
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
@@ -122,27 +121,12 @@ def _divides_slots_alone(lab):
     return lab.strategy().replica_set.options.sharding.state == "optimizer"
 
 
-@case("workers", seconds=600)
-def to_the_last_bit(lab):
-    """A run that is interrupted again and again has the numbers of one with the same backups."""
-
-    with lab.folder() as folder:
-        expected = state(trained(lab, backups(folder)))
-    with lab.folder() as folder:
-        for _ in range(2):
-            with contextlib.suppress(InterruptionError):
-                trained(lab, backups(folder), interrupting_after(4))
-                lab.check(False, "not interrupted")
-            lab.everyone("interrupted")
-        last = kd.callbacks.BackupAndRestore(folder, save_freq=2)
-        same(lab, state(trained(lab, last)), expected)
-        lab.everyone("ended")
-        lab.equal(names(folder), [])
-
-
 @case("workers")
 def killed_before_the_chiefs_file(lab):
-    """Parts without the chief's file are no backup: the one before is used, and they go."""
+    """Parts without the chief's file are no backup: the one before is used, to the last bit.
+
+    The run has the numbers of one with the same backups; the parts go.
+    """
     from kerasdist.callbacks.backup.run_files import RunFiles
 
     left = [4]
@@ -157,7 +141,8 @@ def killed_before_the_chiefs_file(lab):
 
         return write
 
-    expected = state(trained(lab))
+    with lab.folder() as folder:
+        expected = state(trained(lab, backups(folder)))
     with lab.folder() as folder:
         with contextlib.suppress(InterruptionError), replaced(RunFiles, "write_part", dying):
             trained(lab, backups(folder))
@@ -172,41 +157,13 @@ def killed_before_the_chiefs_file(lab):
         watch = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: seen.append(batch)
         )
-        lab.equal(state(trained(lab, backups(folder), watch)), expected)
+        same(lab, state(trained(lab, backups(folder), watch)), expected)
         lab.everyone("ended")
         lab.equal(seen, [2, 0, 1, 2])
         lab.check(not set(orphans) & set(names(folder)), f"{orphans} are left")
 
 
-@case("workers")
-def torn_parts(lab):
-    """A backup with a part that is torn is refused; why is said once.
-
-    A part that is changed, missing or of another backup: `tests/unit/callbacks`.
-    """
-    expected, seen = state(trained(lab)), []
-    with lab.folder() as folder:
-        trained(lab, backups(folder), epochs=2)
-        lab.everyone("written")
-        if lab.job.is_chief:
-            part = max(folder.glob(f"*part{writers(lab) - 1}.kdb"))
-            part.write_bytes(part.read_bytes()[:-7])
-        lab.everyone("torn")
-        watch = keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda batch, logs: seen.append(batch)
-        )
-        with lab.told("is not used") as said:
-            model = trained(lab, kd.callbacks.BackupAndRestore(folder), watch)
-        lab.equal(len(said), 1 if lab.job.is_chief else 0)
-        complaint = "of its part .*, its .* bytes are not those that were written: it is torn"
-        lab.check(all(re.search(complaint, one) for one in said), f"{said}")
-        lab.equal(seen, [2, 0, 1, 2])
-        lab.equal(state(model), expected)
-        lab.everyone("ended")
-        lab.equal(names(folder), [])
-
-
-@case("workers", like="sharded_backups.to_the_last_bit")
+@case("workers", like="sharded_backups.killed_before_the_chiefs_file")
 def folders_of_their_own(lab):
     """Where workers do not see the chief's folder, the chief writes all in one file."""
     expected = state(trained(lab))

@@ -18,6 +18,7 @@ from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
+from tests.multiprocess.cases_sharded_backups import writers
 
 ROWS, BATCH, BATCHES = 22, 5, 5
 
@@ -228,7 +229,7 @@ def auto_backups(lab):
 
 @case("workers", like="worker_callbacks.backup_and_restore")
 def torn_backups(lab):
-    """A torn backup is refused, the one before it is used; an unfinished one goes.
+    """A backup that is torn, or a part of it, is refused, the one before used; unfinished ones go.
 
     DEFECTS 29: a backup of another model is refused on every worker, and stays.
     """
@@ -242,9 +243,12 @@ def torn_backups(lab):
             _fit(other, [kd.callbacks.BackupAndRestore(folder)], epochs=3)
         lab.everyone("refused")
         newest = max(folder.glob("backup-*[0-9].kdb"))
+        # Where workers divide the state, another one's part.
+        part = f"{newest.stem}-*-part{writers(lab) - 1}.kdb"
+        torn = max(folder.glob(part), default=newest)
         lab.everyone("looked")
         if lab.job.is_chief:
-            newest.write_bytes(newest.read_bytes()[:-7])
+            torn.write_bytes(torn.read_bytes()[:-7])
             newest.with_name(f"unfinished-4711-1-{newest.name}").write_bytes(
                 b"of a chief that was killed"
             )
