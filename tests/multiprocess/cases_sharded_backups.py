@@ -15,7 +15,7 @@ from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
-from tests.multiprocess.cases_sharded_state import own_size
+from tests.multiprocess.cases_sharded_state import divides_weights, own_size
 from tests.multiprocess.loops import calls_of
 
 # Where a backend gathers a sharded variable outside of steps.
@@ -25,13 +25,12 @@ _GATHERS = {
 }
 
 
-def trained(lab, *callbacks, epochs=3, made=even, **options):
+def trained(lab, *callbacks, epochs=3):
     keras.utils.set_random_seed(3)
-    with lab.strategy().scope():
-        model = made()
+    model = lab.made(even)
     x, y = regression(12, outputs=4)
     keras.utils.set_random_seed(4)
-    model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
+    model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks))
     return model
 
 
@@ -63,18 +62,9 @@ def writers(lab):
     return lab.shards * lab.job.num_workers // lab.replicas
 
 
-def state_variables(model):
-    return [*model.weights, *model.optimizer.variables]
-
-
 def same(lab, one, other):
     for own, theirs in zip(one, other, strict=True):
         lab.check(np.array_equal(own, theirs), f"{own} instead of {theirs}")
-
-
-def replaced(owner, name, make):
-    """Replaces a function by what ``make`` makes of it."""
-    return mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
 @case("workers")
@@ -108,17 +98,14 @@ def each_writes_its_part(lab):
         lab.equal(len(written), 12 if lab.job.is_chief else 6)
         found = names(folder)
         lab.equal([is_part(name) for name in found], [*[True] * workers, False] * 2)
-        bytes_here = held(lab, state_variables(model))
-        sharded = model.optimizer.variables if _divides_slots_alone(lab) else state_variables(model)
+        slots = model.optimizer.variables
+        sharded = [*model.weights, *slots] if divides_weights(lab) else slots
+        bytes_here = held(lab, [*model.weights, *slots])
         devices = lab.replicas // workers if rank < writers(lab) else 0
         elements = own_size(lab, [one for one in sharded if tuple(one.shape)])
         lab.equal(bytes_here, 4 * elements * devices)
         size = (folder / part).stat().st_size
         lab.check(bytes_here < size < bytes_here + 2000, f"{size} bytes for {bytes_here}")
-
-
-def _divides_slots_alone(lab):
-    return lab.strategy().replica_set.options.sharding.state == "optimizer"
 
 
 @case("workers")
@@ -129,22 +116,20 @@ def killed_before_the_chiefs_file(lab):
     """
     from kerasdist.callbacks.backup.run_files import RunFiles
 
-    left = [4]
+    left, write_part = [4], RunFiles.write_part
 
-    def dying(write_part):
-        def write(*args):
-            parts = write_part(*args)
-            left[0] -= 1
-            if left[0] == 0:
-                raise InterruptionError
-            return parts
+    def write(*args):
+        parts = write_part(*args)
+        left[0] -= 1
+        if left[0] == 0:
+            raise InterruptionError
+        return parts
 
-        return write
-
+    dying = mock.patch.object(RunFiles, "write_part", write)
     with lab.folder() as folder:
         expected = state(trained(lab, backups(folder)))
     with lab.folder() as folder:
-        with contextlib.suppress(InterruptionError), replaced(RunFiles, "write_part", dying):
+        with contextlib.suppress(InterruptionError), dying:
             trained(lab, backups(folder))
             lab.check(False, "not interrupted")
         lab.everyone("interrupted")
