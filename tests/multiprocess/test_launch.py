@@ -100,7 +100,7 @@ class TestCommandLine:
         assert finish("--version").stdout == f"kerasdist {kerasdist.__version__}\n"
 
     def test_no_warning_where_the_workers_have_joined(self):
-        done = finish("run", "-n", 2, "-m", "tests.multiprocess.launched_script", 9, "-", 0)
+        done = finish("run", "-n", 2, "-m", "tests.multiprocess.job_script", "wait_at_exit")
         assert (done.returncode, said(done)) == (0, "")
 
 
