@@ -22,14 +22,14 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from kerasdist.job.collectives import STEPS, CollectiveLog  # noqa: E402
+from tests.conformance.models import dense, regression, stack  # noqa: E402
 from tests.multiprocess.loops import torch_launches  # noqa: E402
 
 BACKEND = os.environ["KERAS_BACKEND"]
 JOB = STRATEGY.replica_set.job
 RANK, WORKERS = JOB.rank, JOB.num_workers
 ROWS, BATCH = 20, 8  # two steps of eight rows and one of four
-X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
-Y = np.tanh(X[:, :1])
+X, Y = regression(ROWS)
 # How long a worker is late: the others go on as far as they come without it.
 LATE = 0.02
 CASES = []
@@ -47,18 +47,11 @@ def case(*backends):
 ALL = ("tensorflow", "jax", "torch")
 
 
-def dense():
-    layers = keras.layers
-    hidden = layers.Dense(6, activation="tanh")
-    return keras.Sequential([keras.Input((4,)), hidden, layers.Dense(5), layers.Dense(1)])
-
-
-def normalized():
+def normalized(optimizer):
     """Its backward pass has collectives of its own."""
     layers = keras.layers
     hidden = layers.Dense(6, use_bias=False)  # a bias would have a gradient of rounding errors
-    normalization = layers.BatchNormalization()
-    return keras.Sequential([keras.Input((4,)), hidden, normalization, layers.Dense(1)])
+    return stack([hidden, layers.BatchNormalization(), layers.Dense(1)], optimizer, metrics=["mae"])
 
 
 # On torch the sums of `dense` start within the backward pass, those of `normalized` after it.
@@ -71,8 +64,7 @@ class Training:
     def __init__(self, make, strategy=None):
         keras.utils.set_random_seed(5)
         with contextlib.nullcontext() if strategy is None else strategy.scope():
-            self.model = make()
-            self.model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+            self.model = make(keras.optimizers.Adam(0.05))
             self.model.optimizer.build(self.model.trainable_variables)
         self.variables = [*self.model.variables, *self.model.optimizer.variables]
         self.start = self.values()
