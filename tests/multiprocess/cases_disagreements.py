@@ -342,7 +342,17 @@ def on_the_order_of_a_source(lab):
     for call in (model.evaluate, model.predict):
         with lab.raises(kd.errors.DisagreementError, said):
             call(other["PyDataset"](), verbose=0)
-    _refuse_a_later_epoch(lab, model, odd)
+    batches, epochs = _cut(x, y), []
+
+    def shuffle(epoch, logs):  # the second epoch alone is another one on each worker
+        epochs.append(epoch)
+        batches[:] = _cut(*(np.roll(array, 1 + odd, 0) for array in (x, y)))
+
+    shuffling = keras.callbacks.LambdaCallback(on_epoch_end=shuffle)
+    said = "same batches before the next step.*Received: x of batch 1="
+    with lab.raises(kd.errors.DisagreementError, said):
+        model.fit(_dataset(batches), epochs=3, verbose=0, callbacks=[shuffling])
+    lab.equal([0], epochs)
     own = lab.strategy().distribute_datasets_from_function(
         lambda context: list(equal["generator"]())[:: 1 + context.input_pipeline_id]
     )
@@ -378,32 +388,6 @@ def on_a_later_batch(lab):
     model = _model(lab)
     with lab.raises(kd.errors.DisagreementError, "same batches before.*y of batch"):
         model.fit(x, y, verbose=0, batch_size=BATCH, validation_data=validation)
-
-
-def _refuse_a_later_epoch(lab, model, odd):
-    """An order that is the same in the first epoch, and another one in the second."""
-    x, y = regression(ROWS)
-    order = np.arange(ROWS)
-
-    class Shuffled(keras.utils.PyDataset):
-        num_batches = ROWS // BATCH
-
-        def __getitem__(self, index):
-            rows = order[index * BATCH : (index + 1) * BATCH]
-            return x[rows], y[rows]
-
-    epochs = []
-
-    def shuffle(epoch, logs):
-        epochs.append(epoch)
-        order[:] = np.roll(order, 1 + odd)
-
-    ended = keras.callbacks.LambdaCallback(on_epoch_end=shuffle)
-    with lab.raises(
-        kd.errors.DisagreementError, "same batches before the next step.*Received: x of batch 1="
-    ):
-        model.fit(Shuffled(), epochs=3, verbose=0, callbacks=[ended])
-    lab.equal([0], epochs)
 
 
 @case("workers")

@@ -18,6 +18,7 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
+from tests.facade.lab import numbered
 from tests.multiprocess.loops import same_loop, squared_error_step
 
 
@@ -277,18 +278,11 @@ def facts(lab):
     lab.check(strategy.extended.should_save_summary == lab.job.is_chief, "should_save_summary")
 
 
-def _own_numbers(strategy):
-    """Each replica's number as a component of its own."""
-    return strategy.distribute_values_from_function(
-        lambda context: np.float32(context.replica_id_in_sync_group)
-    )
-
-
 @case("workers")
 def reduce_and_gather(lab):
     """A value holds its own worker's components; sums, gathers, merge calls meet those of all."""
     strategy, replicas = lab.strategy(), lab.replicas
-    own = _own_numbers(strategy)
+    own = numbered(strategy)
     here = [float(one) for one in strategy.local_results(own)]
     lab.equal(here, [float(one) for one in strategy.local_replicas])
     everywhere = [number for theirs in lab.everyone(here) for number in theirs]
@@ -437,7 +431,7 @@ def variables_that_add_up(lab):
         return kept.value + 0
 
     for count in (1.0, 2.0):
-        here = strategy.local_results(strategy.run(step, args=(_own_numbers(strategy),)))
+        here = strategy.local_results(strategy.run(step, args=(numbered(strategy),)))
         lab.equal([count * one for one in strategy.local_replicas], [float(one) for one in here])
     lab.equal(np.float32(numbers), keras.ops.convert_to_numpy(mirrored))
     lab.equal(np.float32(2 * numbers), keras.ops.convert_to_numpy(kept))
