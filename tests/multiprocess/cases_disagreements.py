@@ -8,26 +8,20 @@ import numpy as np
 
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression
+from tests.conformance.models import regression, stack
 from tests.conformance.registry import case
 
 ROWS, BATCH = 12, 4
 
 
-def _model(lab, activation="tanh", rate=0.2, optimizer=None, **compiled):
-    with lab.strategy().scope():
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Dense(4, activation=activation, name="hidden"),
-                layers.Flatten(),
-                layers.Dropout(rate),
-                layers.Dense(1, name="last"),
-            ]
-        )
-        model.compile(optimizer or "sgd", **{"loss": "mse", **compiled})
-    return model
+def _model(lab, activation="tanh", rate=0.2, optimizer="sgd", **compiled):
+    def build():
+        hidden = keras.layers.Dense(4, activation, name="hidden")
+        last = keras.layers.Dense(1, name="last")
+        layers = [hidden, keras.layers.Flatten(), keras.layers.Dropout(rate), last]
+        return stack(layers, optimizer, **compiled)
+
+    return lab.made(build)
 
 
 def _fit(model, data=None, **given):
@@ -142,10 +136,8 @@ def agree_in_spite_of(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
     if rank:
         keras.layers.Dense(2)
-    with lab.strategy().scope():
-        layers = [keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(1)]
-        model = keras.Sequential(layers)  # its variables have other paths on each worker
-        model.compile("adam", "mse")
+    # Its variables have other paths on each worker.
+    model = lab.made(lambda: stack([keras.layers.Dense(4), keras.layers.Dense(1)], "adam"))
     _fit(model)
     lab.alike([array.tolist() for array in values([*model.weights, *model.optimizer.variables])])
 
@@ -181,10 +173,8 @@ def on_a_weight(lab):
         warnings.simplefilter("always")
         _fit(_model(lab), callbacks=[_assigns(lab, "bias", 1e-6)])
     lab.check(any("by rounding" in str(one.message) for one in warned), "no warning")
-    with lab.strategy().scope():
-        layers = [keras.layers.Dense(1), keras.layers.BatchNormalization()]
-        model = keras.Sequential([keras.Input((4,)), *layers])
-        model.compile("sgd", "mse")
+    layers = keras.layers
+    model = lab.made(lambda: stack([layers.Dense(1), layers.BatchNormalization()], "sgd"))
     _fit(model)
     said = "same weights at the end of epoch 1. Received: .*/moving_mean='norm .*' on worker "
     with lab.raises(kd.errors.DisagreementError, said):
@@ -505,10 +495,8 @@ def on_what_code_uses(lab):
     with lab.raises(kd.errors.DisagreementError, said):
         _fit(_model(lab, loss=_losses_by_what_they_use(near)["an array"], rate=0.0))
     for number, array in ((factor, 1.0), (1.0, factor)):
-        with lab.strategy().scope():
-            layers = [keras.Input((4,)), _scaled(number, array), keras.layers.Dense(1)]
-            model = keras.Sequential(layers)
-            model.compile("sgd", "mse")
+        layers = [_scaled(number, array), keras.layers.Dense(1)]
+        model = lab.made(lambda layers=layers: stack(layers, "sgd"))
         with lab.raises(kd.errors.DisagreementError, said):
             _fit(model)
     model = _model(lab, loss=_losses_by_what_they_use(1.0)["an array"])
