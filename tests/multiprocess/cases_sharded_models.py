@@ -22,9 +22,9 @@ TORCH = ("torch",)
 BACKENDS = ("jax", "torch")
 
 
-def wide(units=8, features=4):
-    layers = [keras.layers.Dense(units, "tanh"), keras.layers.Dense(units, "tanh")]
-    return stack([*layers, keras.layers.Dense(1)], keras.optimizers.Adam(0.01), inputs=(features,))
+def wide():
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    return stack(layers, keras.optimizers.Adam(0.01))
 
 
 LAYERS, WIDTH = 5, 8
@@ -214,30 +214,26 @@ def shared_and_tied_weights(lab):
     lab.same(tied, fit(ids, ids, batch_size=4, epochs=2), predict(ids))
 
 
-def frozen():
-    model = wide()
-    model.layers[0].trainable = False
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
-
-
 @case(TOPIC, backends=BACKENDS)
 def frozen_and_unfrozen(lab):
     """Layers are frozen, trained beside, and trained again, by LoRA at last."""
     x, y = regression(9)
     train = fit(x, y, batch_size=4)
 
-    def unfreeze(model):
-        model.layers[0].trainable = True
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+    def first(trainable):
+        def change(model):
+            model.layers[0].trainable = trainable
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+
+        return change
 
     def adapt(model):
         for layer in model.layers[:2]:
             layer.enable_lora(2)
         model.compile(keras.optimizers.Adam(0.01), "mse")
 
-    actions = train, unfreeze, train, adapt, train, predict(x)
-    lab.same(frozen, *actions, tolerance=ADAPTIVE)
+    actions = first(False), train, first(True), train, adapt, train, predict(x)
+    lab.same(wide, *actions, tolerance=ADAPTIVE)
 
 
 @case(TOPIC, backends=BACKENDS, like="sharded_models.in_double")
