@@ -1,4 +1,7 @@
-"""Callbacks on several workers: who writes, who decides, and how a run goes on."""
+"""Callbacks on several workers: who writes, who decides, and how a run goes on.
+
+That an interrupted run ends as one that was not: the exactness suite's `restarts.averages` there.
+"""
 
 import contextlib
 import itertools
@@ -167,10 +170,6 @@ def broadcast_of_variables(lab):
         kd.callbacks.BroadcastGlobalVariables(1)
 
 
-def _others():
-    return [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)]
-
-
 def _everything(model, history):
     return {
         "history": history.history,
@@ -178,28 +177,6 @@ def _everything(model, history):
         "weights": values(model.variables),
         "optimizer": optimizer_values(model),
     }
-
-
-@case("workers")
-def backup_and_restore(lab):
-    """A run that was interrupted, twice, ends as one that was not."""
-    model = _model(lab)
-    expected = _everything(model, _fit(model, _others(), shuffle=True))
-    with lab.folder() as folder:
-        for batches in (4, 3):
-            backup = kd.callbacks.BackupAndRestore(folder, save_freq=3)
-            with contextlib.suppress(InterruptionError):
-                _fit(_model(lab), [backup, *_others(), interrupting_after(batches)], shuffle=True)
-            lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
-        model = _model(lab)
-        seen = []
-        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
-        backup = kd.callbacks.BackupAndRestore(folder)
-        history = _fit(model, [backup, *_others(), watch], shuffle=True)
-        lab.equal(seen, [1, 2])  # the second interrupted run had come that far
-        lab.equal(_everything(model, history), expected)
-        lab.everyone("ended")
-        lab.equal(list(folder.iterdir()), [])
 
 
 @case("workers", like="worker_callbacks.restart_of_shards")
@@ -227,7 +204,7 @@ def auto_backups(lab):
         lab.check(np.array_equal(one, other), f"{one} instead of {other}")
 
 
-@case("workers", like="worker_callbacks.backup_and_restore")
+@case("workers", like="worker_callbacks.restart_of_shards")
 def torn_backups(lab):
     """A backup that is torn, or a part of it, is refused, the one before used; unfinished ones go.
 
@@ -264,7 +241,7 @@ def torn_backups(lab):
         lab.equal(list(folder.iterdir()), [])
 
 
-@case("workers", like="worker_callbacks.backup_and_restore")
+@case("workers", like="worker_callbacks.restart_of_shards")
 def defect_29_a_full_disk(lab):
     """DEFECTS 29: where one worker's disk takes no backup, all of them train on."""
     ended = {}
@@ -285,7 +262,7 @@ def defect_29_a_full_disk(lab):
         lab.equal(ended[rank], ended[None])
 
 
-@case("workers", like="worker_callbacks.backup_and_restore")
+@case("workers", like="worker_callbacks.restart_of_shards")
 def kerass_own_backups(lab):
     """Keras's own BackupAndRestore acts on the chief, and what it restores goes to all."""
     with lab.folder() as folder:

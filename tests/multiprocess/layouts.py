@@ -106,6 +106,7 @@ _ALWAYS = (
     "optimizers.own_apply",  # whose gradients are not those of the backward pass
     "models.sublayer_that_is_never_called",  # Keras's predict calls the model with a global batch
     "own_data.nothing_built_eagerly",  # metrics that are built within a step
+    "restarts.averages",  # backups, and callbacks' state
     "restarts.two_calls_of_fit",  # metrics with sums of an earlier call
     "step_logs.renamed_logs_of_keras",  # a step's results of metrics, summed over the workers
 )
@@ -157,10 +158,10 @@ _SELECTED_ON_SHARDED = (
     "optimizers.one_for_some_layers",
     "optimizers.own_apply",
     "ragged.fewer_examples_than_replicas",
+    "restarts.averages",
     "steps.gradient_penalty",
     "steps.two_optimizers",
     "training.on_batch_methods",
-    "worker_callbacks.backup_and_restore",
     "worker_callbacks.checkpoints",
     "worker_callbacks.torn_backups",
     "worker_checks.error_on_one",

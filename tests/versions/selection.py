@@ -74,9 +74,9 @@ FACADE = (
 WORKERS = (
     "data.generator",
     "data.py_dataset_uneven",
+    "restarts.py_dataset",
     "shards.arrays_by_rows",
     "shards.pipeline_a_worker",
-    "worker_callbacks.backup_and_restore",
     "worker_callbacks.checkpoints",
     "worker_callbacks.metrics_reduction",
     "worker_callbacks.stop_in_an_epoch",
