@@ -176,19 +176,6 @@ def gathered_while_one_computes(lab):
         lab.check(places == sorted(places), f"not {events}: {timeline}")
 
 
-def computed_again():
-    with keras.RematScope("full"):
-        layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(4, "tanh")]
-        return stack([*layers, keras.layers.Dense(1)], "sgd")
-
-
-@case(TOPIC, backends=TORCH)
-def remat(lab):
-    """`RematScope`, whose layers read weights in the backward pass."""
-    x, y = regression(9)
-    lab.same(computed_again, fit(x, y, batch_size=4, epochs=2))
-
-
 def tied():
     class Tied(keras.Model):
         def __init__(self):

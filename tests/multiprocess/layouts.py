@@ -150,6 +150,7 @@ _SELECTED_ON_SHARDED = (
     "callbacks.callback_reads_and_writes",
     "losses.regularizers",
     "models.sparse_gradients",
+    "normalization.rematerialized",  # whose layers read weights in the backward pass
     "normalization.synchronised",
     "optimizers.accumulation",
     "optimizers.ema_overwrite",
