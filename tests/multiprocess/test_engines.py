@@ -8,9 +8,9 @@ import pytest
 from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.multiprocess.forks import Ended, nursery, report
+from tests.multiprocess.launching import job_of
 
 SECONDS = 900
-WORKERS = 2
 RECORDING = {"KERASDIST_DEBUG_COLLECTIVES": "1", "KERASDIST_MEETING_TIMEOUT": "100"}
 CASES = {
     "tensorflow": ("late_at_each_point", "another_order_is_named"),
@@ -20,13 +20,7 @@ CASES = {
 
 
 def run(code: str, backend: str, **own: str) -> list[Ended]:
-    common = {
-        "KERASDIST_WORKERS": str(WORKERS),
-        "KERASDIST_COORDINATOR": f"localhost:{free_port()}",
-        "KERASDIST_MEETING_TIMEOUT": "40",
-        **own,
-    }
-    environments = [{**common, "KERASDIST_RANK": str(rank)} for rank in range(WORKERS)]
+    environments = job_of(2, **{"KERASDIST_MEETING_TIMEOUT": "40", **own})
     return nursery(backend).begin([code], environments).join(SECONDS)
 
 

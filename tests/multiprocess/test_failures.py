@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.environment import everything
 from tests.multiprocess.forks import Ended, Job, nursery, report
-from tests.multiprocess.launching import beside
+from tests.multiprocess.launching import beside, job_of
 from tests.multiprocess.networks import CHIEF
 
 # For two processes to import a framework, and to compile, on a machine that does much else.
@@ -41,15 +40,14 @@ def _losses(backend: str) -> list[str]:
 
 
 def _environments(folder: Path, restart: int = 0, host: str = "localhost") -> list[dict[str, str]]:
-    common = {
-        "KERASDIST_WORKERS": "2",
-        "KERASDIST_COORDINATOR": f"{host}:{free_port()}",
-        "KERASDIST_HEARTBEAT_TIMEOUT": str(HEARTBEAT),
-        "KERASDIST_MEETING_TIMEOUT": "60",
-        "KERASDIST_RESTART": str(restart),
-        "FOLDER": str(folder),
-    }
-    return [{**common, "KERASDIST_RANK": str(rank)} for rank in range(2)]
+    return job_of(
+        2,
+        host,
+        KERASDIST_HEARTBEAT_TIMEOUT=str(HEARTBEAT),
+        KERASDIST_MEETING_TIMEOUT="60",
+        KERASDIST_RESTART=str(restart),
+        FOLDER=str(folder),
+    )
 
 
 class Jobs:

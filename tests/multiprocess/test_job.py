@@ -8,10 +8,9 @@ import pytest
 
 import kerasdist
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch.placement import free_port
 from tests.multiprocess.forks import Ended, Nursery, report
 from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
-from tests.multiprocess.launching import beside
+from tests.multiprocess.launching import beside, job_of
 
 # For processes to start, and for a main thread to come to an end by itself.
 SLACK = 60.0
@@ -97,12 +96,7 @@ def workers():
 def jobs(workers):
     """All jobs of this file, begun together, since most of their time is waiting."""
     behaviours = [*(loss[0] for loss in LOSSES), *WITHOUT_LOSS]
-    return {one: workers.begin([one], _environments(3)) for one in behaviours}
-
-
-def _environments(workers: int) -> list[dict[str, str]]:
-    job = {"KERASDIST_WORKERS": str(workers), "KERASDIST_COORDINATOR": f"localhost:{free_port()}"}
-    return [{**job, "KERASDIST_RANK": str(rank)} for rank in range(workers)]
+    return {one: workers.begin([one], job_of(3)) for one in behaviours}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +202,7 @@ def test_all_may_end_with_an_exit_code(jobs):
 
 
 def test_another_version_of_kerasdist_ends_the_job(workers):
-    here, there = _environments(2)
+    here, there = job_of(2)
     older = beside("-c", OLDER, "end_well", rank=1, seconds=SLACK, **there)
     ended = [*workers.begin(["end_well"], [here]).join(SLACK), older.result()]
     said = f"versions. Received: kerasdist='0.0.1' on worker 1, {kerasdist.__version__!r} on worker"
@@ -216,10 +210,9 @@ def test_another_version_of_kerasdist_ends_the_job(workers):
 
 
 def test_all_workers_record_collectives_or_none(workers):
-    environments = [
-        {**one, "KERASDIST_DEBUG_COLLECTIVES": records}
-        for one, records in zip(_environments(2), ("1", "0"), strict=True)
-    ]
+    environments = job_of(2)
+    for one, records in zip(environments, ("1", "0"), strict=True):
+        one["KERASDIST_DEBUG_COLLECTIVES"] = records
     ended = workers.begin(["wait_at_exit"], environments).join(SLACK)
     _require_refused(ended, "KERASDIST_DEBUG_COLLECTIVES=0 on worker 1, 1 on worker 0")
 

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from kerasdist.launch.placement import free_port
 from tests.multiprocess import launching
 from tests.multiprocess.forks import Ended, nursery, report
 
@@ -20,14 +19,9 @@ RUNS = {
 
 
 def run(backend: str, workers: int, *command: object, code: int = 0, **more: str) -> list[Ended]:
-    """Runs a script on any number of workers, who are forked."""
-    common = {**more}
-    if workers > 1:
-        common["KERASDIST_COORDINATOR"] = f"localhost:{free_port()}"
-        common["KERASDIST_WORKERS"] = str(workers)
-    ranks = [{"KERASDIST_RANK": str(rank)} if workers > 1 else {} for rank in range(workers)]
-    job = nursery(backend).begin([*map(str, command)], [common | rank for rank in ranks])
-    ended = job.join(SECONDS)
+    """Runs a script on any number of workers, who are forked; one alone is in no job."""
+    environments = launching.job_of(workers, **more) if workers > 1 else [more]
+    ended = nursery(backend).begin([*map(str, command)], environments).join(SECONDS)
     assert [one.code for one in ended] == [code] * workers, report(ended)
     return ended
 
