@@ -10,6 +10,7 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression, stack
 from tests.conformance.registry import case
+from tests.facade.sources import Sequence
 
 ROWS, BATCH = 12, 4
 
@@ -226,20 +227,8 @@ def on_a_setting_of_the_framework(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
 
 
-def _dataset(batches):
-    """A dataset of these batches; nothing says what they are before they are read."""
-
-    class Batches(keras.utils.PyDataset):
-        num_batches = len(batches)
-
-        def __getitem__(self, index):
-            return batches[index]
-
-    return Batches()
-
-
 def _batches(sizes):
-    return _dataset([regression(size) for size in sizes])
+    return Sequence([regression(size) for size in sizes])
 
 
 def _cut(x, y):
@@ -294,7 +283,7 @@ def _sources(lab, x, y):
     """Sources of these rows, by kind."""
     batches = _cut(x, y)
     sources = {
-        "PyDataset": lambda: _dataset(batches),
+        "PyDataset": lambda: Sequence(batches),
         "generator": lambda: (one for one in batches),
     }
     if lab.backend == "tensorflow":
@@ -341,7 +330,7 @@ def on_the_order_of_a_source(lab):
     shuffling = keras.callbacks.LambdaCallback(on_epoch_end=shuffle)
     said = "same batches before the next step.*Received: x of batch 1="
     with lab.raises(kd.errors.DisagreementError, said):
-        model.fit(_dataset(batches), epochs=3, verbose=0, callbacks=[shuffling])
+        model.fit(Sequence(batches), epochs=3, verbose=0, callbacks=[shuffling])
     lab.equal([0], epochs)
     own = lab.strategy().distribute_datasets_from_function(
         lambda context: list(equal["generator"]())[:: 1 + context.input_pipeline_id]
@@ -365,7 +354,7 @@ def on_a_later_batch(lab):
         said = rf"same batches before the end of epoch 1.*Received: {name} of batch 4='.*' on w"
         with lab.raises(kd.errors.DisagreementError, said):
             model.fit(_sources(lab, **other)[kind](), verbose=0, epochs=2, shuffle=False)
-    model.fit(_dataset(_cut(x, y)), verbose=0)
+    model.fit(Sequence(_cut(x, y)), verbose=0)
     changed = wide.copy()
     changed[row] += odd
     seen = rf"Received: x of batch 4='.*' on worker {lab.job.num_workers - 1}, "
@@ -373,8 +362,8 @@ def on_a_later_batch(lab):
         model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :1]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     with lab.raises(kd.errors.DisagreementError, seen):
-        model.fit(_dataset(_cut(changed, y)), verbose=0, shuffle=False)
-    validation = _dataset(_cut(x, y + odd * (np.arange(len(y)) == row)[:, None]))
+        model.fit(Sequence(_cut(changed, y)), verbose=0, shuffle=False)
+    validation = Sequence(_cut(x, y + odd * (np.arange(len(y)) == row)[:, None]))
     model = _model(lab)
     with lab.raises(kd.errors.DisagreementError, "same batches before.*y of batch"):
         model.fit(x, y, verbose=0, batch_size=BATCH, validation_data=validation)
