@@ -9,16 +9,18 @@ from unittest import mock
 
 import numpy as np
 
+from tests.conformance import interruptions
 from tests.conformance.cases_async_checkpoint import disk
 from tests.conformance.cases_telemetry import lines_of, of_kind, require_sound, slow_batches
 from tests.conformance.interruptions import (
     InterruptionError,
+    exact,
     full_disk,
     interrupting_after,
     with_chosen_interval,
 )
 from tests.conformance.lab import optimizer_values, values
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, tf
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 from tests.multiprocess.cases_sharded_backups import writers
@@ -285,37 +287,27 @@ def restart_of_shards(lab):
 
     Another number of workers, which would make other batches of it, is refused.
     """
-    import tensorflow as tf
-
     from kerasdist.input.autoshard import WorkerBatches
 
-    def run(folder, *callbacks):
-        model = _model(lab)
+    def data():
         tf.random.set_seed(3)
-        rows = tf.data.Dataset.from_tensor_slices(regression(24)).shuffle(24).batch(4)
-        sharded = lab.strategy().distribute_dataset(
-            rows, kd.InputOptions(auto_shard_policy=kd.AutoShardPolicy.DATA)
-        )
-        backup = kd.callbacks.BackupAndRestore(folder, save_freq=2)
-        keras.utils.set_random_seed(12)
-        history = model.fit(sharded, epochs=3, verbose=0, callbacks=[backup, *callbacks])
-        return _everything(model, history)
+        rows = tf.data.Dataset.from_tensor_slices(regression(interruptions.ROWS))
+        policy = kd.InputOptions(auto_shard_policy=kd.AutoShardPolicy.DATA)
+        batches = rows.shuffle(24).batch(interruptions.BATCH)
+        return {"x": lab.strategy().distribute_dataset(batches, policy)}
 
+    exact(lab, data)
     with lab.folder() as folder:
-        expected = run(folder)
-    with lab.folder() as folder:
-        for batches in (9, 3, 4):
-            with contextlib.suppress(InterruptionError):
-                run(folder, interrupting_after(batches))
-        lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
+        with contextlib.suppress(InterruptionError):
+            interruptions.run(lab, folder, data, at=7)
+        lab.everyone("interrupted")
         more = mock.PropertyMock(return_value=7)
         with (
             mock.patch.object(WorkerBatches, "num_workers", more),
             lab.raises(kd.errors.BackupError, "read their own part is . in the backup and 7 in"),
         ):
-            run(folder)
+            interruptions.run(lab, folder, data)
         lab.everyone("refused")
-        lab.equal(run(folder), expected)
 
 
 @case("workers")
