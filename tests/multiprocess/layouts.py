@@ -171,16 +171,13 @@ _SELECTED_ON_SHARDED = (
     "workers.custom_loop",
     "workers.equal_order",
 )
-_WITHIN_HOST_ALWAYS = {
-    "jax": ("sharded_state.each_holds_its_part", "sharded_models.shared_and_tied_weights"),
-    "torch": (
-        "sharded_state.each_holds_its_part",
-        "sharded_state.saved_and_loaded",
-        "sharded_models.as_many_collectives_as_fsdp2",
-        "sharded_models.gathered_by_groups",
-        "sharded_models.shared_and_tied_weights",
-    ),
-}
+_WITHIN_HOST_ALWAYS = (
+    "sharded_state.each_holds_its_part",
+    "sharded_state.saved_and_loaded",
+    "sharded_models.as_many_collectives_as_fsdp2",
+    "sharded_models.gathered_by_groups",
+    "sharded_models.shared_and_tied_weights",
+)
 # There no worker alone reads or changes a variable.
 _NOT_ON_SHARDED = (
     "in_scope.",
@@ -259,7 +256,7 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     own, everyone = registry.load(OWN), cases()
     for key in keys(backend, layout):
         if layout.sharding and layout.within and not everything():
-            chosen = key.startswith(_WITHIN_HOST_ALWAYS[backend])
+            chosen = key.startswith(_WITHIN_HOST_ALWAYS)
         elif layout.sharding:
             chosen = key.startswith(_SELECTED_ON_SHARDED)
         else:
