@@ -172,15 +172,6 @@ def broadcast_of_variables(lab):
         kd.callbacks.BroadcastGlobalVariables(1)
 
 
-def _everything(model, history):
-    return {
-        "history": history.history,
-        "epochs": history.epoch,
-        "weights": values(model.variables),
-        "optimizer": optimizer_values(model),
-    }
-
-
 @case("workers", like="worker_callbacks.restart_of_shards")
 def auto_backups(lab):
     """`save_freq="auto"`: the chief chooses for all, though their clocks differ; all restart so."""
@@ -253,7 +244,7 @@ def defect_29_a_full_disk(lab):
             model = _model(lab)
             with full_disk(200, here=lab.job.rank == rank) as filling:
                 history = _fit(model, [kept, filling], epochs=2)
-            ended[rank] = _everything(model, history)
+            ended[rank] = history, values(model.variables), optimizer_values(model)
             said = lab.everyone(told)
             names = sorted(path.name for path in folder.iterdir() if "part" not in path.name)
             lab.everyone("looked")
