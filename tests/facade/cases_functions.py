@@ -286,7 +286,7 @@ def collectives_in_inner_functions(lab, strategy):
 
 @case
 def a_model_built_in_a_compiled_step(lab, strategy):
-    """The first call of a step, compiled or not, builds the model and the optimizer."""
+    """The first call of a step, compiled or not, builds model and optimizer: the strategy's."""
     x = np.random.default_rng(0).random((8, 2)).astype("float32")
     for compile_ in (kd.function, lambda function: function):
         with strategy.scope():
@@ -313,3 +313,4 @@ def a_model_built_in_a_compiled_step(lab, strategy):
         for variable in model.trainable_variables:
             one, other = lab.components(variable, strategy)
             lab.equal(one, other)
+            lab.check(strategy.extended.variable_created_in_scope(variable), "the strategy's")

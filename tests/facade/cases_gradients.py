@@ -15,13 +15,8 @@ def everywhere(lab, make):
     for strategy in kd.get_strategy(), lab.strategy():
         with strategy.scope():
             step = make()
-        yield from on_each(lab, strategy, step)
-
-
-def on_each(lab, strategy, step):
-    run = lambda: strategy.run(step)  # noqa: E731
-    for one in (run, kd.function(run)):
-        yield from map(lab.numpy, strategy.experimental_local_results(one()))
+        for run in (strategy.run, kd.function(strategy.run)):
+            yield from map(lab.numpy, strategy.experimental_local_results(run(step)))
 
 
 @case

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from typing import ClassVar
 from unittest import mock
 
 import numpy as np
@@ -208,64 +207,53 @@ def copies_do_not_grow_with_the_model(strategy):
             assert copies.count == expected, copied
 
 
-class FakeStream:
-    """What torch does on a GPU's stream is noted in a log."""
-
-    current: ClassVar[list[str]] = ["compute"]
-
-    def __init__(self, log, name="side"):
-        self.log, self.name = log, name
-
-    def record_event(self):
-        return f"event after {self.log[-1]}"
-
-    def wait_event(self, event):
-        self.log.append(f"{self.name} waits for {event}")
-
-    @classmethod
-    @contextlib.contextmanager
-    def entered(cls, stream):
-        cls.current.append(stream.name)
-        yield
-        cls.current.pop()
-
-
-def row_of(number, log):
-    """A tensor on the host that says how it travels to a GPU."""
-
-    class Row(torch.Tensor):
-        device = torch.device("cpu")
-
-        def pin_memory(self):
-            log.append(f"pin {number}")
-            return self
-
-        def to(self, device, non_blocking):
-            assert non_blocking
-            log.append(f"copy {number} in {FakeStream.current[-1]}")
-            return self
-
-        def record_stream(self, stream):
-            log.append(f"{number} used in {stream.name}")
-
-    return torch.ones(2).as_subclass(Row)
-
-
 @case
 def rows_travel_ahead(strategy):
-    log = []
-    fakes = {
-        "Stream": lambda device: FakeStream(log),
-        "stream": FakeStream.entered,
-        "current_stream": lambda device: FakeStream(log, "compute"),
-    }
+    """What happens to rows, and in which stream of the GPU."""
+    log, current = [], ["compute"]
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def record_event(self):
+            return f"event after {log[-1]}"
+
+        def wait_event(self, event):
+            log.append(f"{self.name} waits for {event}")
+
+    @contextlib.contextmanager
+    def entered(stream):
+        current.append(stream.name)
+        yield
+        current.pop()
+
+    def pin(row):
+        log.append(f"pin {int(row[0])}")
+        return row
+
+    def copy(row, device, *, non_blocking):
+        assert non_blocking
+        log.append(f"copy {int(row[0])} in {current[-1]}")
+        return row
+
+    def record(row, stream):
+        log.append(f"{int(row[0])} used in {stream.name}")
 
     def batches():
         for number in range(3):
-            row = row_of(number, log)
+            row = torch.full((2,), number)
             yield sharding.WorkerShard((row, None), 2, 4, 0, 2) if number else (row, None)
 
-    with mock.patch.multiple(torch.cuda, **fakes):
+    streams = {
+        "Stream": lambda device: Stream("side"),
+        "stream": entered,
+        "current_stream": lambda device: Stream("compute"),
+    }
+    with (
+        mock.patch.multiple(torch.cuda, **streams),
+        mock.patch.multiple(torch.Tensor, pin_memory=pin, to=copy, record_stream=record),
+    ):
         for number, batch in enumerate(worker_data.ahead(batches(), torch.device("cuda", 0))):
             assert (batch.rows if number else batch)[1] is None
             log.append(f"step {number}")

@@ -210,40 +210,11 @@ def fit_and_a_custom_loop_on_one_model(lab):
             model = dense()
             model.compile("sgd", "mean_squared_error")
         model.fit(x, y, batch_size=8, verbose=0, shuffle=False)
-
-        def replica_step(x, y):
-            forward = lambda: squared(y, model(x, training=True), 8)  # noqa: E731
-            _, gradients = kd.value_and_grad(forward, model.trainable_variables)
-            model.optimizer.apply(gradients, model.trainable_variables)
-
-        step = kd.function(lambda batch: strategy.run(replica_step, args=batch))
-        for batch in strategy.distribute_dataset(batched((x, y), 8)):
-            step(batch)
+        Loop().under(strategy, batched((x, y), 8), lambda _: (model, model.optimizer))
         model.fit(x, y, batch_size=8, verbose=0, shuffle=False)
         return model.get_weights(), model.evaluate(x, y, batch_size=8, verbose=0)
 
     lab.equal(train(kd.get_strategy()), train(lab.strategy()), FLOAT32)
-
-
-def scaling_losses(strategy, batches):
-    fresh()
-    with strategy.scope():
-        model = dense()
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-        optimizer.build(model.trainable_variables)
-
-    def replica_step(x, y):
-        def forward():
-            return optimizer.scale_loss(squared(y, model(x, training=True), 8))
-
-        _, gradients = kd.value_and_grad(forward, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-
-    step = kd.function(lambda batch: strategy.run(replica_step, args=batch))
-    for batch in strategy.distribute_dataset(batches):
-        step(batch)
-    scale = float(optimizer.dynamic_scale.value)
-    return model.get_weights(), scale, int(optimizer.inner_optimizer.iterations.value)
 
 
 @case(replicas=(1, 2))
@@ -252,6 +223,18 @@ def loss_scaling(lab):
     first, last = batched(rows(16), 8)
     unscaled, _ = Loop().plain([first, last])
     overflowing = np.full_like(first[0], np.nan), first[1]
-    weights, scale, steps = scaling_losses(lab.strategy(), [first, overflowing, last])
-    lab.equal(unscaled["weights"], weights, FLOAT32)
-    lab.equal([2.0**14, 2], [scale, steps])
+    made = []
+
+    def scaling():
+        made.append(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+        return made[0]
+
+    def loss():
+        return lambda y, p, size: made[0].scale_loss(squared(y, p, size))
+
+    loop = Loop(optimizer=scaling, loss=loss)
+    found, _ = loop.under(lab.strategy(), [first, overflowing, last])
+    lab.equal(unscaled["weights"], found["weights"], FLOAT32)
+    [optimizer] = made
+    lab.equal(2.0**14, float(optimizer.dynamic_scale.value))
+    lab.equal(2, int(optimizer.inner_optimizer.iterations.value))

@@ -30,8 +30,7 @@ AGGREGATED = {"sum": sum, "mean": lambda v: sum(v) / len(v), "only_first_replica
 
 @case(replicas=(1, 2, 3))
 def assign_in_a_replica(lab, strategy):
-    """A mirrored variable assigned in replicas: by each aggregation, at once for all."""
-    values = [2.0 + i for i in range(lab.replicas)]
+    """A mirrored variable assigned in replicas, compiled or not: by each aggregation, for all."""
     for aggregation, combine in AGGREGATED.items():
         v = variable_of(strategy, 1.0, aggregation=aggregation)
 
@@ -39,13 +38,12 @@ def assign_in_a_replica(lab, strategy):
             v.assign(x)
             return v + 0.0
 
-        result = strategy.run(step, args=(counting(strategy),))
-        expected = np.float32(combine(values))
-        lab.equal([expected] * lab.replicas, lab.components(result, strategy))
-        lab.equal([expected] * lab.replicas, lab.components(v, strategy))
-        lab.equal(expected, v)
-        strategy.run(lambda x, v=v: v.assign(x * 10.0), args=(counting(strategy),))
-        lab.equal(np.float32(combine([10 * one for one in values])), v)
+        for run, base in ((strategy.run, 2.0), (kd.function(strategy.run), 20.0)):
+            result = run(step, args=(counting(strategy, base),))
+            expected = np.float32(combine([base + i for i in range(lab.replicas)]))
+            lab.equal([expected] * lab.replicas, lab.components(result, strategy))
+            lab.equal([expected] * lab.replicas, lab.components(v, strategy))
+            lab.equal(expected, v)
 
 
 @case(replicas=(2, 3))
@@ -117,31 +115,6 @@ def assign_in_a_merge_call(lab, strategy):
     lab.equal([6.0, 6.0], lab.components(v, strategy))
 
 
-@case
-def compiled_steps_keep_variables(lab, strategy):
-    """What a compiled step assigns is there afterwards, and in the next call."""
-    with strategy.scope():
-        v = keras.Variable(0.0, aggregation="sum")
-        local = on_read(strategy, "sum")
-
-    @kd.function
-    def compiled(x):
-        def step(x):
-            v.assign(x)
-            local.assign_add(x)
-            return v + local
-
-        return strategy.run(step, args=(x,))
-
-    first = lab.components(compiled(counting(strategy)), strategy)
-    second = lab.components(compiled(counting(strategy)), strategy)
-    lab.equal([7.0, 8.0], first)
-    lab.equal([9.0, 11.0], second)
-    lab.equal([5.0, 5.0], lab.components(v, strategy))
-    lab.equal([4.0, 6.0], lab.components(local, strategy))
-    lab.equal(10.0, read(strategy, local))
-
-
 @case(replicas=(1, 2, 3))
 def on_read_by_each_aggregation(lab, strategy):
     """A variable synchronised on reading: by each aggregation; assigned in each context."""
@@ -156,8 +129,8 @@ def on_read_by_each_aggregation(lab, strategy):
         result = strategy.run(add, args=(counting(strategy),))
         lab.equal(values, lab.components(result, strategy))
         lab.equal(values, lab.components(v, strategy))
-        # From run to run each replica keeps its own.
-        strategy.run(add, args=(counting(strategy),))
+        # From run to run each replica keeps its own, compiled or not.
+        kd.function(strategy.run)(add, args=(counting(strategy),))
         values = [2 * one for one in values]
         lab.equal(values, lab.components(v, strategy))
         lab.equal(np.float32(combine(values)), read(strategy, v))
@@ -271,30 +244,6 @@ def restoring_a_sum_divides_it(lab, strategy):
         lab.equal(4.0, restored.seen)
     lab.equal([2.0, 2.0], lab.components(restored.seen, strategy))
     lab.equal([1.0, 1.0], lab.components(restored.scale, strategy))
-
-
-@case
-def a_variable_made_in_run(lab, strategy):
-    """A variable made lazily in a step is one variable, mirrored, of the strategy."""
-
-    class Lazy(keras.layers.Layer):
-        def build(self, shape):
-            self.w = self.add_weight(shape=(shape[-1],), initializer="random_normal")
-
-        def call(self, x):
-            return x * self.w
-
-    with strategy.scope():
-        layer = Lazy()
-    step = lambda: layer(ops.ones((2, 3)))  # noqa: E731
-    first = lab.components(strategy.run(step), strategy)
-    lab.equal(1, len(layer.weights))
-    weights = lab.components(layer.w, strategy)
-    lab.equal(2, len(weights))
-    lab.equal(weights[0], weights[1])
-    lab.equal([np.stack([weights[0]] * 2)] * 2, first)
-    lab.equal(first, lab.components(strategy.run(step), strategy))
-    lab.check(strategy.extended.variable_created_in_scope(layer.w), "it is the strategy's")
 
 
 @case

@@ -73,20 +73,15 @@ variables.assign_in_update_context: StrategyExtendedV2_update 1
 variables.on_read_by_each_aggregation: variable_sync_on_read_context 1
 """
 
-RESOLVER = "TensorFlow's own start of TPU hardware by a resolver; no other backend has it"
-
-# Examples that stay without a case, by the reason.
+# Examples that stay without a case, and why.
 NOT_COVERED = {
-    "a strategy for the whole process, for notebooks, is not in the facade: a scope says which": (
-        "experimental_set_strategy__1",
+    "experimental_set_strategy__1": "no strategy is the whole process's: a scope says which",
+    "StrategyBase_cluster_resolver__1": "tells workers from parameter servers, of which none are",
+    "StrategyExtendedV1_non_slot_devices__1": "a call of V1's graph sessions; V2 took it out",
+    **dict.fromkeys(
+        ("TPUStrategyV2__1", "TPUStrategyV2__6", "TPUStrategy__1", "TPUStrategyV1_run__1"),
+        "TensorFlow's own start of TPU hardware by a resolver; no other backend has it",
     ),
-    "tells workers from parameter servers, which synchronous training does not have": (
-        "StrategyBase_cluster_resolver__1",
-    ),
-    "a V1 graph-session call for optimizers of V1; V2 took it out": (
-        "StrategyExtendedV1_non_slot_devices__1",
-    ),
-    RESOLVER: ("TPUStrategyV2__1", "TPUStrategyV2__6", "TPUStrategy__1", "TPUStrategyV1_run__1"),
 }
 
 
@@ -139,8 +134,3 @@ def cases() -> dict[str, registry.Case]:
         case, place, *numbers = re.split(r":? ", line)
         covered |= {f"{place}__{number}": found[case] for number in numbers}
     return covered
-
-
-def reasons() -> dict[str, str]:
-    """Why an example has no case, by the example."""
-    return {name: why for why, names in NOT_COVERED.items() for name in names}

@@ -8,26 +8,21 @@ import numpy as np
 
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression
+from tests.conformance.models import regression, stack
 from tests.conformance.registry import case
+from tests.facade.sources import Sequence
 
 ROWS, BATCH = 12, 4
 
 
-def _model(lab, activation="tanh", rate=0.2, optimizer=None, **compiled):
-    with lab.strategy().scope():
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Dense(4, activation=activation, name="hidden"),
-                layers.Flatten(),
-                layers.Dropout(rate),
-                layers.Dense(1, name="last"),
-            ]
-        )
-        model.compile(optimizer or "sgd", **{"loss": "mse", **compiled})
-    return model
+def _model(lab, activation="tanh", rate=0.2, optimizer="sgd", **compiled):
+    def build():
+        hidden = keras.layers.Dense(4, activation, name="hidden")
+        last = keras.layers.Dense(1, name="last")
+        layers = [hidden, keras.layers.Flatten(), keras.layers.Dropout(rate), last]
+        return stack(layers, optimizer, **compiled)
+
+    return lab.made(build)
 
 
 def _fit(model, data=None, **given):
@@ -142,10 +137,8 @@ def agree_in_spite_of(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
     if rank:
         keras.layers.Dense(2)
-    with lab.strategy().scope():
-        layers = [keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(1)]
-        model = keras.Sequential(layers)  # its variables have other paths on each worker
-        model.compile("adam", "mse")
+    # Its variables have other paths on each worker.
+    model = lab.made(lambda: stack([keras.layers.Dense(4), keras.layers.Dense(1)], "adam"))
     _fit(model)
     lab.alike([array.tolist() for array in values([*model.weights, *model.optimizer.variables])])
 
@@ -181,10 +174,8 @@ def on_a_weight(lab):
         warnings.simplefilter("always")
         _fit(_model(lab), callbacks=[_assigns(lab, "bias", 1e-6)])
     lab.check(any("by rounding" in str(one.message) for one in warned), "no warning")
-    with lab.strategy().scope():
-        layers = [keras.layers.Dense(1), keras.layers.BatchNormalization()]
-        model = keras.Sequential([keras.Input((4,)), *layers])
-        model.compile("sgd", "mse")
+    layers = keras.layers
+    model = lab.made(lambda: stack([layers.Dense(1), layers.BatchNormalization()], "sgd"))
     _fit(model)
     said = "same weights at the end of epoch 1. Received: .*/moving_mean='norm .*' on worker "
     with lab.raises(kd.errors.DisagreementError, said):
@@ -236,20 +227,8 @@ def on_a_setting_of_the_framework(lab):
     lab.alike([array.tolist() for array in values(model.weights)])
 
 
-def _dataset(batches):
-    """A dataset of these batches; nothing says what they are before they are read."""
-
-    class Batches(keras.utils.PyDataset):
-        num_batches = len(batches)
-
-        def __getitem__(self, index):
-            return batches[index]
-
-    return Batches()
-
-
 def _batches(sizes):
-    return _dataset([regression(size) for size in sizes])
+    return Sequence([regression(size) for size in sizes])
 
 
 def _cut(x, y):
@@ -304,7 +283,7 @@ def _sources(lab, x, y):
     """Sources of these rows, by kind."""
     batches = _cut(x, y)
     sources = {
-        "PyDataset": lambda: _dataset(batches),
+        "PyDataset": lambda: Sequence(batches),
         "generator": lambda: (one for one in batches),
     }
     if lab.backend == "tensorflow":
@@ -342,7 +321,17 @@ def on_the_order_of_a_source(lab):
     for call in (model.evaluate, model.predict):
         with lab.raises(kd.errors.DisagreementError, said):
             call(other["PyDataset"](), verbose=0)
-    _refuse_a_later_epoch(lab, model, odd)
+    batches, epochs = _cut(x, y), []
+
+    def shuffle(epoch, logs):  # the second epoch alone is another one on each worker
+        epochs.append(epoch)
+        batches[:] = _cut(*(np.roll(array, 1 + odd, 0) for array in (x, y)))
+
+    shuffling = keras.callbacks.LambdaCallback(on_epoch_end=shuffle)
+    said = "same batches before the next step.*Received: x of batch 1="
+    with lab.raises(kd.errors.DisagreementError, said):
+        model.fit(Sequence(batches), epochs=3, verbose=0, callbacks=[shuffling])
+    lab.equal([0], epochs)
     own = lab.strategy().distribute_datasets_from_function(
         lambda context: list(equal["generator"]())[:: 1 + context.input_pipeline_id]
     )
@@ -365,7 +354,7 @@ def on_a_later_batch(lab):
         said = rf"same batches before the end of epoch 1.*Received: {name} of batch 4='.*' on w"
         with lab.raises(kd.errors.DisagreementError, said):
             model.fit(_sources(lab, **other)[kind](), verbose=0, epochs=2, shuffle=False)
-    model.fit(_dataset(_cut(x, y)), verbose=0)
+    model.fit(Sequence(_cut(x, y)), verbose=0)
     changed = wide.copy()
     changed[row] += odd
     seen = rf"Received: x of batch 4='.*' on worker {lab.job.num_workers - 1}, "
@@ -373,37 +362,11 @@ def on_a_later_batch(lab):
         model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :1]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     with lab.raises(kd.errors.DisagreementError, seen):
-        model.fit(_dataset(_cut(changed, y)), verbose=0, shuffle=False)
-    validation = _dataset(_cut(x, y + odd * (np.arange(len(y)) == row)[:, None]))
+        model.fit(Sequence(_cut(changed, y)), verbose=0, shuffle=False)
+    validation = Sequence(_cut(x, y + odd * (np.arange(len(y)) == row)[:, None]))
     model = _model(lab)
     with lab.raises(kd.errors.DisagreementError, "same batches before.*y of batch"):
         model.fit(x, y, verbose=0, batch_size=BATCH, validation_data=validation)
-
-
-def _refuse_a_later_epoch(lab, model, odd):
-    """An order that is the same in the first epoch, and another one in the second."""
-    x, y = regression(ROWS)
-    order = np.arange(ROWS)
-
-    class Shuffled(keras.utils.PyDataset):
-        num_batches = ROWS // BATCH
-
-        def __getitem__(self, index):
-            rows = order[index * BATCH : (index + 1) * BATCH]
-            return x[rows], y[rows]
-
-    epochs = []
-
-    def shuffle(epoch, logs):
-        epochs.append(epoch)
-        order[:] = np.roll(order, 1 + odd)
-
-    ended = keras.callbacks.LambdaCallback(on_epoch_end=shuffle)
-    with lab.raises(
-        kd.errors.DisagreementError, "same batches before the next step.*Received: x of batch 1="
-    ):
-        model.fit(Shuffled(), epochs=3, verbose=0, callbacks=[ended])
-    lab.equal([0], epochs)
 
 
 @case("workers")
@@ -521,10 +484,8 @@ def on_what_code_uses(lab):
     with lab.raises(kd.errors.DisagreementError, said):
         _fit(_model(lab, loss=_losses_by_what_they_use(near)["an array"], rate=0.0))
     for number, array in ((factor, 1.0), (1.0, factor)):
-        with lab.strategy().scope():
-            layers = [keras.Input((4,)), _scaled(number, array), keras.layers.Dense(1)]
-            model = keras.Sequential(layers)
-            model.compile("sgd", "mse")
+        layers = [_scaled(number, array), keras.layers.Dense(1)]
+        model = lab.made(lambda layers=layers: stack(layers, "sgd"))
         with lab.raises(kd.errors.DisagreementError, said):
             _fit(model)
     model = _model(lab, loss=_losses_by_what_they_use(1.0)["an array"])

@@ -31,7 +31,6 @@ _ON_TORCH = (
     "restarts.two_calls_of_fit",
     "steps.two_optimizers",
     "training.recompile",
-    "worker_callbacks.backup_and_restore",
     "worker_callbacks.checkpoints",
     "worker_saves.save_on_all_workers",
     "workers.custom_loop",

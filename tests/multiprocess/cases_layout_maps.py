@@ -3,11 +3,11 @@
 from tests.conformance.actions import fit, predict
 from tests.conformance.cases_sharding import even, part, parts
 from tests.conformance.compare import ADAPTIVE
-from tests.conformance.lab import fresh, optimizer_values
+from tests.conformance.lab import optimizer_values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
-from tests.multiprocess.loops import squared_error_step
+from tests.multiprocess.loops import same_loop
 
 
 def _layouts(lab, per_replica):
@@ -50,25 +50,9 @@ def as_one_device(lab):
 def custom_loop(lab):
     """`strategy.run` by a LayoutMap over the devices of all workers, beside one device."""
     each = lab.replicas // lab.job.num_workers
-    x, y = regression(8, outputs=4)
-
-    def train(strategy):
-        fresh()
-        with strategy.scope():
-            model = even()
-            model.optimizer.build(model.trainable_variables)
-
-        step = kd.function(squared_error_step(model, 8))
-        losses = []
-        for _ in range(3):
-            for batch in strategy.distribute_dataset([(x, y)]):
-                losses.append(strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None))
-        return [float(one) for one in losses], model
-
-    expected, plain = train(kd.get_strategy())
-    actual, model = train(lab.strategy(sharding=_layouts(lab, each)))
-    lab.equal(expected, actual)
-    lab.equal(plain.get_weights(), model.get_weights(), ADAPTIVE)
+    batches = [regression(8, outputs=4, seed=seed) for seed in range(3)]
+    strategy = lab.strategy(sharding=_layouts(lab, each))
+    model = same_loop(lab, even, batches, strategy, tolerance=ADAPTIVE)
     lab.check(each == 1 or 1 / each in parts(model.weights), f"whole: {parts(model.weights)}")
 
 

@@ -4,19 +4,18 @@ On layouts such as 2x1-full.
 """
 
 import contextlib
-import re
 from importlib import import_module
 from unittest import mock
 
 import numpy as np
 
 from tests.conformance.cases_sharding import even
-from tests.conformance.interruptions import InterruptionError, interrupting_after
+from tests.conformance.interruptions import InterruptionError
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
-from tests.multiprocess.cases_sharded_state import own_size
+from tests.multiprocess.cases_sharded_state import divides_weights, own_size
 from tests.multiprocess.loops import calls_of
 
 # Where a backend gathers a sharded variable outside of steps.
@@ -26,13 +25,12 @@ _GATHERS = {
 }
 
 
-def trained(lab, *callbacks, epochs=3, made=even, **options):
+def trained(lab, *callbacks, epochs=3):
     keras.utils.set_random_seed(3)
-    with lab.strategy().scope():
-        model = made()
+    model = lab.made(even)
     x, y = regression(12, outputs=4)
     keras.utils.set_random_seed(4)
-    model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
+    model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks))
     return model
 
 
@@ -64,18 +62,9 @@ def writers(lab):
     return lab.shards * lab.job.num_workers // lab.replicas
 
 
-def state_variables(model):
-    return [*model.weights, *model.optimizer.variables]
-
-
 def same(lab, one, other):
     for own, theirs in zip(one, other, strict=True):
         lab.check(np.array_equal(own, theirs), f"{own} instead of {theirs}")
-
-
-def replaced(owner, name, make):
-    """Replaces a function by what ``make`` makes of it."""
-    return mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
 @case("workers")
@@ -109,8 +98,9 @@ def each_writes_its_part(lab):
         lab.equal(len(written), 12 if lab.job.is_chief else 6)
         found = names(folder)
         lab.equal([is_part(name) for name in found], [*[True] * workers, False] * 2)
-        bytes_here = held(lab, state_variables(model))
-        sharded = model.optimizer.variables if _divides_slots_alone(lab) else state_variables(model)
+        slots = model.optimizer.variables
+        sharded = [*model.weights, *slots] if divides_weights(lab) else slots
+        bytes_here = held(lab, [*model.weights, *slots])
         devices = lab.replicas // workers if rank < writers(lab) else 0
         elements = own_size(lab, [one for one in sharded if tuple(one.shape)])
         lab.equal(bytes_here, 4 * elements * devices)
@@ -118,48 +108,28 @@ def each_writes_its_part(lab):
         lab.check(bytes_here < size < bytes_here + 2000, f"{size} bytes for {bytes_here}")
 
 
-def _divides_slots_alone(lab):
-    return lab.strategy().replica_set.options.sharding.state == "optimizer"
+@case("workers")
+def killed_before_the_chiefs_file(lab):
+    """Parts without the chief's file are no backup: the one before is used, to the last bit.
 
+    The run has the numbers of one with the same backups; the parts go.
+    """
+    from kerasdist.callbacks.backup.run_files import RunFiles
 
-@case("workers", seconds=600)
-def to_the_last_bit(lab):
-    """A run that is interrupted again and again has the numbers of one with the same backups."""
+    left, write_part = [4], RunFiles.write_part
 
+    def write(*args):
+        parts = write_part(*args)
+        left[0] -= 1
+        if left[0] == 0:
+            raise InterruptionError
+        return parts
+
+    dying = mock.patch.object(RunFiles, "write_part", write)
     with lab.folder() as folder:
         expected = state(trained(lab, backups(folder)))
     with lab.folder() as folder:
-        for _ in range(2):
-            with contextlib.suppress(InterruptionError):
-                trained(lab, backups(folder), interrupting_after(4))
-                lab.check(False, "not interrupted")
-            lab.everyone("interrupted")
-        last = kd.callbacks.BackupAndRestore(folder, save_freq=2)
-        same(lab, state(trained(lab, last)), expected)
-        lab.everyone("ended")
-        lab.equal(names(folder), [])
-
-
-@case("workers")
-def killed_before_the_chiefs_file(lab):
-    """Parts without the chief's file are no backup: the one before is used, and they go."""
-    from kerasdist.callbacks.backup.run_files import RunFiles
-
-    left = [4]
-
-    def dying(write_part):
-        def write(*args):
-            parts = write_part(*args)
-            left[0] -= 1
-            if left[0] == 0:
-                raise InterruptionError
-            return parts
-
-        return write
-
-    expected = state(trained(lab))
-    with lab.folder() as folder:
-        with contextlib.suppress(InterruptionError), replaced(RunFiles, "write_part", dying):
+        with contextlib.suppress(InterruptionError), dying:
             trained(lab, backups(folder))
             lab.check(False, "not interrupted")
         lab.everyone("interrupted")
@@ -172,41 +142,13 @@ def killed_before_the_chiefs_file(lab):
         watch = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: seen.append(batch)
         )
-        lab.equal(state(trained(lab, backups(folder), watch)), expected)
+        same(lab, state(trained(lab, backups(folder), watch)), expected)
         lab.everyone("ended")
         lab.equal(seen, [2, 0, 1, 2])
         lab.check(not set(orphans) & set(names(folder)), f"{orphans} are left")
 
 
-@case("workers")
-def torn_parts(lab):
-    """A backup with a part that is torn is refused; why is said once.
-
-    A part that is changed, missing or of another backup: `tests/unit/callbacks`.
-    """
-    expected, seen = state(trained(lab)), []
-    with lab.folder() as folder:
-        trained(lab, backups(folder), epochs=2)
-        lab.everyone("written")
-        if lab.job.is_chief:
-            part = max(folder.glob(f"*part{writers(lab) - 1}.kdb"))
-            part.write_bytes(part.read_bytes()[:-7])
-        lab.everyone("torn")
-        watch = keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda batch, logs: seen.append(batch)
-        )
-        with lab.told("is not used") as said:
-            model = trained(lab, kd.callbacks.BackupAndRestore(folder), watch)
-        lab.equal(len(said), 1 if lab.job.is_chief else 0)
-        complaint = "of its part .*, its .* bytes are not those that were written: it is torn"
-        lab.check(all(re.search(complaint, one) for one in said), f"{said}")
-        lab.equal(seen, [2, 0, 1, 2])
-        lab.equal(state(model), expected)
-        lab.everyone("ended")
-        lab.equal(names(folder), [])
-
-
-@case("workers", like="sharded_backups.to_the_last_bit")
+@case("workers", like="sharded_backups.killed_before_the_chiefs_file")
 def folders_of_their_own(lab):
     """Where workers do not see the chief's folder, the chief writes all in one file."""
     expected = state(trained(lab))

@@ -8,7 +8,6 @@ from unittest import mock
 
 import numpy as np
 
-from kerasdist.plan.groups import weight_groups
 from tests.conformance.actions import fit, predict
 from tests.conformance.cases_sharding import even, parts, parts_of
 from tests.conformance.compare import ADAPTIVE, BFLOAT16
@@ -23,155 +22,99 @@ TORCH = ("torch",)
 BACKENDS = ("jax", "torch")
 
 
-def wide(units=8, features=4):
-    layers = [keras.layers.Dense(units, "tanh"), keras.layers.Dense(units, "tanh")]
-    return stack([*layers, keras.layers.Dense(1)], keras.optimizers.Adam(0.01), inputs=(features,))
+def wide():
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    return stack(layers, keras.optimizers.Adam(0.01))
 
 
-class _Watch:
-    """Notes the collectives of a step, and how many bytes of gathered groups live at each."""
+LAYERS, WIDTH = 5, 8
+ONES = np.ones((8, WIDTH), "float32")
 
-    def __init__(self):
-        self.order, self.most_alive, self._refs = [], 0, {}
 
-    def _noted(self, name, original):
-        def started(group, *args):
-            self.order.append(name)
-            result = original(group, *args)
-            if name == "gather":
-                self._remember(result[1])
-            return result
+def _by_layers(lab):
+    """A strategy by which each layer's weights are a group, or None where weights are whole."""
+    strategy = lab.strategy(communication_options=kd.CommunicationOptions(bytes_per_pack=8))
+    return strategy if strategy.replica_set.options.sharding.state == "full" else None
 
-        return started
 
-    def _remember(self, tensor):
-        from torch.multiprocessing.reductions import StorageWeakRef
+def _of_layers(strategy):
+    """What trains a model of such layers for a step."""
+    with strategy.scope():
+        hidden = [keras.layers.Dense(WIDTH, "tanh") for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input((WIDTH,)), *hidden])
+        model.compile("sgd", "mse")
+    return lambda: model.fit(ONES, ONES, batch_size=8, verbose=0)
 
+
+@contextlib.contextmanager
+def _alive():
+    """Notes, as weights are gathered and as they are used, how many bytes of them there are."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from kerasdist.backends.torch.state.gathered import Leaf
+    from kerasdist.backends.torch.workers.process_group import ProcessGroup
+
+    noted, sizes = [], {}
+    start, fill = ProcessGroup.start_gather_of_parts, Leaf.fill
+
+    def note(tensor):
         storage = tensor.untyped_storage()
-        self._refs[StorageWeakRef(storage)] = storage.nbytes()
-        self._refs = {ref: size for ref, size in self._refs.items() if not ref.expired()}
-        self.most_alive = max(self.most_alive, sum(self._refs.values()))
+        sizes[StorageWeakRef(storage)] = storage.nbytes()
+        noted.append(sum(size for ref, size in sizes.items() if not ref.expired()))
 
-    @contextlib.contextmanager
-    def on(self):
-        from kerasdist.backends.torch.state.gathered import Leaf
-        from kerasdist.backends.torch.workers.process_group import ProcessGroup
+    def started(*args):
+        result = start(*args)
+        note(result[1])
+        return result
 
-        self.order, self.most_alive, self._refs = [], 0, {}
-        fill = Leaf.fill
+    def filled(leaf, whole):
+        note(whole)
+        fill(leaf, whole)
 
-        def filled(leaf, whole):
-            self._remember(whole)
-            fill(leaf, whole)
-
-        names = {
-            "start_gather_of_parts": "gather",
-            "start_sum_of_parts": "scatter",
-            "start_sum": "sum",
-        }
-        with contextlib.ExitStack() as stack:
-            for method, name in names.items():
-                noted = self._noted(name, getattr(ProcessGroup, method))
-                stack.enter_context(mock.patch.object(ProcessGroup, method, noted))
-            stack.enter_context(mock.patch.object(Leaf, "fill", filled))
-            yield
+    with (
+        mock.patch.object(ProcessGroup, "start_gather_of_parts", started),
+        mock.patch.object(Leaf, "fill", filled),
+    ):
+        yield noted
 
 
 @case(TOPIC, backends=TORCH)
 def gathered_by_groups(lab):
-    """A step of N groups has at most 3 N - 1 collectives and one sum (DEFECTS 19, ADR 62).
-
-    The next group is under way while one computes; no more than two are gathered at any time.
-    """
-    if lab.strategy().replica_set.options.sharding.state != "full":
+    """No more than two groups of weights are gathered at any time (DEFECTS 19, ADR 62)."""
+    strategy = _by_layers(lab)
+    if strategy is None:
         return
-    layers, width = 5, 8
-    x, y = np.ones((8, width), "float32"), np.ones((8, width), "float32")
-    small = kd.CommunicationOptions(bytes_per_pack=8)
-    strategy = lab.strategy(communication_options=small)
-    seen = []
-
-    class Layer(keras.layers.Dense):
-        def call(self, inputs):
-            result = super().call(inputs)
-            seen.append(watch.order.count("gather"))
-            return result
-
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(width)])
-        for _ in range(layers - 1):
-            model.add(Layer(width, "tanh"))
-        model.compile("sgd", "mse")
-    watch, alive = _Watch(), []
-    model.fit(x, y, batch_size=8, verbose=0)
+    step, most = _of_layers(strategy), []
+    step()  # finds out in which order groups are used
     for _ in range(3):
-        seen.clear()
-        with watch.on():
-            model.fit(x, y, batch_size=8, verbose=0)
-        alive.append(watch.most_alive)
-    order = watch.order
+        with _alive() as noted:
+            step()
+        most.append(max(noted))
+    shards = [-(-size // lab.shards) for size in (WIDTH * WIDTH, WIDTH)]
+    group = 4 * lab.shards * sum(shards)  # as the last shards are padded
     # A thread of Gloo may drop its reference to what it has gathered a moment after `wait` returns.
-    most_alive = min(alive)
-    # The last one is still there, and the first layer's input has no gradient.
-    lab.equal(layers + layers - 1 - 1, order.count("gather"))
-    lab.equal(layers, order.count("scatter"))
-    lab.equal(1, order.count("sum"))  # of the flags that say which gradients there are
-    # `kerasdist plan` says the same, but for the first layer's input, of which it does not know.
-    planned = weight_groups(model, kd.Sharding("full", 1), lab.replicas, limit=8)
-    lab.equal((4 * (width * width + width),) * layers, tuple(planned.sizes))
-    kinds = [one.kind for one in planned.collectives()]
-    lab.equal(order.count("gather") + 1, kinds.count("all-gather"))
-    lab.equal(order.count("scatter"), kinds.count("reduce-scatter"))
-    # As a layer computes, the next one's gather has started; as the last one does, that of the
-    # backward pass.
-    lab.equal([3, 4, 5, 6], seen)
-    parts = [-(-size // lab.shards) for size in (width * width, width)]
-    group_bytes = 4 * lab.shards * sum(parts)  # as the last parts are padded
-    lab.check(
-        most_alive <= 2 * group_bytes,
-        f"{most_alive / group_bytes} groups were gathered at one time",
-    )
-    held = sum(one._value.nbytes for one in model.weights)
-    formula = 4 * model.count_params() / lab.shards
-    lab.check(
-        held + most_alive <= 1.1 * formula + 2 * group_bytes,
-        f"{held} and {most_alive} bytes of weights at most, of {formula} by formula",
-    )
-    weights = strategy.replica_set.shard_rules.weights
-    lab.equal([0] * 2 * layers, [weights.leaf(*_with_shard(one)).address for one in model.weights])
-
-
-def _with_shard(variable):
-    from kerasdist.backends.torch.state.shards import shard_of
-
-    return variable, shard_of(variable)
+    lab.check(group < min(most) <= 2 * group, f"{min(most) / group} groups were gathered at once")
 
 
 @case(TOPIC, backends=TORCH)
 def as_many_collectives_as_fsdp2(lab):
     """A step gathers and sums no more often than FSDP2's of the same layers, by torch's own count.
 
-    N groups: N - 1 gathers a pass and one more, N sums of parts, and the sum of the flags.
+    N groups: N - 1 gathers a pass, N sums of parts, and the sum of the flags (DEFECTS 19, ADR 62).
     """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    strategy = lab.strategy(communication_options=kd.CommunicationOptions(bytes_per_pack=8))
-    if strategy.replica_set.options.sharding.state != "full":
+    strategy = _by_layers(lab)
+    if strategy is None:
         return
-    layers, width = 5, 8
-    x = np.ones((8, width), "float32")
-    with strategy.scope():
-        dense_layers = [keras.layers.Dense(width, "tanh") for _ in range(layers)]
-        model = keras.Sequential([keras.Input((width,)), *dense_layers])
-        model.compile("sgd", "mse")
-
     hosts = lab.replicas // lab.shards
     sizes = {"host": hosts, "device": lab.shards} if hosts > 1 else {"device": lab.shards}
     mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
-    blocks = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(5)]
+    linear = torch.nn.Linear
+    blocks = [torch.nn.Sequential(linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(LAYERS)]
     module = torch.nn.Sequential(*blocks)
     for block in blocks:
         fully_shard(block, mesh=mesh)
@@ -180,7 +123,7 @@ def as_many_collectives_as_fsdp2(lab):
 
     def step_by_hand():
         update.zero_grad()
-        rows = torch.from_numpy(x)
+        rows = torch.from_numpy(ONES)
         torch.nn.functional.mse_loss(module(rows), rows).backward()
         update.step()
 
@@ -200,12 +143,11 @@ def as_many_collectives_as_fsdp2(lab):
         names = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
         return [mode.found[f"c10d::{name}"] for name in names]
 
-    ours = counts(lambda: model.fit(x, x, batch_size=8, verbose=0))
-    theirs = counts(step_by_hand)
+    ours, theirs = counts(_of_layers(strategy)), counts(step_by_hand)
     # Those between hosts, one a group, on both sides; and the flags, metrics and the batch's size.
-    between = layers * (hosts > 1)
-    lab.equal([2 * layers, layers, between], theirs)
-    lab.equal([2 * layers - 2, layers], ours[:2])
+    between = LAYERS * (hosts > 1)
+    lab.equal([2 * LAYERS, LAYERS, between], theirs)
+    lab.equal([2 * LAYERS - 2, LAYERS], ours[:2])
     lab.check(ours[2] <= between + 2, f"{ours} collectives beside FSDP2's {theirs}")
 
 
@@ -218,42 +160,20 @@ def gathered_while_one_computes(lab):
     """
     from benchmarks.timeline import recorded
 
-    strategy = lab.strategy(communication_options=kd.CommunicationOptions(bytes_per_pack=8))
-    if strategy.replica_set.options.sharding.state != "full":
+    strategy = _by_layers(lab)
+    if strategy is None:
         return
-    layers = 5
-    timeline = [str(one) for one in recorded(strategy, layers, width=8, seconds=0.01)]
-    gathers = 2 * layers - 2
+    timeline = [str(one) for one in recorded(strategy, LAYERS, width=WIDTH, seconds=0.01)]
+    gathers = 2 * LAYERS - 2
     lab.equal(gathers, sum(one.endswith("starts") for one in timeline))
-
-    def between(begin, event, end):
-        places = [timeline.index(one) for one in (begin, event, end)]
-        lab.check(places == sorted(places), f"not {begin}, {event}, {end}: {timeline}")
-
-    for number in range(1, layers):
-        between(
-            f"gather {number} starts", f"layer {number - 1} computed", f"gather {number} is needed"
-        )
     # The last layer's weights are still there; the gather of those before it starts as the last
     # computes, the others as the layer behind has got its weights for its derivative.
-    for number in range(layers, gathers):
-        layer = 2 * layers - 2 - number
-        between(
-            f"gather {number} starts", f"layer {layer} differentiated", f"gather {number} is needed"
-        )
-
-
-def computed_again():
-    with keras.RematScope("full"):
-        layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(4, "tanh")]
-        return stack([*layers, keras.layers.Dense(1)], "sgd")
-
-
-@case(TOPIC, backends=TORCH)
-def remat(lab):
-    """`RematScope`, whose layers read weights in the backward pass."""
-    x, y = regression(9)
-    lab.same(computed_again, fit(x, y, batch_size=4, epochs=2))
+    ends = [f"layer {layer} computed" for layer in range(LAYERS - 1)]
+    ends += [f"layer {layer} differentiated" for layer in range(LAYERS - 2, 0, -1)]
+    for number, end in enumerate(ends, 1):
+        events = f"gather {number} starts", end, f"gather {number} is needed"
+        places = [timeline.index(one) for one in events]
+        lab.check(places == sorted(places), f"not {events}: {timeline}")
 
 
 def tied():
@@ -281,30 +201,26 @@ def shared_and_tied_weights(lab):
     lab.same(tied, fit(ids, ids, batch_size=4, epochs=2), predict(ids))
 
 
-def frozen():
-    model = wide()
-    model.layers[0].trainable = False
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
-
-
 @case(TOPIC, backends=BACKENDS)
 def frozen_and_unfrozen(lab):
     """Layers are frozen, trained beside, and trained again, by LoRA at last."""
     x, y = regression(9)
     train = fit(x, y, batch_size=4)
 
-    def unfreeze(model):
-        model.layers[0].trainable = True
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+    def first(trainable):
+        def change(model):
+            model.layers[0].trainable = trainable
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+
+        return change
 
     def adapt(model):
         for layer in model.layers[:2]:
             layer.enable_lora(2)
         model.compile(keras.optimizers.Adam(0.01), "mse")
 
-    actions = train, unfreeze, train, adapt, train, predict(x)
-    lab.same(frozen, *actions, tolerance=ADAPTIVE)
+    actions = first(False), train, first(True), train, adapt, train, predict(x)
+    lab.same(wide, *actions, tolerance=ADAPTIVE)
 
 
 @case(TOPIC, backends=BACKENDS, like="sharded_models.in_double")

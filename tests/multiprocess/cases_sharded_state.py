@@ -21,7 +21,7 @@ REPETITIONS = 40 if everything() else 20
 BACKENDS = ("jax", "torch")
 
 
-def _divides_weights(lab):
+def divides_weights(lab):
     return lab.strategy().replica_set.options.sharding.state == "full"
 
 
@@ -50,12 +50,12 @@ def each_holds_its_part(lab):
     x, y = regression(9, outputs=4)
 
     def check():
-        divides_weights = _divides_weights(lab)
-        of_weights = _own_parts(lab, model.weights) if divides_weights else {1.0}
+        full = divides_weights(lab)
+        of_weights = _own_parts(lab, model.weights) if full else {1.0}
         lab.equal(of_weights, parts(model.weights))
         lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
         own = own_size(lab, model.weights)
-        lab.equal(4 * (own if divides_weights else model.count_params()), _held(model.weights))
+        lab.equal(4 * (own if full else model.count_params()), _held(model.weights))
         slots = [one for one in model.optimizer.variables if one.shape]
         lab.equal(8 * own, _held(slots))
 
@@ -155,7 +155,7 @@ def drawn_as_on_one_device(lab):
         made = lab.made(lambda seed=seed: drawn(seed))
         lab.strategy().run(lambda: None)  # before the first step whole variables may differ
         lab.equal(expected, values(made))
-        lab.equal(_own_parts(lab, made) if _divides_weights(lab) else {1.0}, parts(made))
+        lab.equal(_own_parts(lab, made) if divides_weights(lab) else {1.0}, parts(made))
 
 
 @case("workers", backends=BACKENDS)

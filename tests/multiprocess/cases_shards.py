@@ -10,8 +10,7 @@ import numpy as np
 from kerasdist.input.sharding import bounds_of_replicas
 from tests.conformance.lazy import kd, keras
 from tests.conformance.registry import case
-
-RATE = 0.1
+from tests.facade.sources import Sequence
 
 
 def batch(rows: int, seed: int):
@@ -59,43 +58,20 @@ def linear_model(strategy):
     """One for all cases: what is compiled for it serves them all."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(RATE), "mse")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
 
 
-class Linear:
-    """A model of one layer, and the same in NumPy."""
-
-    def __init__(self, lab):
-        self._lab = lab
-        self._start = [np.full((3, 1), 0.1, "float32"), np.zeros(1, "float32")]
-        self.model = linear_model(lab.strategy())
-
-    def check(self, data, batches, epochs=2):
-        """fit, evaluate and predict on `data` are those of one device on `batches`."""
-        self.model.set_weights(self._start)
-        history = self.model.fit(data, epochs=epochs, verbose=0).history["loss"]
-        kernel, bias = (array.astype("float64") for array in self._start)
-        losses = []
-        for _ in range(epochs):
-            total = 0.0
-            for x, y in batches:
-                error = x @ kernel + bias - y
-                total += (error**2).sum()
-                kernel = kernel - RATE * 2 * x.T @ error / len(x)
-                bias = bias - RATE * 2 * error.mean(0)
-            losses.append(total / sum(len(x) for x, _ in batches))
-        self._equal(kernel, self.model.weights[0])
-        self._equal(bias, self.model.weights[1])
-        self._equal(losses, history)
-        x, y = joined(batches)
-        outputs = x @ kernel + bias
-        self._equal(outputs, self.model.predict(data, verbose=0))
-        self._equal(((outputs - y) ** 2).mean(), self.model.evaluate(data, verbose=0))
-
-    def _equal(self, expected, actual):
-        actual = np.asarray(keras.ops.convert_to_numpy(actual), "float32")
-        self._lab.equal(np.asarray(expected, "float32"), actual)
+def check_training(lab, data, batches, epochs=2):
+    """fit, evaluate and predict on `data` are those of plain Keras on `batches`."""
+    found = []
+    for strategy, source in ((kd.get_strategy(), Sequence(batches)), (lab.strategy(), data)):
+        model = linear_model(strategy)
+        model.set_weights([np.full((3, 1), 0.1), np.zeros(1)])
+        history = model.fit(source, epochs=epochs, shuffle=False, verbose=0).history
+        used = model.predict(source, verbose=0), model.evaluate(source, verbose=0)
+        found.append([history, model.get_weights(), *used])
+    lab.equal(*found)
 
 
 def rows_here(lab, dataset):
@@ -173,13 +149,12 @@ def data_policy(lab):
             return BATCHES[index]
 
     own = in_turns(BATCHES, workers)
-    model = Linear(lab)
-    model.check(strategy.distribute_dataset(Dataset(), options("DATA")), by_steps(own))
+    check_training(lab, strategy.distribute_dataset(Dataset(), options("DATA")), by_steps(own))
     lab.equal(list(range(rank, len(BATCHES), workers)), sorted(asked))
     dataset = strategy.distribute_dataset(BATCHES, options("DATA"))
     lab.equal(max(map(len, own)), len(dataset))  # of 4 workers' last step, nobody has rows
     check_loop(lab, dataset, own)
-    model.check(strategy.distribute_dataset(BATCHES, options("BATCH")), BATCHES, epochs=1)
+    check_training(lab, strategy.distribute_dataset(BATCHES, options("BATCH")), BATCHES, epochs=1)
 
 
 @case("workers")
@@ -213,7 +188,7 @@ def data_loader(lab):
     numbers = [order[begin : begin + 6] for begin in range(0, len(order), 6)]
     own = in_turns([(x[chosen], y[chosen]) for chosen in numbers], lab.job.num_workers)
     dataset = lab.strategy().distribute_dataset(loader, options("DATA"))
-    Linear(lab).check(dataset, by_steps(own))
+    check_training(lab, dataset, by_steps(own))
     mine = np.concatenate(numbers[lab.job.rank :: lab.job.num_workers])
     lab.equal(sorted(mine.tolist()), sorted(loaded))
     lab.equal(list(range(len(told))), told)
@@ -225,7 +200,7 @@ def off_policy(lab):
     """OFF: workers have data of their own, of other sizes, and one's end early."""
     own = OWN[: lab.job.num_workers]
     dataset = lab.strategy().distribute_dataset(own[lab.job.rank], options("OFF"))
-    Linear(lab).check(dataset, by_steps(own))
+    check_training(lab, dataset, by_steps(own))
     check_loop(lab, dataset, own)
 
 
@@ -257,7 +232,7 @@ def pipeline_a_worker(lab):
     strategy = lab.strategy()
     dataset = strategy.distribute_datasets_from_function(made)
     lab.equal([(lab.job.num_workers, lab.job.rank)], told)
-    Linear(lab).check(dataset, by_steps(own))
+    check_training(lab, dataset, by_steps(own))
     check_loop(lab, dataset, own)
 
 
@@ -293,7 +268,7 @@ def file_policy(lab):
             ]
             for theirs in lines
         ]
-        Linear(lab).check(dataset, by_steps(own))
+        check_training(lab, dataset, by_steps(own))
     with text_files(BATCHES[:1]) as pipeline, lab.raises(kd.errors.InputError, "fewer files than"):
         strategy.distribute_dataset(pipeline, options("FILE"))
     for dataset in (BATCHES, pipeline.from_tensor_slices(BATCHES[0]).batch(2)):
@@ -310,7 +285,7 @@ def options_of_the_dataset(lab):
     said.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     dataset = tf.data.Dataset.from_tensor_slices(joined(BATCHES)).batch(6).with_options(said)
     own = in_turns(BATCHES, lab.job.num_workers)
-    Linear(lab).check(dataset, by_steps(own))
+    check_training(lab, dataset, by_steps(own))
     distribute = lab.strategy().distribute_dataset
     check_loop(lab, distribute(dataset), own, again=False)
     whole = [x for x, _ in BATCHES]
@@ -321,15 +296,12 @@ def options_of_the_dataset(lab):
 
 @case("workers")
 def refusals(lab):
-    """What fit cannot take beside or instead of such a dataset, it says."""
-    strategy, model = lab.strategy(), Linear(lab).model
-    dataset = strategy.distribute_dataset(BATCHES, options("DATA"))
-    with lab.raises(kd.errors.InputError, "nothing beside a distributed dataset.*class_weight"):
-        model.fit(dataset, class_weight={0: 1.0}, verbose=0)
+    """A dataset that cannot be iterated again, and a model from outside, are refused."""
+    strategy = lab.strategy()
     once = strategy.distribute_dataset((one for one in BATCHES), options("OFF"))
     with lab.raises(kd.errors.InputError, "iterated again.*a generator"):
-        model.fit(once, verbose=0)
+        linear_model(strategy).fit(once, verbose=0)
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     plain.compile("sgd", "mse")
     with lab.raises(kd.errors.InputError, "made in a strategy's scope"):
-        plain.fit(dataset, verbose=0)
+        plain.fit(strategy.distribute_dataset(BATCHES, options("DATA")), verbose=0)

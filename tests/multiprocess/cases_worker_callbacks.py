@@ -1,4 +1,7 @@
-"""Callbacks on several workers: who writes, who decides, and how a run goes on."""
+"""Callbacks on several workers: who writes, who decides, and how a run goes on.
+
+That an interrupted run ends as one that was not: the exactness suite's `restarts.averages` there.
+"""
 
 import contextlib
 import itertools
@@ -6,18 +9,21 @@ from unittest import mock
 
 import numpy as np
 
+from tests.conformance import interruptions
 from tests.conformance.cases_async_checkpoint import disk
 from tests.conformance.cases_telemetry import lines_of, of_kind, require_sound, slow_batches
 from tests.conformance.interruptions import (
     InterruptionError,
+    exact,
     full_disk,
     interrupting_after,
     with_chosen_interval,
 )
 from tests.conformance.lab import optimizer_values, values
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, tf
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
+from tests.multiprocess.cases_sharded_backups import writers
 
 ROWS, BATCH, BATCHES = 22, 5, 5
 
@@ -166,41 +172,6 @@ def broadcast_of_variables(lab):
         kd.callbacks.BroadcastGlobalVariables(1)
 
 
-def _others():
-    return [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)]
-
-
-def _everything(model, history):
-    return {
-        "history": history.history,
-        "epochs": history.epoch,
-        "weights": values(model.variables),
-        "optimizer": optimizer_values(model),
-    }
-
-
-@case("workers")
-def backup_and_restore(lab):
-    """A run that was interrupted, twice, ends as one that was not."""
-    model = _model(lab)
-    expected = _everything(model, _fit(model, _others(), shuffle=True))
-    with lab.folder() as folder:
-        for batches in (4, 3):
-            backup = kd.callbacks.BackupAndRestore(folder, save_freq=3)
-            with contextlib.suppress(InterruptionError):
-                _fit(_model(lab), [backup, *_others(), interrupting_after(batches)], shuffle=True)
-            lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
-        model = _model(lab)
-        seen = []
-        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
-        backup = kd.callbacks.BackupAndRestore(folder)
-        history = _fit(model, [backup, *_others(), watch], shuffle=True)
-        lab.equal(seen, [1, 2])  # the second interrupted run had come that far
-        lab.equal(_everything(model, history), expected)
-        lab.everyone("ended")
-        lab.equal(list(folder.iterdir()), [])
-
-
 @case("workers", like="worker_callbacks.restart_of_shards")
 def auto_backups(lab):
     """`save_freq="auto"`: the chief chooses for all, though their clocks differ; all restart so."""
@@ -226,9 +197,9 @@ def auto_backups(lab):
         lab.check(np.array_equal(one, other), f"{one} instead of {other}")
 
 
-@case("workers", like="worker_callbacks.backup_and_restore")
+@case("workers", like="worker_callbacks.restart_of_shards")
 def torn_backups(lab):
-    """A torn backup is refused, the one before it is used; an unfinished one goes.
+    """A backup that is torn, or a part of it, is refused, the one before used; unfinished ones go.
 
     DEFECTS 29: a backup of another model is refused on every worker, and stays.
     """
@@ -242,9 +213,12 @@ def torn_backups(lab):
             _fit(other, [kd.callbacks.BackupAndRestore(folder)], epochs=3)
         lab.everyone("refused")
         newest = max(folder.glob("backup-*[0-9].kdb"))
+        # Where workers divide the state, another one's part.
+        part = f"{newest.stem}-*-part{writers(lab) - 1}.kdb"
+        torn = max(folder.glob(part), default=newest)
         lab.everyone("looked")
         if lab.job.is_chief:
-            newest.write_bytes(newest.read_bytes()[:-7])
+            torn.write_bytes(torn.read_bytes()[:-7])
             newest.with_name(f"unfinished-4711-1-{newest.name}").write_bytes(
                 b"of a chief that was killed"
             )
@@ -260,7 +234,7 @@ def torn_backups(lab):
         lab.equal(list(folder.iterdir()), [])
 
 
-@case("workers", like="worker_callbacks.backup_and_restore")
+@case("workers", like="worker_callbacks.restart_of_shards")
 def defect_29_a_full_disk(lab):
     """DEFECTS 29: where one worker's disk takes no backup, all of them train on."""
     ended = {}
@@ -270,7 +244,7 @@ def defect_29_a_full_disk(lab):
             model = _model(lab)
             with full_disk(200, here=lab.job.rank == rank) as filling:
                 history = _fit(model, [kept, filling], epochs=2)
-            ended[rank] = _everything(model, history)
+            ended[rank] = history, values(model.variables), optimizer_values(model)
             said = lab.everyone(told)
             names = sorted(path.name for path in folder.iterdir() if "part" not in path.name)
             lab.everyone("looked")
@@ -281,7 +255,7 @@ def defect_29_a_full_disk(lab):
         lab.equal(ended[rank], ended[None])
 
 
-@case("workers", like="worker_callbacks.backup_and_restore")
+@case("workers", like="worker_callbacks.restart_of_shards")
 def kerass_own_backups(lab):
     """Keras's own BackupAndRestore acts on the chief, and what it restores goes to all."""
     with lab.folder() as folder:
@@ -304,37 +278,27 @@ def restart_of_shards(lab):
 
     Another number of workers, which would make other batches of it, is refused.
     """
-    import tensorflow as tf
-
     from kerasdist.input.autoshard import WorkerBatches
 
-    def run(folder, *callbacks):
-        model = _model(lab)
+    def data():
         tf.random.set_seed(3)
-        rows = tf.data.Dataset.from_tensor_slices(regression(24)).shuffle(24).batch(4)
-        sharded = lab.strategy().distribute_dataset(
-            rows, kd.InputOptions(auto_shard_policy=kd.AutoShardPolicy.DATA)
-        )
-        backup = kd.callbacks.BackupAndRestore(folder, save_freq=2)
-        keras.utils.set_random_seed(12)
-        history = model.fit(sharded, epochs=3, verbose=0, callbacks=[backup, *callbacks])
-        return _everything(model, history)
+        rows = tf.data.Dataset.from_tensor_slices(regression(interruptions.ROWS))
+        policy = kd.InputOptions(auto_shard_policy=kd.AutoShardPolicy.DATA)
+        batches = rows.shuffle(24).batch(interruptions.BATCH)
+        return {"x": lab.strategy().distribute_dataset(batches, policy)}
 
+    exact(lab, data)
     with lab.folder() as folder:
-        expected = run(folder)
-    with lab.folder() as folder:
-        for batches in (9, 3, 4):
-            with contextlib.suppress(InterruptionError):
-                run(folder, interrupting_after(batches))
-        lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
+        with contextlib.suppress(InterruptionError):
+            interruptions.run(lab, folder, data, at=7)
+        lab.everyone("interrupted")
         more = mock.PropertyMock(return_value=7)
         with (
             mock.patch.object(WorkerBatches, "num_workers", more),
             lab.raises(kd.errors.BackupError, "read their own part is . in the backup and 7 in"),
         ):
-            run(folder)
+            interruptions.run(lab, folder, data)
         lab.everyone("refused")
-        lab.equal(run(folder), expected)
 
 
 @case("workers")

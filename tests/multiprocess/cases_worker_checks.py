@@ -14,6 +14,7 @@ from tests.conformance.models import regression
 from tests.conformance.registry import case
 from tests.conformance.unmixing import network, noisy, residual
 from tests.environment import everything
+from tests.facade.sources import Sequence
 
 CHECKED = ("tensorflow", "torch")
 
@@ -126,17 +127,11 @@ def own_rows(lab):
     begins = [0, *(3 * one + 1 for one in range(1, workers + 1))]
     mine = slice(begins[rank], begins[rank + 1])
 
-    class Own(keras.utils.PyDataset):
-        num_batches = 1
-
-        def __getitem__(self, index):
-            return x[mine], y[mine]
-
+    options = kd.InputOptions(auto_shard_policy=kd.AutoShardPolicy.OFF)
     for repaired in (False, True):
         model, _ = made(lab, lambda backend: added_sum(backend, repaired=repaired))  # noqa: B023
-        policy = kd.AutoShardPolicy.OFF
-        options = kd.InputOptions(auto_shard_policy=policy)
-        data = model.bound_strategy.distribute_dataset(Own(), options)
+        own = Sequence([(x[mine], y[mine])])
+        data = model.bound_strategy.distribute_dataset(own, options)
         with checked() as checks:
             said = warned(in_steps(model), (data,))
         expected = [] if repaired or not lab.job.is_chief else 1
@@ -144,12 +139,6 @@ def own_rows(lab):
         lab.check(not repaired or checks == ["compared"], f"{checks}")
         if said:
             lab.check(f"of {len(x)} examples" in said[0], said[0])
-
-    class OtherShapes(keras.utils.PyDataset):
-        num_batches = 1
-
-        def __getitem__(self, index):
-            return np.ones((3, 2 + rank), "int32"), y[:3]
 
     def of_any_length(_):
         mean = keras.layers.Lambda(lambda x: keras.ops.mean(x, axis=1))
@@ -161,8 +150,9 @@ def own_rows(lab):
         return model
 
     model = in_steps(made(lab, of_any_length))
+    other_shapes = Sequence([(np.ones((3, 2 + rank), "int32"), y[:3])])
     with checked() as checks:
-        model.fit(model.bound_strategy.distribute_dataset(OtherShapes(), options), verbose=0)
+        model.fit(model.bound_strategy.distribute_dataset(other_shapes, options), verbose=0)
     lab.check(len(checks) == 1 and "not checked: ShapeError" in checks[0], f"{checks}")
 
 

@@ -4,8 +4,6 @@ import contextlib
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
-
 from kerasdist.core import whole_files
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
@@ -102,15 +100,10 @@ def save_on_some_workers(lab):
         for name in ("chief", "worker", *range(lab.job.num_workers)):
             loaded = keras.models.load_model(folder / f"{name}.keras")
             lab.equal(loaded.get_weights(), expected)
-        with lab.raises(
-            (OSError, kd.errors.JobError), "No such file|Unable|Expected worker 0 to sa"
-        ):
-            model.save_weights(folder / "missing" / "m.weights.h5")
         plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         plain.save(folder / f"plain-{rank}.keras")  # of no strategy: plain Keras's code
         lab.everyone("saved")
         lab.equal(len(list(folder.glob("plain-*"))), lab.job.num_workers)
-    lab.check(np.isfinite(expected[0]).all(), "weights")
 
 
 @case("workers")

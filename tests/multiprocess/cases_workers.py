@@ -18,7 +18,8 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
-from tests.multiprocess.loops import squared_error_step
+from tests.facade.lab import numbered
+from tests.multiprocess.loops import same_loop, squared_error_step
 
 
 def _differing_seeds(lab):
@@ -277,18 +278,11 @@ def facts(lab):
     lab.check(strategy.extended.should_save_summary == lab.job.is_chief, "should_save_summary")
 
 
-def _own_numbers(strategy):
-    """Each replica's number as a component of its own."""
-    return strategy.distribute_values_from_function(
-        lambda context: np.float32(context.replica_id_in_sync_group)
-    )
-
-
 @case("workers")
 def reduce_and_gather(lab):
     """A value holds its own worker's components; sums, gathers, merge calls meet those of all."""
     strategy, replicas = lab.strategy(), lab.replicas
-    own = _own_numbers(strategy)
+    own = numbered(strategy)
     here = [float(one) for one in strategy.local_results(own)]
     lab.equal(here, [float(one) for one in strategy.local_replicas])
     everywhere = [number for theirs in lab.everyone(here) for number in theirs]
@@ -363,27 +357,8 @@ def options_of_communication(lab):
 @case("workers")
 def custom_loop(lab):
     """A custom loop gives the weights of one device."""
-    x, y = regression(24)
-    batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 24, 8)]
-
-    def train(model, strategy):
-        step = squared_error_step(model, 8)
-
-        @kd.function
-        def train_step(data):
-            return strategy.reduce("SUM", strategy.run(step, args=(data,)), axis=None)
-
-        return [
-            float(keras.ops.convert_to_numpy(train_step(batch)))
-            for _ in range(2)
-            for batch in strategy.distribute_dataset(batches)
-        ]
-
-    plain = kd.get_strategy()
-    model, expected = lab.run(dense, [lambda model: train(model, plain)])
-    strategy = lab.strategy()
-    model, actual = lab.run(dense, [lambda model: train(model, strategy)], strategy)
-    lab.equal(expected.parts(optimizer=True), actual.parts(optimizer=True))
+    batches = [regression(8, seed=seed) for seed in range(3)]
+    model = same_loop(lab, dense, batches, lab.strategy())
     lab.alike([array.tolist() for array in values(model.weights)])
 
 
@@ -456,7 +431,7 @@ def variables_that_add_up(lab):
         return kept.value + 0
 
     for count in (1.0, 2.0):
-        here = strategy.local_results(strategy.run(step, args=(_own_numbers(strategy),)))
+        here = strategy.local_results(strategy.run(step, args=(numbered(strategy),)))
         lab.equal([count * one for one in strategy.local_replicas], [float(one) for one in here])
     lab.equal(np.float32(numbers), keras.ops.convert_to_numpy(mirrored))
     lab.equal(np.float32(2 * numbers), keras.ops.convert_to_numpy(kept))

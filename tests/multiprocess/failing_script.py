@@ -20,17 +20,13 @@ imported(sys.argv[1])
 import keras  # noqa: E402
 
 import kerasdist as kd  # noqa: E402
+from tests.conformance.models import regression  # noqa: E402
 from tests.multiprocess import networks  # noqa: E402
+from tests.multiprocess.loops import squared_error_step  # noqa: E402
 
 ROWS = 40
 STRIKES = 3
 RANK = int(os.environ["KERASDIST_RANK"])
-
-
-def data(rows=ROWS):
-    generator = np.random.default_rng(1)
-    x = generator.normal(size=(rows, 4)).astype("float32")
-    return x, x[:, :1] * 2
 
 
 def model(strategy):
@@ -75,7 +71,7 @@ class Deadly(keras.layers.Layer):
 
 
 def fit(made, rows=ROWS, callbacks=(), **arguments):
-    x, y = data(rows)
+    x, y = regression(rows)
     arguments = {"epochs": 2, "batch_size": 8, "verbose": 0, **arguments}
     return made.fit(x, y, callbacks=list(callbacks), **arguments)
 
@@ -106,24 +102,13 @@ def be_killed_in_compile(strategy):
 
 def be_killed_in_a_compiled_loop(strategy):
     """``strategy.run`` is called in the compiled step alone, and only while that is traced."""
-    with strategy.scope():
-        made = model(strategy)
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer.build(made.trainable_variables)
-
-    def replica_step(x):
-        def loss():
-            return keras.ops.mean(keras.ops.square(made(x, training=True)))
-
-        value, gradients = kd.value_and_grad(loss, made.trainable_variables)
-        optimizer.apply(gradients, made.trainable_variables)
-        return value
+    one = squared_error_step(model(strategy), 4)
 
     @kd.function
-    def step(x):
-        return strategy.reduce("mean", strategy.run(replica_step, args=(x,)), axis=None)
+    def step(batch):
+        return strategy.reduce("sum", strategy.run(one, args=(batch,)), axis=None)
 
-    batch = keras.ops.ones((4, 4))
+    batch = keras.ops.ones((4, 4)), keras.ops.ones((4, 1))
     for number in range(400):
         if number == STRIKES and RANK == 1:
             strike(signal.SIGKILL)
@@ -176,7 +161,7 @@ def check(found, expected):
 
 def have_data_that_ends(strategy):
     """DEFECTS 27: the others wait for that worker in the step for which it has no batch."""
-    x, y = data()
+    x, y = regression(ROWS)
 
     def batches():
         for at in range(0, 24 if RANK else ROWS, 8):

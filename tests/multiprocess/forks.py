@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -44,6 +45,13 @@ def report(ended: Sequence[Ended]) -> str:
         f"----- worker {one.rank}: exit code {one.code} after {one.seconds:.1f} s\n{one.output}"
         for one in ended
     )
+
+
+def require(ended: Sequence[Ended], code: int, said: str):
+    """All have ended with a code, and say why."""
+    for one in ended:
+        assert one.code == code, report(ended)
+        assert re.search(said, one.output), report(ended)
 
 
 def wait_to_be_one():

@@ -1,9 +1,12 @@
 """One worker of a job without any framework: joins, does what its name says, and ends.
 
-python -m tests.multiprocess.job_script              waits for orders (see `forks`)
-python -m tests.multiprocess.job_script BEHAVIOUR    the environment says which worker
+python -m tests.multiprocess.job_script                        waits for orders (see `forks`)
+python -m tests.multiprocess.job_script BEHAVIOUR [SECONDS]    the environment says which worker
+
+SECONDS: for how long a worker that is alone in what it does is kept from its end.
 """
 
+import atexit
 import ctypes
 import json
 import os
@@ -66,24 +69,6 @@ def wait_at_exit(job: Job):
     print("waited" if time.monotonic() - began > 0.9 else "did not wait")
 
 
-def be_killed(job: Job):
-    if job.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    job.all_gather_object("the next step", None)
-
-
-def chief_is_killed(job: Job):
-    if job.is_chief:
-        os.kill(os.getpid(), signal.SIGKILL)
-    job.all_gather_object("the next step", None)
-
-
-def be_stopped(job: Job):
-    if job.rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    job.all_gather_object("the next step", None)
-
-
 def all_are_suspended(job: Job):
     """As by Slurm's suspend, for three times the heartbeat's time-out."""
     began = time.monotonic()
@@ -97,20 +82,8 @@ def all_are_suspended(job: Job):
     print("went on", job.all_gather_object("after the pause", job.rank))
 
 
-def raise_an_error(job: Job):
-    if job.rank == 1:
-        raise KeyError("a mistake of the user's")
-    job.all_gather_object("the next step", None)
-
-
 def disagree(job: Job):
     job.assert_equal("models", {"layers": 3, "units": 4 + job.rank})
-
-
-def exit_with_3(job: Job):
-    if job.rank == 1:
-        sys.exit(3)
-    job.all_gather_object("the next step", None)
 
 
 def exit_with_a_message(job: Job):
@@ -143,13 +116,6 @@ def all_exit_with_3(job: Job):
 
 def go_elsewhere(job: Job):
     job.all_gather_object("step 6" if job.rank == 1 else "end of epoch 1", None)
-
-
-def stay_away(job: Job):
-    """Alive, and not where the others are."""
-    if job.rank == 1:
-        time.sleep(LONG)
-    job.all_gather_object("the next step", None)
 
 
 def stand_still(job: Job):
@@ -271,6 +237,10 @@ def broken_engine(job: Job):
         raise RuntimeError("Connection closed by peer")
 
 
+def never_come(job: Job):
+    job.all_gather_object("the next step", None)
+
+
 def own_error(job: Job):
     """An error of the user's stays what it is, also of a kind that frameworks raise."""
     with job.translating_failures("fit"):
@@ -278,16 +248,41 @@ def own_error(job: Job):
         raise ValueError("a mistake of the user's")
 
 
+def fail():
+    raise KeyError("a mistake of the user's")
+
+
+# What one worker does alone, by its rank, while the others go on to the next step.
+ALONE = {
+    "be_killed": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "be_stopped": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "chief_exits_with_3": (0, lambda: sys.exit(3)),
+    "chief_is_killed": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "chief_raises_an_error": (0, fail),
+    "exit_with_3": (1, lambda: sys.exit(3)),
+    "raise_an_error": (1, fail),
+    "stay_away": (1, lambda: time.sleep(LONG)),
+}
+
+
 def main():
     if not sys.argv[1:]:
         wait_to_be_one()
-    behaviour = globals()[sys.argv[1]]
-    if behaviour is never_come and os.environ["KERASDIST_RANK"] == "1":
+    name, *seconds = sys.argv[1:]
+    rank = int(os.environ["KERASDIST_RANK"])
+    alone, deed = ALONE.get(name, (None, None))
+    if name == "never_come" and rank == 1:
         return
-    behaviour(joined(sys.argv[1]))
-
-
-def never_come(job: Job):
+    if seconds and rank == alone:
+        # What came before the job is cleaned up after it: so a framework keeps a worker from its
+        # end.
+        atexit.register(time.sleep, float(seconds[0]))
+    job = joined(name)
+    if deed is None:
+        globals()[name](job)
+        return
+    if rank == alone:
+        deed()
     job.all_gather_object("the next step", None)
 
 

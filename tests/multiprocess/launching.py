@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from kerasdist.launch.job import run_job
+from kerasdist.launch.placement import free_port
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
 from tests.multiprocess.forks import ROOT, Ended
 
@@ -40,6 +41,13 @@ def run(folder: Path, body: str, *arguments: str, **spec) -> JobResult:
     """Runs a script as a job, in this process."""
     command = python_command(str(write(folder, body)), arguments)
     return run_job(JobSpec(command, **{"workers": 2, "stop_seconds": 5.0, **spec}))
+
+
+def job_of(workers: int, host: str = "localhost", **more: str) -> list[dict[str, str]]:
+    """The variables of each worker of a job that no launcher starts."""
+    coordinator = f"{host}:{free_port()}"
+    job = {"KERASDIST_WORKERS": str(workers), "KERASDIST_COORDINATOR": coordinator, **more}
+    return [{**job, "KERASDIST_RANK": str(rank)} for rank in range(workers)]
 
 
 def command_line(*arguments: object) -> list[str]:

@@ -106,6 +106,7 @@ _ALWAYS = (
     "optimizers.own_apply",  # whose gradients are not those of the backward pass
     "models.sublayer_that_is_never_called",  # Keras's predict calls the model with a global batch
     "own_data.nothing_built_eagerly",  # metrics that are built within a step
+    "restarts.averages",  # backups, and callbacks' state
     "restarts.two_calls_of_fit",  # metrics with sums of an earlier call
     "step_logs.renamed_logs_of_keras",  # a step's results of metrics, summed over the workers
 )
@@ -149,6 +150,7 @@ _SELECTED_ON_SHARDED = (
     "callbacks.callback_reads_and_writes",
     "losses.regularizers",
     "models.sparse_gradients",
+    "normalization.rematerialized",  # whose layers read weights in the backward pass
     "normalization.synchronised",
     "optimizers.accumulation",
     "optimizers.ema_overwrite",
@@ -157,10 +159,10 @@ _SELECTED_ON_SHARDED = (
     "optimizers.one_for_some_layers",
     "optimizers.own_apply",
     "ragged.fewer_examples_than_replicas",
+    "restarts.averages",
     "steps.gradient_penalty",
     "steps.two_optimizers",
     "training.on_batch_methods",
-    "worker_callbacks.backup_and_restore",
     "worker_callbacks.checkpoints",
     "worker_callbacks.torn_backups",
     "worker_checks.error_on_one",
@@ -169,16 +171,13 @@ _SELECTED_ON_SHARDED = (
     "workers.custom_loop",
     "workers.equal_order",
 )
-_WITHIN_HOST_ALWAYS = {
-    "jax": ("sharded_state.each_holds_its_part", "sharded_models.shared_and_tied_weights"),
-    "torch": (
-        "sharded_state.each_holds_its_part",
-        "sharded_state.saved_and_loaded",
-        "sharded_models.as_many_collectives_as_fsdp2",
-        "sharded_models.gathered_by_groups",
-        "sharded_models.shared_and_tied_weights",
-    ),
-}
+_WITHIN_HOST_ALWAYS = (
+    "sharded_state.each_holds_its_part",
+    "sharded_state.saved_and_loaded",
+    "sharded_models.as_many_collectives_as_fsdp2",
+    "sharded_models.gathered_by_groups",
+    "sharded_models.shared_and_tied_weights",
+)
 # There no worker alone reads or changes a variable.
 _NOT_ON_SHARDED = (
     "in_scope.",
@@ -257,7 +256,7 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     own, everyone = registry.load(OWN), cases()
     for key in keys(backend, layout):
         if layout.sharding and layout.within and not everything():
-            chosen = key.startswith(_WITHIN_HOST_ALWAYS[backend])
+            chosen = key.startswith(_WITHIN_HOST_ALWAYS)
         elif layout.sharding:
             chosen = key.startswith(_SELECTED_ON_SHARDED)
         else:

@@ -59,3 +59,25 @@ def squared_error_step(model, batch_size, optimizer=None):
         return value
 
     return step
+
+
+def same_loop(lab, build, batches, strategy, **compared):
+    """A custom loop of two epochs has one device's losses, weights and state; returns the model."""
+
+    def trained(by):
+        def train(model):
+            step = squared_error_step(model, len(batches[0][0]))
+
+            @kd.function
+            def total(batch):
+                return by.reduce("SUM", by.run(step, args=(batch,)), axis=None)
+
+            data = by.distribute_dataset(batches)
+            return [float(keras.ops.convert_to_numpy(total(one))) for _ in range(2) for one in data]
+
+        return [train]
+
+    _, expected = lab.run(build, trained(kd.get_strategy()))
+    model, actual = lab.run(build, trained(strategy), strategy)
+    lab.equal(expected.parts(optimizer=True), actual.parts(optimizer=True), **compared)
+    return model

@@ -28,10 +28,9 @@ def trained(strategy):
 
 
 if __name__ == "__main__":
-    # One after the other, as a second strategy has the same processes.
-    runs = [
-        trained(each) for each in (strategy, kd.MirroredStrategy(["cpu:0", "cpu:1"]), kd.auto())
-    ]
+    # One after the other, as a second strategy has the same processes; the last one is plain Keras.
+    others = (kd.MirroredStrategy(["cpu:0", "cpu:1"]), kd.auto(), kd.get_strategy())
+    runs = [trained(each) for each in (strategy, *others)]
     told = {
         "rank": int(os.environ["KERASDIST_RANK"]),
         "devices": [str(each) for each in strategy.extended.worker_devices],

@@ -76,13 +76,6 @@ def test_too_few_are_left(tmp_path):
     assert sizes(done) == [3]
 
 
-@pytest.mark.parametrize("text", ["3:2", "a:2", "1:2:3"])
-def test_what_is_no_range(tmp_path, text):
-    done = finish("run", "--workers", text, write(tmp_path, ""))
-    assert done.returncode == 2
-    assert "--workers" in done.stderr
-
-
 # Sizes 3, 2, 4, 1: a change in the middle of each call of `fit`.
 RUNS = {"torch": [("none", "loader")]}
 if everything():

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.environment import everything
-from tests.multiprocess.forks import Ended, Job, nursery, report
-from tests.multiprocess.launching import beside
+from tests.multiprocess.forks import Ended, Job, nursery, report, require
+from tests.multiprocess.launching import beside, job_of
 from tests.multiprocess.networks import CHIEF
 
 # For two processes to import a framework, and to compile, on a machine that does much else.
@@ -41,15 +40,14 @@ def _losses(backend: str) -> list[str]:
 
 
 def _environments(folder: Path, restart: int = 0, host: str = "localhost") -> list[dict[str, str]]:
-    common = {
-        "KERASDIST_WORKERS": "2",
-        "KERASDIST_COORDINATOR": f"{host}:{free_port()}",
-        "KERASDIST_HEARTBEAT_TIMEOUT": str(HEARTBEAT),
-        "KERASDIST_MEETING_TIMEOUT": "60",
-        "KERASDIST_RESTART": str(restart),
-        "FOLDER": str(folder),
-    }
-    return [{**common, "KERASDIST_RANK": str(rank)} for rank in range(2)]
+    return job_of(
+        2,
+        host,
+        KERASDIST_HEARTBEAT_TIMEOUT=str(HEARTBEAT),
+        KERASDIST_MEETING_TIMEOUT="60",
+        KERASDIST_RESTART=str(restart),
+        FOLDER=str(folder),
+    )
 
 
 class Jobs:
@@ -117,9 +115,7 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
         "the workers do not train on the same batches: batch 4='none, at the end of its data' on "
         r"worker 1, 'trains on batch [45]' on worker 0"  # JAX starts a step ahead
     )
-    for worker in ended:
-        assert worker.code == 1, report(ended)
-        assert re.search(said, worker.output), report(ended)
+    require(ended, 1, said)
 
 
 def test_defects_27_a_layer_that_one_worker_freezes_in_an_epoch_is_named(jobs):
@@ -143,9 +139,7 @@ def test_defect_7_a_later_program_that_differs_is_named(jobs):
 def test_one_worker_alone_reads(jobs):
     ended = jobs.begin("read_alone").join(SECONDS)
     said = r"come apart: .*worker 0 is at .read of the sharded variable 'small/\w+/kernel'"
-    for worker in ended:
-        assert worker.code == 1, report(ended)
-        assert re.search(said, worker.output), report(ended)
+    require(ended, 1, said)
 
 
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
@@ -164,18 +158,14 @@ def test_another_version_of_keras_ends_the_job(jobs):
     path = os.pathsep.join(filter(None, [str(OLDEST), os.environ.get("PYTHONPATH")]))
     ended = jobs.with_another(jobs.backend, PYTHONPATH=path)
     said = r"DisagreementError: .*same versions. Received: keras='3[\d.]+' on worker 1, '3[\d.]+'"
-    for worker in ended:
-        assert worker.code == 1, report(ended)
-        assert re.search(said, worker.output), report(ended)
+    require(ended, 1, said)
 
 
 @pytest.mark.parametrize("jobs", ["torch"], indirect=True)
 def test_another_backend_ends_the_job(jobs):
     ended = jobs.with_another("jax")
     said = "DisagreementError: .*same versions. Received: backend='jax' on worker 1, 'torch' on w"
-    for worker in ended:
-        assert worker.code == 1, report(ended)
-        assert re.search(said, worker.output), report(ended)
+    require(ended, 1, said)
 
 
 def test_a_preempted_run_goes_on_at_the_next_batch(jobs):

@@ -68,7 +68,7 @@ class TestCommandLine:
         ("arguments", "code", "words"),
         [
             (["run"], 2, "SCRIPT"),
-            (["run", "--workers", 0, "x.py"], 2, "--workers"),
+            *((["run", "-n", text, "x.py"], 2, "--workers") for text in (0, "3:2", "a:2", "1:2:3")),
             (["run", "--env", "NAME", "x.py"], 2, "NAME=VALUE"),
             (["run", "--workers", 5, "--hosts", "a:2,b:2", "x.py"], 1, "hosts=['a:2,b:2']"),
             (["run", "no_such_script.py"], 2, "no_such_script.py"),
@@ -100,7 +100,7 @@ class TestCommandLine:
         assert finish("--version").stdout == f"kerasdist {kerasdist.__version__}\n"
 
     def test_no_warning_where_the_workers_have_joined(self):
-        done = finish("run", "-n", 2, "-m", "tests.multiprocess.launched_script", 9, "-", 0)
+        done = finish("run", "-n", 2, "-m", "tests.multiprocess.job_script", "wait_at_exit")
         assert (done.returncode, said(done)) == (0, "")
 
 

@@ -8,14 +8,14 @@ from kerasdist.job.monitor import GRACE_SECONDS
 from tests.multiprocess.forks import report
 from tests.multiprocess.launching import beside, finish
 
-# Who fails, how, and for how long it is kept from its end; the other one ends in the meantime. The
+# How one fails, and for how long it is kept from its end; the other one ends in the meantime. The
 # code of a script that does not come to its end is not known.
 JOBS = {
-    (0, "exit_with_3", 4): (3, "exit code 3"),
-    (1, "exit_with_3", 60): (1, "exit code 1"),
-    (1, "raise_an_error", 4): (1, "KeyError: .*a mistake"),
-    (0, "raise_an_error", 60): (1, "KeyError: .*a mistake"),
-    (1, "be_killed", 0): (137, "ended by SIGKILL"),
+    ("chief_exits_with_3", 4): (0, 3, "exit code 3"),
+    ("exit_with_3", 60): (1, 1, "exit code 1"),
+    ("raise_an_error", 4): (1, 1, "KeyError: .*a mistake"),
+    ("chief_raises_an_error", 60): (0, 1, "KeyError: .*a mistake"),
+    ("be_killed", 0): (1, 137, "ended by SIGKILL"),
 }
 # For processes to start and to stop.
 SLACK = 30.0
@@ -24,16 +24,16 @@ SLACK = 30.0
 @pytest.fixture(scope="module")
 def launchers():
     """All jobs of this file, begun together, since most of their time is waiting."""
-    run = ("-m", "kerasdist", "run", "--workers", "2", "-m", "tests.multiprocess.launched_script")
+    run = ("-m", "kerasdist", "run", "--workers", "2", "-m", "tests.multiprocess.job_script")
     seconds = SLACK + GRACE_SECONDS
     return {job: beside(*run, *map(str, job), seconds=seconds) for job in JOBS}
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_the_worker_that_failed_is_named(launchers, job):
-    ended, (code, said) = launchers[job].result(), JOBS[job]
+    ended, (rank, code, said) = launchers[job].result(), JOBS[job]
     assert ended.code == code, report([ended])
-    assert re.findall(r"worker (\d)/2 failed after", ended.output) == [str(job[0])], report([ended])
+    assert re.findall(r"worker (\d)/2 failed after", ended.output) == [str(rank)], report([ended])
     assert re.search(said, ended.output), report([ended])
 
 

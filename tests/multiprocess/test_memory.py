@@ -27,6 +27,7 @@ def run(folder, case, what, *arguments, **environment):
     environment |= {"KERAS_BACKEND": backend, **values(CPU_DEVICES)}
     call = (*arguments, "-m", SCRIPT, folder, what, sharding)
     done = finish("run", *call, seconds=SECONDS, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
     require_gone(done)
     return done
 
@@ -56,11 +57,9 @@ def test_a_worker_a_host_and_the_disk_are_lost(tmp_path, case):
     Then its host is lost, and there is none to take its place, in `make test-everything`.
     """
     whole, worker, host, fewer = (tmp_path / name for name in ("whole", "worker", "host", "fewer"))
-    done = run(whole, case, "nothing", "--workers", 2)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(whole, case, "nothing", "--workers", 2)
 
     done = run(worker, case, "worker", "--workers", 2, "--max-restarts", 1)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("from (1, 2)") == 2, done.stdout + done.stderr
     require_equal(worker, whole)
 
@@ -69,7 +68,6 @@ def test_a_worker_a_host_and_the_disk_are_lost(tmp_path, case):
     listed = ("--hosts", ",".join(hosts.NAMES[:3]))
     call = (*listed, "--workers", "2:2", "--max-restarts", 1)
     done = run(host, case, "host", *call, **hosts.make(host))
-    assert done.returncode == 0, done.stdout + done.stderr
     assert f"attempt 0: rank 0 on {hosts.NAMES[1]}" in done.stdout, done.stdout + done.stderr
     assert f"attempt 1: rank 0 on {hosts.NAMES[0]}" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("from (1, 2)") == 2, done.stdout + done.stderr
@@ -81,7 +79,6 @@ def test_a_worker_a_host_and_the_disk_are_lost(tmp_path, case):
     listed = ("--hosts", ",".join(hosts.NAMES[1:3]))
     call = (*listed, "--workers", "1:2", "--max-restarts", 1)
     done = run(fewer, case, "host", *call, **hosts.make(fewer))
-    assert done.returncode == 0, done.stdout + done.stderr
     assert f"attempt 1: rank 0 on {hosts.NAMES[2]}" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("from (1, 2)") == 1, done.stdout + done.stderr
     # One worker adds the rows of a batch in another order than two, in float32.

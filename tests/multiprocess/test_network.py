@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.multiprocess.forks import nursery, report
+from tests.multiprocess.launching import job_of
 
 SECONDS = 900
 
@@ -32,9 +32,7 @@ def may_listen_on(backend: str) -> set[str]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ports_are_held_and_on_loopback(backend):
-    job = {"KERASDIST_WORKERS": "2", "KERASDIST_COORDINATOR": f"127.0.0.1:{free_port()}"}
-    job["KERASDIST_SECRET"] = "as the launcher makes one"
-    workers = [{**job, "KERASDIST_RANK": str(rank)} for rank in range(2)]
+    workers = job_of(2, "127.0.0.1", KERASDIST_SECRET="as the launcher makes one")
     ended = nursery(backend).begin(["tests.multiprocess.network_script"], workers).join(SECONDS)
     for one in ended:
         assert one.code == 0, report(ended)

@@ -59,6 +59,7 @@ FACADE = (
     "collectives.sums_and_means_of_nests",
     "datasets.from_rows",
     "functions.a_compiled_step_is_traced_once",
+    "functions.a_model_built_in_a_compiled_step",
     "gradients.gradients_of_models_with_state",
     "losses.compute_average_loss",
     "replica_context.merge_calls",
@@ -66,7 +67,6 @@ FACADE = (
     "training.adam_clipnorm",
     "training.keras_loss_objects",
     "values.reduce_values",
-    "variables.a_variable_made_in_run",
     "variables.metrics_in_steps",
 )
 
@@ -74,9 +74,9 @@ FACADE = (
 WORKERS = (
     "data.generator",
     "data.py_dataset_uneven",
+    "restarts.py_dataset",
     "shards.arrays_by_rows",
     "shards.pipeline_a_worker",
-    "worker_callbacks.backup_and_restore",
     "worker_callbacks.checkpoints",
     "worker_callbacks.metrics_reduction",
     "worker_callbacks.stop_in_an_epoch",

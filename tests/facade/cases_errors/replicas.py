@@ -6,15 +6,12 @@ import numpy as np
 
 from tests.conformance.lazy import kd, ops
 from tests.facade.case import case
+from tests.facade.cases_collectives import here
 from tests.facade.lab import numbered, variable_of
 
 
 class Own(Exception):
     """An error of the user's."""
-
-
-def here():
-    return kd.get_replica_context()
 
 
 def shaped(strategy, shapes):
