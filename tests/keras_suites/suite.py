@@ -62,6 +62,8 @@ HALVED = "trainers/trainer_test.py"
 SECONDS = 3600
 # Torch's compiler is what takes a test beyond seconds.
 SECONDS_PER_TEST = 300
+# The variable that tells the plugin which file has what to run.
+CHOICE = "KERAS_SUITES_CHOICE"
 
 
 def run(
@@ -78,8 +80,8 @@ def run(
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            choice = {"known": sorted(outcomes), "wanted": list(wanted), "half": half}
-            ended, running, tail = _one_process(backend, replicas, choice, Path(folder), outcomes)
+            choice = {"replicas": replicas, "wanted": list(wanted), "half": half}
+            ended, running, tail = _one_process(backend, choice, Path(folder), outcomes)
             if ended and (outcomes or not replicas):
                 return outcomes
             if not running:
@@ -103,18 +105,16 @@ def _modules(wanted: Sequence[str]) -> list[str]:
     return sorted("keras.src." + path.removesuffix(".py").replace("/", ".") for path in paths)
 
 
-def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str, str]:
-    lines = folder / "outcomes.jsonl"
-    lines.unlink(missing_ok=True)
-    choice = folder / "choice.json"
-    choice.write_text(json.dumps(chosen), "utf-8")
+def _one_process(backend, chosen, folder, outcomes) -> tuple[bool, str, str]:
+    lines, choice = folder / "outcomes.jsonl", folder / "choice.json"
+    lines.write_text("", "utf-8")
+    choice.write_text(
+        json.dumps({**chosen, "known": sorted(outcomes), "outcomes": str(lines)}), "utf-8"
+    )
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
-        "KERAS_SUITES_REPLICAS": str(replicas),
-        "KERAS_SUITES_OUTCOMES": str(lines),
-        "KERAS_SUITES_CHOICE": str(choice),
-        "KERAS_SUITES_SECONDS_PER_TEST": str(SECONDS_PER_TEST),
+        CHOICE: str(choice),
         "PYTHONPATH": os.pathsep.join([str(ROOT), path_of_users()]),
         "PYTEST_ADDOPTS": "",
         **values((*QUIET, *CPU_DEVICES)),
@@ -134,7 +134,7 @@ def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str
         check=False,
     )
     running, finished = "", False
-    for text in lines.read_text("utf-8").splitlines() if lines.exists() else ():
+    for text in lines.read_text("utf-8").splitlines():
         line = json.loads(text)
         test, outcome = line.pop("test"), line.pop("outcome")
         if outcome == "finished":
