@@ -5,7 +5,6 @@ import contextlib
 import json
 import random
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -94,32 +93,6 @@ def test_a_worker_without_the_secret_is_told(coordinator, capsys):
     assert "[worker 0/2] refused a connection from 127.0.0.1:" in said
     assert "its KERASDIST_SECRET is not the one of this job" in said
     assert "a secret" not in said
-
-
-def test_a_replayed_answer_is_refused(coordinator, capsys):
-    heard = []
-    proxy = socket.create_server(("127.0.0.1", 0))
-
-    def listen_in():
-        """Stands between a worker and the chief, and keeps what the worker says."""
-        worker = proxy.accept()[0]
-        with worker, coordinator.stranger() as chief:
-            worker.sendall(protocol.packed(protocol.receive(chief)))
-            heard.append(protocol.receive(worker))
-
-    thread = threading.Thread(target=listen_in)
-    thread.start()
-    facts = {"rank": 1, "num_workers": 2, "pid": 1, "host": "here"}
-    with pytest.raises(JobError):
-        Client("127.0.0.1", proxy.getsockname()[1], facts, Timeouts(0.3, 30.0, 30.0), MINE)
-    thread.join()
-    proxy.close()
-    with coordinator.stranger() as again:
-        protocol.receive(again)
-        again.sendall(protocol.packed(heard[0]))
-        assert protocol.receive(again)["type"] == "refused"
-    coordinator.goes_on()
-    assert "is not the one of this job" in capsys.readouterr().err
 
 
 def test_large_slow_and_silent_peers_are_dropped(coordinator, monkeypatch, capsys):
