@@ -11,10 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.environment import QUIET, values
+from tests.environment import QUIET, ROOT, values
 from tests.multiprocess.forks import Nursery, report
 
-ROOT = Path(__file__).parents[1]
 SECONDS = 900
 
 

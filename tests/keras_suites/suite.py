@@ -21,13 +21,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.environment import CPU_DEVICES, QUIET, path_of_users, values
+from tests.environment import CPU_DEVICES, QUIET, ROOT, path_of_users, values
 from tests.keras_suites.outcomes import Comparison, Outcome
 
 BACKENDS = ("tensorflow", "jax", "torch")
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 REPLICAS = 2
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "keras_tests.md"
 PACKAGES = (
     "callbacks",
