@@ -26,15 +26,6 @@ def words_of(row):
     return shlex.split(row.command.format(device="gpu", hosts="h1:4,h2:4"))
 
 
-def test_names_are_backend_devices_and_part():
-    names = [row.name for row in ROWS]
-    assert len(set(names)) == len(names)
-    for row in ROWS:
-        backend, where, _ = row.name.split(".", 2)
-        assert (backend, where) == (row.backend, "pod" if row.is_on_a_pod else str(row.devices))
-    assert {row.backend for row in ROWS} == set(registry.BACKENDS)
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_command_parses_and_names_what_exists(row):
     flag, module, *rest = words_of(row)

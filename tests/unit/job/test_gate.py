@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import json
+import functools
 import random
 import socket
 import time
@@ -121,12 +121,9 @@ def test_generated_frames(coordinator, capsys):
     """DEFECTS 25: the job goes on."""
     coordinator.gather()
     rng = random.Random(0)
+    frames = [generated(rng) for _ in range(FRAMES)]
     with ThreadPoolExecutor(8) as pool:
-        list(
-            pool.map(
-                lambda frame: send(coordinator, frame), [generated(rng) for _ in range(FRAMES)]
-            )
-        )
+        list(pool.map(functools.partial(send, coordinator), frames))
     coordinator.goes_on()
     lines = capsys.readouterr().err.splitlines()
     assert 5 <= len(lines) < 50, lines  # what was refused, in few lines
@@ -165,18 +162,7 @@ def generated(rng: random.Random) -> bytes:
 
 
 def _value(rng: random.Random, depth: int):
-    scalars = [
-        None,
-        True,
-        0,
-        -1,
-        2**63,
-        1.5,
-        "",
-        "ä" * rng.randrange(40),
-        "0" * 64,
-        json.dumps("x"),
-    ]
+    scalars = [None, True, 0, -1, 2**63, 1.5, "", "ä" * rng.randrange(40), "0" * 64, '"x"']
     if depth and rng.random() < 0.5:
         parts = [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
         return parts if rng.random() < 0.5 else {str(i): part for i, part in enumerate(parts)}
