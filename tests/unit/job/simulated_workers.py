@@ -103,6 +103,9 @@ class InMemory:
     def meet(self, rank: int, number: int, channel: str = "main", value: object = 3):
         self.hear(rank, "meet", channel=channel, number=number, label="a call", value=value)
 
+    def save(self, rank: int, step: int):
+        self.hear(rank, "save", number=1, step=step, path="m", occurrence=0, index=0)
+
     def patrol(self, times: int = 1):
         for _ in range(times):
             self.coordinator._patrol()
