@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kerasdist.job.interruption import ExitCode
-from tests.fresh import ROOT
-from tests.multiprocess.launching import ended
+from tests.fresh import ROOT, ended
 
 SCRIPT = ROOT / "integrations" / "slurm" / "train.sbatch"
 HERE = Path(__file__).parent
