@@ -36,12 +36,7 @@ def build(folder: Path) -> Path:
     """Builds the wheel with the tools of this environment."""
     code = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"the wheel cannot be built: {done.stdout}{done.stderr}")
-    return folder / done.stdout.split()[-1]
+    return folder / run([sys.executable, "-c", code], ROOT).split()[-1]
 
 
 def interpreters(wanted: Sequence[str]) -> Iterator[tuple[str, Path]]:
