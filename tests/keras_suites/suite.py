@@ -11,7 +11,6 @@ more without a strategy: what plain Keras passes must pass, but for the tests in
 
 import argparse
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -28,6 +27,20 @@ BACKENDS = ("tensorflow", "jax", "torch")
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 REPLICAS = 2
 PAGE = ROOT / "docs" / "keras_tests.md"
+KERAS = importlib.metadata.distribution("keras")
+# Where it is installed: tests are named by their paths in it.
+INSTALLED = str(KERAS.locate_file(""))
+HEAD = f"""# Keras's own tests under a strategy
+
+<!-- Written by `python -m tests.keras_suites.suite report` (`make keras-tests`). Do not edit. -->
+
+The tests that the installed Keras {KERAS.version} brings, every test inside the scope of a \
+`kd.MirroredStrategy` of {REPLICAS} CPU devices, beside plain Keras. `make test-everything` runs a \
+selection.
+
+| | | plain: passed | skipped | failed | ours: passed | skipped | failed |
+|---|---|---|---|---|---|---|---|
+"""
 PACKAGES = (
     "callbacks",
     "layers/normalization",
@@ -91,14 +104,6 @@ def run(
             outcomes[running] = Outcome("died", message=tail)
 
 
-def _site_packages() -> str:
-    """Where Keras is installed: tests are named by their paths in it."""
-    spec = importlib.util.find_spec("keras")
-    assert spec
-    assert spec.origin
-    return str(Path(spec.origin).parents[1])
-
-
 def _modules(wanted: Sequence[str]) -> list[str]:
     paths = {one.partition("::")[0] for one in wanted} or set(PACKAGES)
     return sorted("keras.src." + path.removesuffix(".py").replace("/", ".") for path in paths)
@@ -119,7 +124,7 @@ def _one_process(backend, chosen, folder, outcomes) -> tuple[bool, str, str]:
         **values((*QUIET, *CPU_DEVICES)),
     }
     command = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
-    command += ["-c", os.devnull, "--rootdir", _site_packages(), "-p", "tests.keras_suites.plugin"]
+    command += ["-c", os.devnull, "--rootdir", INSTALLED, "-p", "tests.keras_suites.plugin"]
     command += ["--continue-on-collection-errors"]
     process = subprocess.run(
         [*command, "--pyargs", *_modules(chosen["wanted"])],
@@ -147,10 +152,6 @@ def _one_process(backend, chosen, folder, outcomes) -> tuple[bool, str, str]:
     return finished, running, process.stdout[-4000:]
 
 
-def keras_version() -> str:
-    return importlib.metadata.version("keras")
-
-
 def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -> Comparison:
     ours = run(backend, REPLICAS, wanted, half)
     others = [test for test, one in ours.items() if one.outcome != "passed"]
@@ -159,19 +160,7 @@ def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -
 
 def report() -> bool:
     """Writes docs/keras_tests.md; returns whether nothing is lost."""
-    lines = [
-        "# Keras's own tests under a strategy",
-        "",
-        "<!-- Written by `python -m tests.keras_suites.suite report` (`make keras-tests`). "
-        "Do not edit. -->",
-        "",
-        f"The tests that the installed Keras {keras_version()} brings, every test inside the "
-        f"scope of a `kd.MirroredStrategy` of {REPLICAS} CPU devices, beside plain Keras. "
-        "`make test-everything` runs a selection.",
-        "",
-        "| | | plain: passed | skipped | failed | ours: passed | skipped | failed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = HEAD.splitlines()
     excused, beyond, both, lost = [], [], [], []
     for backend, package in itertools.product(BACKENDS, PACKAGES):
         found = compare(backend, [package])
