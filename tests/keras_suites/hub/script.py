@@ -80,7 +80,9 @@ def lora(strategy: kd.Strategy | None) -> dict[str, Any]:
         model = classifier()
         model.backbone.enable_lora(2)
         model.compile(keras.optimizers.Adam(0.01), model.loss, metrics=["accuracy"])
-    return {"trainable": len(model.backbone.trainable_variables), **train_on_texts(model)}
+    found = train_on_texts(model)
+    trainable = len(model.backbone.trainable_variables)
+    return {"trainable": trainable, "history": found["history"], "weights": found["weights"]}
 
 
 def causal_lm(strategy: kd.Strategy | None) -> dict[str, Any]:
