@@ -11,10 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.environment import QUIET, values
+from tests.environment import QUIET, ROOT, values
 from tests.multiprocess.forks import Nursery, report
 
-ROOT = Path(__file__).parents[1]
 SECONDS = 900
 
 
@@ -25,17 +24,31 @@ def run_fresh(code: str, *, seconds: float = SECONDS, **environment: str) -> str
 
 def run_python(*arguments: str | Path, seconds: float = SECONDS, **environment: str) -> str:
     """Return what ``python *arguments`` prints; fail with its whole output if it fails."""
-    child = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **values(QUIET), **environment},
+    settings = {**values(QUIET), **environment}
+    child = ended([sys.executable, *arguments], seconds=seconds, **settings)
+    assert child.returncode == 0, f"exit status {child.returncode}\n{child.stdout}{child.stderr}"
+    return child.stdout
+
+
+def ended(
+    command: Sequence[str | Path],
+    *,
+    folder: Path = ROOT,
+    text: str = "",
+    seconds: float = 90,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder to its end; `text` is what it reads."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        input=text,
         capture_output=True,
         text=True,
         timeout=seconds,
         check=False,
     )
-    assert child.returncode == 0, f"exit status {child.returncode}\n{child.stdout}{child.stderr}"
-    return child.stdout
 
 
 BECOMES = """

@@ -22,9 +22,8 @@ from typing import Any
 
 from tests.accelerators.matrix import ROWS, Row
 from tests.conformance.registry import SUITES_ON
-from tests.environment import CPU_DEVICES, values
+from tests.environment import CPU_DEVICES, ROOT, values
 
-ROOT = Path(__file__).parents[2]
 SMOKE = "benchmarks/gpu_smoke.py"
 SECONDS = 480.0
 SHOWN_LINES = 30

@@ -99,12 +99,6 @@ def sums_by_optimizer():
     return found
 
 
-def normalization():
-    """The collectives of synchronized BatchNormalization, and what is added up on one device."""
-    graph = graph_of(trained(keras.optimizers.SGD, normalizes=True))
-    return [len(reductions(graph)), additions(graph)]
-
-
 @contextlib.contextmanager
 def like_gpus(pack_bytes=all_reduce.GPU_PACK_BYTES):
     gpus = [None, None]
@@ -116,11 +110,13 @@ def like_gpus(pack_bytes=all_reduce.GPU_PACK_BYTES):
         yield
 
 
-def hints():
+def normalization():
+    """The collectives of synchronized BatchNormalization, what is added up on one device, hints."""
     model = trained(keras.optimizers.SGD, normalizes=True)
     with like_gpus():
         graph = graph_of(model)
-    return sorted({one.get_attr("communication_hint").decode() for one in reductions(graph)})
+    hints = {one.get_attr("communication_hint").decode() for one in reductions(graph)}
+    return [len(reductions(graph)), additions(graph), sorted(hints)]
 
 
 def packs():
@@ -227,7 +223,6 @@ def main():
     parts = (
         sums_by_optimizer,
         normalization,
-        hints,
         packs,
         prefetching,
         kinds_of_batches,

@@ -44,12 +44,9 @@ def agreed(machine_with, monkeypatch):
     monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
 
     def enter(worker):
-        machine_with(worker.get("gpus", "4"))
-        for name, key in [("CUDA_VISIBLE_DEVICES", "visible"), ("KERASDIST_CPU_DEVICES", "cpus")]:
-            if key in worker:
-                monkeypatch.setenv(name, worker[key])
-            else:
-                monkeypatch.delenv(name, raising=False)
+        machine_with(worker.get("gpus", "4"), worker.get("visible"))
+        if "cpus" in worker:
+            monkeypatch.setenv("KERASDIST_CPU_DEVICES", worker["cpus"])
         monkeypatch.setattr(platform, "node", lambda: worker.get("host", "h"))
         return FakeBackend(worker.get("built", True)), worker.get("names")
 
@@ -172,15 +169,6 @@ def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with,
     assert choice.agree(FakeBackend(built=None), told, None) == choice.Choice(None, [])
 
 
-@pytest.fixture
-def variables(monkeypatch):
-    def give(**values):
-        for name, value in values.items():
-            monkeypatch.setenv(name, value)
-
-    return give
-
-
 @pytest.mark.parametrize(
     ("gpus", "built", "visible", "words"),
     [
@@ -190,12 +178,8 @@ def variables(monkeypatch):
         ("broken", True, "0", ["Driver/library version mismatch"]),
     ],
 )
-def test_a_promised_gpu_that_the_framework_does_not_see(
-    machine_with, variables, gpus, built, visible, words
-):
-    machine_with(gpus)
-    if visible is not None:
-        variables(CUDA_VISIBLE_DEVICES=visible)
+def test_a_promised_gpu_that_the_framework_does_not_see(machine_with, gpus, built, visible, words):
+    machine_with(gpus, visible)
     with pytest.raises(DeviceError) as error:
         choice.check_promise(FakeBackend(built))
     for word in words:
@@ -221,10 +205,8 @@ def test_a_framework_for_cpus_on_a_machine_with_gpus_is_one_warning(machine_with
         ("broken", False, "-1"),
     ],
 )
-def test_where_no_gpu_is_promised_the_cpu_is_right(machine_with, variables, gpus, built, visible):
-    machine_with(gpus)
-    if visible is not None:
-        variables(CUDA_VISIBLE_DEVICES=visible)
+def test_where_no_gpu_is_promised_the_cpu_is_right(machine_with, gpus, built, visible):
+    machine_with(gpus, visible)
     choice.check_promise(FakeBackend(built))
 
 

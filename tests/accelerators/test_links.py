@@ -63,10 +63,9 @@ def test_gpus_of_two_kinds(machine_with):
     assert verdicts()["devices"] == "warning"
 
 
-def test_fewer_workers_see_fewer_gpus(machine_with, monkeypatch):
+def test_fewer_workers_see_fewer_gpus(machine_with):
     machine_with(4)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert bench._first_gpus(2) == {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert bench._first_gpus(4) == {}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    machine_with(4, "3,1,2")
     assert bench._first_gpus(1) == {"CUDA_VISIBLE_DEVICES": "3"}

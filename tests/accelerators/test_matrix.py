@@ -1,10 +1,12 @@
 """The configurations for accelerators name what exists, and each case is in one part."""
 
 import dataclasses
+import json
 import shlex
 
 import pytest
 
+from benchmarks import gpu_smoke
 from tests.accelerators import on_gpu
 from tests.accelerators.matrix import EXACT, ROWS
 from tests.conformance import registry
@@ -24,17 +26,8 @@ def words_of(row):
     return shlex.split(row.command.format(device="gpu", hosts="h1:4,h2:4"))
 
 
-def test_names_are_backend_devices_and_part():
-    names = [row.name for row in ROWS]
-    assert len(set(names)) == len(names)
-    for row in ROWS:
-        backend, where, _ = row.name.split(".", 2)
-        assert (backend, where) == (row.backend, "pod" if row.is_on_a_pod else str(row.devices))
-    assert {row.backend for row in ROWS} == set(registry.BACKENDS)
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_command_parses_and_names_what_exists(row, gpu_smoke):
+def test_a_command_parses_and_names_what_exists(row):
     flag, module, *rest = words_of(row)
     if flag == on_gpu.SMOKE:
         options = gpu_smoke.parser().parse_args([module, *rest])
@@ -108,6 +101,15 @@ def test_what_needs_more_devices_or_a_pod_is_left_out():
     assert on_gpu.left_out(row["jax.pod.test"], 8, None) == "it needs a pod: --hosts h1:4,h2:4"
 
 
+def test_a_part_of_gpu_smoke_gives_one_line_of_json():
+    options = ("--device", "cpu", "--backends", "torch", "--parts", "correctness.mlp")
+    said = run_python(on_gpu.SMOKE, *options, PYTHONPATH=str(ROOT))
+    device, mlp = map(json.loads, said.splitlines())
+    assert (device["part"], device["devices"]) == ("device", ["cpu:0"])
+    assert mlp["ok"]
+    assert mlp["largest difference"] == {"one device": 0.0, "mirrored": 0.0}
+
+
 def test_a_missing_framework_is_left_out_by_name():
     """A Python that has torch and JAX, but no TensorFlow."""
     code = f"""
@@ -115,6 +117,6 @@ import importlib.util as util, runpy, sys
 found = util.find_spec
 util.find_spec = lambda name, *of: None if name == "tensorflow" else found(name, *of)
 sys.argv = ["gpu_smoke.py", "--backends", "tensorflow", "--parts", "device"]
-runpy.run_path({str(ROOT / "benchmarks" / "gpu_smoke.py")!r}, run_name="__main__")
+runpy.run_path({on_gpu.SMOKE!r}, run_name="__main__")
 """
     assert '"skipped": "tensorflow is not installed: nothing ran"' in run_python("-c", code)

@@ -9,13 +9,12 @@ the devices that take part; then the bytes that each GPU holds of the state.
 
 import collections
 import difflib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.ahead_of_time.processes import run_with_compilers
+from tests.ahead_of_time.processes import compiled
 
 FOLDER = Path(__file__).with_suffix("")
 TARGETS = {8: "8xh100", 64: "8x8xh100", 4096: "512x8xh100"}
@@ -25,21 +24,9 @@ NAMES = [f"{model}-{sharding}" for model in MODELS for sharding in SHARDINGS]
 SECONDS = 900
 
 
-def compiled(chosen: Mapping[int, Sequence[str]]) -> dict[int, dict[str, Any]]:
+def compiled_for(chosen: Mapping[int, Sequence[str]]) -> dict[int, dict[str, Any]]:
     """What has become of each program, by the number of devices and the name."""
-    return {count: _compiled_for(count, names) for count, names in chosen.items()}
-
-
-def _compiled_for(count: int, names: Sequence[str]) -> dict[str, Any]:
-    output = run_with_compilers(
-        ["tests.ahead_of_time.programs", TARGETS[count], *names],
-        seconds=SECONDS,
-        KERAS_BACKEND="jax",
-        JAX_PLATFORMS="cpu",
-        XLA_FLAGS="--xla_gpu_autotune_level=0",
-    )
-    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return {one["name"]: one for one in found}
+    return {count: compiled(TARGETS[count], names, SECONDS) for count, names in chosen.items()}
 
 
 def block(count: int, facts: Mapping[str, Any]) -> str:
@@ -61,7 +48,7 @@ def known(name: str) -> dict[int, str]:
 
 
 def main() -> None:
-    found = compiled(dict.fromkeys(TARGETS, NAMES))
+    found = compiled_for(dict.fromkeys(TARGETS, NAMES))
     for name in NAMES:
         path = FOLDER / f"{name}.txt"
         new = "\n".join(block(count, found[count][name]) for count in TARGETS)

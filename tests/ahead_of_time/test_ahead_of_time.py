@@ -4,23 +4,20 @@ A state that is not donated takes its memory twice; a collective too many costs 
 job, and no test on CPU devices shows it.
 """
 
-import json
-import re
-from pathlib import Path
+import functools
 
 import pytest
 
-from tests.ahead_of_time.processes import run_with_compilers
+from tests.ahead_of_time.processes import compiled
 from tests.environment import everything
 
-PROGRAMS = Path(__file__).with_name("programs.py")
 EVERYTHING = everything()
 SECONDS = 1500 if EVERYTHING else 600
 
 ONE_SUM = {"all-reduce": 1}
 # Per BatchNormalization one for the moments and one for their gradients.
 NORMALIZED = {"all-gather": 2, "all-reduce": 3}
-# By program: the collectives of one step; and where a platform has others.
+# By program: the collectives of one step; and where a target has others.
 BOTH: dict[str, dict[str, int]] = {
     "mlp": ONE_SUM,
     "mlp, uneven batch": ONE_SUM,
@@ -38,50 +35,23 @@ ON_TPU = {
     "mlp, optimizer sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
     "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
 }
-EXPECTED = {"tpu": BOTH | ON_TPU, "gpu": BOTH}
+EXPECTED = {"v5e:2x2": BOTH | ON_TPU, "8xh100": BOTH}
 # A batch that is divided unevenly, and variables that are divided; for GPUs: `test_golden`.
-SELECTED = {"tpu": ["mlp, uneven batch", "mlp, all sharded"]}
+SELECTED = {"v5e:2x2": ["mlp, uneven batch", "mlp, all sharded"]}
 CHOSEN = {one: list(EXPECTED[one]) for one in EXPECTED} if EVERYTHING else SELECTED
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    """Per platform what each program has become, in a fresh process."""
-    known: dict[str, dict[str, dict]] = {}
-
-    def of(platform):
-        if platform not in known:
-            known[platform] = run(platform, CHOSEN[platform])
-        return known[platform]
-
-    return of
-
-
-def test_every_program_is_expected():
-    names = re.findall(r'^    "([^"]+)": Program\(', PROGRAMS.read_text("utf-8"), re.MULTILINE)
-    assert names
-    assert all(list(one) == names for one in EXPECTED.values())
-
-
-def run(platform, names):
-    output = run_with_compilers(
-        ["tests.ahead_of_time.programs", platform, *names],
-        seconds=SECONDS,
-        KERAS_BACKEND="jax",
-        JAX_PLATFORMS="cpu",  # what computes; compiled is for what is described
-        TPU_SKIP_MDS_QUERY="1",
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # another test may compile at the same time
-        XLA_FLAGS="--xla_gpu_autotune_level=0",
-    )
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return {line["name"]: line for line in lines}
+@functools.cache
+def programs(target):
+    """What each program has become, in a fresh process."""
+    return compiled(target, CHOSEN[target], SECONDS)
 
 
 @pytest.mark.timeout(SECONDS + 20)
 @pytest.mark.parametrize(
-    ("platform", "name"), [(platform, name) for platform in CHOSEN for name in CHOSEN[platform]]
+    ("target", "name"), [(target, name) for target in CHOSEN for name in CHOSEN[target]]
 )
-def test_state_is_donated_and_collectives_are_few(compiled, platform, name):
-    found = compiled(platform)[name]
+def test_state_is_donated_and_collectives_are_few(target, name):
+    found = programs(target)[name]
     assert found["donated"] == found["arrays"] > 0
-    assert found["collectives"] == EXPECTED[platform][name]
+    assert found["collectives"] == EXPECTED[target][name]

@@ -32,7 +32,7 @@ MOST_GATHERED = 64
 
 @pytest.fixture(scope="module")
 def found():
-    return golden.compiled(CHOSEN)
+    return golden.compiled_for(CHOSEN)
 
 
 def test_each_program_has_a_file_of_all_numbers_of_devices():

@@ -37,15 +37,20 @@ raise AssertionError("the script ran on")
 PARAMETERS = 64 * 256 + 256 + 256 * 8 + 8
 
 
+def plan_of(script, folder, *options):
+    path = folder / "train.py"
+    path.write_text(script)
+    command = ("-m", "kerasdist", "plan", path, "--json", "--no-largest-batch", *options)
+    return json.loads(run_with_compilers(*command, "--", "--epochs", "3"))
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan")
-    (folder / "train.py").write_text(SCRIPT)
-    command = ["kerasdist", "plan", "train.py", "--devices", "v5e:2x2", "--json"]
-    command += ["--no-largest-batch", "--plot", "scaling.png", "--", "--epochs", "3"]
-    output = run_with_compilers(command, folder)
-    assert (folder / "scaling.png").stat().st_size > 1000
-    return json.loads(output)
+    plot = folder / "scaling.png"
+    found = plan_of(SCRIPT, folder, "--devices", "v5e:2x2", "--plot", plot)
+    assert plot.stat().st_size > 1000
+    return found
 
 
 @pytest.mark.timeout(300)
@@ -82,10 +87,8 @@ def test_the_scaling_begins_with_one_device(plan):
 
 @pytest.mark.timeout(300)
 def test_full_sharding_on_gpus_is_planned_for_pytorch_too(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT.replace("== 4", "== 8").replace("256", "2048"))
-    command = ["kerasdist", "plan", "train.py", "--devices", "8xh100", "--sharding", "full"]
-    command += ["--json", "--no-largest-batch", "--", "--epochs", "3"]
-    plan = json.loads(run_with_compilers(command, tmp_path))
+    script = SCRIPT.replace("== 4", "== 8").replace("256", "2048")
+    plan = plan_of(script, tmp_path, "--devices", "8xh100", "--sharding", "full")
     first = 64 * 2048  # of at least 65,536 elements; the others stay whole
     whole = 2048 + 2048 * 8 + 8
     groups = plan["groups"]

@@ -3,14 +3,8 @@
 With ``KERASDIST_GPU_LIKE=all`` every case, else a selection.
 """
 
-import os
-from dataclasses import replace
+from tests.conformance import again
 
-from tests.conformance import registry
-from tests.facade.case import OWN
-
-FACADE = "tests.facade"
-SUITE = "tests.gpu_like"
 # What differs most there: sums in loops and branches, state that replicas might share, copies of
 # variables, code that runs in the backward pass, and batches that are placed ahead.
 SELECTED = frozenset(
@@ -49,28 +43,8 @@ SELECTED = frozenset(
     }
 )
 
-
 # How the only pipeline of an epoch begins and ends, on TensorFlow: there each device has one of its
 # own, see `tests/accelerators`.
 NOT_HERE = frozenset({"cost.no_wait_for_a_tuner"})
 
-
-def is_of_facade(case: registry.Case) -> bool:
-    return case.name.startswith("facade.")
-
-
-def register() -> None:
-    everything = os.environ.get("KERASDIST_GPU_LIKE") == "all"
-    names = set()
-    for suite, prefix in ((registry.CONFORMANCE, ""), (FACADE, "facade.")):
-        for case in registry.load(suite).values():
-            name = prefix + case.name
-            names.add(name)
-            if (everything and name not in NOT_HERE and case.topic != OWN) or name in SELECTED:
-                counts = case.replicas if everything else case.replicas[:1]
-                registry.CASES[SUITE, name] = replace(case, name=name, replicas=counts)
-    if missing := (SELECTED | NOT_HERE) - names:
-        raise ValueError(f"Expected names of cases. Received: {sorted(missing)}. Rename them here.")
-
-
-register()
+again.register("tests.gpu_like", "KERASDIST_GPU_LIKE", {"": SELECTED}, left_out=NOT_HERE)

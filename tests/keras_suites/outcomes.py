@@ -12,7 +12,6 @@ class Outcome:
     """``passed``, ``failed``, ``skipped``, or ``died``: the process ended under it."""
 
     outcome: str
-    seconds: float = 0.0
     message: str = ""
 
 

@@ -1,14 +1,8 @@
 """A pytest plugin for Keras's own tests: every test runs inside a strategy's scope.
 
-Used by ``tests.keras_suites.suite`` in a fresh process per backend::
-
-    KERAS_BACKEND=jax KERASDIST_CPU_DEVICES=2 python -m pytest \
-        -p tests.keras_suites.plugin --pyargs keras.src.trainers.trainer_test
-
-With ``KERAS_SUITES_REPLICAS=0`` no scope is entered and kerasdist is not imported: that is
-plain Keras. Each outcome is written to the file that
-``KERAS_SUITES_OUTCOMES`` names as soon as it is known, so that a run that is killed still shows
-where.
+Used by ``tests.keras_suites.suite`` in a fresh process per backend. With no replicas no scope is
+entered and kerasdist is not imported: that is plain Keras. Each outcome is written as soon as it is
+known, so that a run that is killed still shows where.
 """
 
 import contextlib
@@ -23,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.keras_suites.suite import HALVED
+from tests.keras_suites.suite import CHOICE, HALVED, SECONDS_PER_TEST
 
-REPLICAS = int(os.environ.get("KERAS_SUITES_REPLICAS", "2"))
-OUTCOMES = os.environ.get("KERAS_SUITES_OUTCOMES")
-SECONDS_PER_TEST = float(os.environ.get("KERAS_SUITES_SECONDS_PER_TEST", "300"))
+_CHOICE = json.loads(Path(os.environ[CHOICE]).read_text("utf-8"))
+REPLICAS, OUTCOMES = _CHOICE["replicas"], Path(_CHOICE["outcomes"])
+KNOWN, WANTED, HALF = set(_CHOICE["known"]), tuple(_CHOICE["wanted"]), _CHOICE["half"]
 # A copy of stderr: pytest's capture would swallow the tracebacks of a test that hangs.
 STDERR = os.fdopen(os.dup(2), "w")
 
@@ -46,34 +40,22 @@ def short_id(nodeid: str) -> str:
 
 
 def record(**line):
-    if OUTCOMES:
-        with Path(OUTCOMES).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    with OUTCOMES.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
-def is_wanted(test: str, wanted: list[str]) -> bool:
-    """Whether a test is one of ``wanted``: files, or beginnings of tests' names."""
-    return not wanted or any(test.startswith(one) for one in wanted)
+def is_chosen(test: str) -> bool:
+    """Whether a test is wanted, in the wanted half, and not one that an earlier process has run."""
+    halved = HALF is not None and test.startswith(HALVED)
+    return (
+        test not in KNOWN
+        and (not WANTED or test.startswith(WANTED))
+        and (not halved or zlib.crc32(test.encode()) % 2 == HALF)
+    )
 
 
-def is_in_half(test: str, half: int | None) -> bool:
-    """Whether a test is in the wanted half of the file that is halved; all others are."""
-    return half is None or not test.startswith(HALVED) or zlib.crc32(test.encode()) % 2 == half
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leaves out what is not selected, and what an earlier process has run already."""
-    path = os.environ.get("KERAS_SUITES_CHOICE")
-    choice = json.loads(Path(path).read_text("utf-8")) if path else {}
-    known, wanted = set(choice.get("known", ())), choice.get("wanted", [])
-    names = {item: short_id(item.nodeid) for item in items}
-    left = [
-        item
-        for item, name in names.items()
-        if name not in known and is_wanted(name, wanted) and is_in_half(name, choice.get("half"))
-    ]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
-    items[:] = left
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if is_chosen(short_id(item.nodeid))]
 
 
 def pytest_collection_finish():
@@ -144,12 +126,7 @@ def pytest_runtest_logreport(report):
     if report.when == "teardown" and report.outcome == "skipped":
         return
     message = "" if report.outcome != "failed" else report.longreprtext[-4000:]
-    record(
-        test=short_id(report.nodeid),
-        outcome=report.outcome,
-        seconds=round(report.duration, 2),
-        message=message,
-    )
+    record(test=short_id(report.nodeid), outcome=report.outcome, message=message)
 
 
 def pytest_sessionfinish(session, exitstatus):

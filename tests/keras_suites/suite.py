@@ -11,7 +11,6 @@ more without a strategy: what plain Keras passes must pass, but for the tests in
 
 import argparse
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -21,14 +20,27 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.environment import CPU_DEVICES, QUIET, path_of_users, values
+from tests.environment import CPU_DEVICES, QUIET, ROOT, path_of_users, values
 from tests.keras_suites.outcomes import Comparison, Outcome
 
 BACKENDS = ("tensorflow", "jax", "torch")
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 REPLICAS = 2
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "keras_tests.md"
+KERAS = importlib.metadata.distribution("keras")
+# Where it is installed: tests are named by their paths in it.
+INSTALLED = str(KERAS.locate_file(""))
+HEAD = f"""# Keras's own tests under a strategy
+
+<!-- Written by `python -m tests.keras_suites.suite report` (`make keras-tests`). Do not edit. -->
+
+The tests that the installed Keras {KERAS.version} brings, every test inside the scope of a \
+`kd.MirroredStrategy` of {REPLICAS} CPU devices, beside plain Keras. `make test-everything` runs a \
+selection.
+
+| | | plain: passed | skipped | failed | ours: passed | skipped | failed |
+|---|---|---|---|---|---|---|---|
+"""
 PACKAGES = (
     "callbacks",
     "layers/normalization",
@@ -62,6 +74,8 @@ HALVED = "trainers/trainer_test.py"
 SECONDS = 3600
 # Torch's compiler is what takes a test beyond seconds.
 SECONDS_PER_TEST = 300
+# The variable that tells the plugin which file has what to run.
+CHOICE = "KERAS_SUITES_CHOICE"
 
 
 def run(
@@ -78,8 +92,8 @@ def run(
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            choice = {"known": sorted(outcomes), "wanted": list(wanted), "half": half}
-            ended, running, tail = _one_process(backend, replicas, choice, Path(folder), outcomes)
+            choice = {"replicas": replicas, "wanted": list(wanted), "half": half}
+            ended, running, tail = _one_process(backend, choice, Path(folder), outcomes)
             if ended and (outcomes or not replicas):
                 return outcomes
             if not running:
@@ -90,37 +104,27 @@ def run(
             outcomes[running] = Outcome("died", message=tail)
 
 
-def _site_packages() -> str:
-    """Where Keras is installed: tests are named by their paths in it."""
-    spec = importlib.util.find_spec("keras")
-    assert spec
-    assert spec.origin
-    return str(Path(spec.origin).parents[1])
-
-
 def _modules(wanted: Sequence[str]) -> list[str]:
     paths = {one.partition("::")[0] for one in wanted} or set(PACKAGES)
     return sorted("keras.src." + path.removesuffix(".py").replace("/", ".") for path in paths)
 
 
-def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str, str]:
-    lines = folder / "outcomes.jsonl"
-    lines.unlink(missing_ok=True)
-    choice = folder / "choice.json"
-    choice.write_text(json.dumps(chosen), "utf-8")
+def _one_process(backend, chosen, folder, outcomes) -> tuple[bool, str, str]:
+    lines, choice = folder / "outcomes.jsonl", folder / "choice.json"
+    lines.write_text("", "utf-8")
+    choice.write_text(
+        json.dumps({**chosen, "known": sorted(outcomes), "outcomes": str(lines)}), "utf-8"
+    )
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
-        "KERAS_SUITES_REPLICAS": str(replicas),
-        "KERAS_SUITES_OUTCOMES": str(lines),
-        "KERAS_SUITES_CHOICE": str(choice),
-        "KERAS_SUITES_SECONDS_PER_TEST": str(SECONDS_PER_TEST),
+        CHOICE: str(choice),
         "PYTHONPATH": os.pathsep.join([str(ROOT), path_of_users()]),
         "PYTEST_ADDOPTS": "",
         **values((*QUIET, *CPU_DEVICES)),
     }
     command = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
-    command += ["-c", os.devnull, "--rootdir", _site_packages(), "-p", "tests.keras_suites.plugin"]
+    command += ["-c", os.devnull, "--rootdir", INSTALLED, "-p", "tests.keras_suites.plugin"]
     command += ["--continue-on-collection-errors"]
     process = subprocess.run(
         [*command, "--pyargs", *_modules(chosen["wanted"])],
@@ -134,7 +138,7 @@ def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str
         check=False,
     )
     running, finished = "", False
-    for text in lines.read_text("utf-8").splitlines() if lines.exists() else ():
+    for text in lines.read_text("utf-8").splitlines():
         line = json.loads(text)
         test, outcome = line.pop("test"), line.pop("outcome")
         if outcome == "finished":
@@ -148,10 +152,6 @@ def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str
     return finished, running, process.stdout[-4000:]
 
 
-def keras_version() -> str:
-    return importlib.metadata.version("keras")
-
-
 def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -> Comparison:
     ours = run(backend, REPLICAS, wanted, half)
     others = [test for test, one in ours.items() if one.outcome != "passed"]
@@ -160,19 +160,7 @@ def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -
 
 def report() -> bool:
     """Writes docs/keras_tests.md; returns whether nothing is lost."""
-    lines = [
-        "# Keras's own tests under a strategy",
-        "",
-        "<!-- Written by `python -m tests.keras_suites.suite report` (`make keras-tests`). "
-        "Do not edit. -->",
-        "",
-        f"The tests that the installed Keras {keras_version()} brings, every test inside the "
-        f"scope of a `kd.MirroredStrategy` of {REPLICAS} CPU devices, beside plain Keras. "
-        "`make test-everything` runs a selection.",
-        "",
-        "| | | plain: passed | skipped | failed | ours: passed | skipped | failed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = HEAD.splitlines()
     excused, beyond, both, lost = [], [], [], []
     for backend, package in itertools.product(BACKENDS, PACKAGES):
         found = compare(backend, [package])

@@ -14,7 +14,8 @@ from pathlib import Path
 from kerasdist.launch.job import run_job
 from kerasdist.launch.placement import free_port
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
-from tests.multiprocess.forks import ROOT, Ended
+from tests.fresh import ROOT, ended
+from tests.multiprocess.forks import Ended
 
 SECONDS = 90
 
@@ -59,27 +60,6 @@ def finish(
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command line to its end."""
     return ended(command_line(*arguments), seconds=seconds, **environment)
-
-
-def ended(
-    command: Sequence[str | Path],
-    *,
-    folder: Path = ROOT,
-    text: str = "",
-    seconds: float = SECONDS,
-    **environment: str,
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a folder to its end; `text` is what it reads."""
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment},
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:

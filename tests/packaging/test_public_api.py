@@ -1,7 +1,5 @@
 """The public names are frozen: a change here is a change of the API, for the CHANGELOG."""
 
-import json
-
 import kerasdist
 from tests.fresh import run_forked
 
@@ -26,7 +24,7 @@ def test_the_public_names():
 def test_all_that_is_public_resolves_and_has_a_docstring():
     # Methods and properties: a field of a dataclass is described in the docstring of its class.
     code = """
-import inspect, json, kerasdist
+import inspect, kerasdist
 public = {name: getattr(kerasdist, name) for name in kerasdist.__all__ if name != "__version__"}
 members = {
     f"{name}.{member}": value
@@ -34,10 +32,6 @@ members = {
     for member in dir(one) if not member.startswith("_")
     if inspect.isroutine(value := getattr(one, member)) or isinstance(value, property)
 }
-print(json.dumps([
-    sorted(public), [name for name, one in (public | members).items() if not inspect.getdoc(one)]
-]))
+print("without:", *(name for name, one in (public | members).items() if not inspect.getdoc(one)))
 """
-    names, without = json.loads(run_forked(code, "jax").splitlines()[-1])
-    assert names == sorted(set(PUBLIC) - {"__version__"})
-    assert without == []
+    assert run_forked(code, "jax").splitlines()[-1] == "without:"

@@ -4,15 +4,8 @@ With ``KERASDIST_SHARDED=all`` every case in both ways, else a selection. The na
 with what is divided: ``full.optimizers.accumulation``.
 """
 
-import os
-from dataclasses import replace
+from tests.conformance import again
 
-from tests.conformance import registry
-from tests.facade.case import OWN
-
-FACADE = "tests.facade"
-SUITE = "tests.sharded"
-BACKENDS = ("jax",)
 # What reads or writes state by itself, and what goes over all weights at once.
 SELECTED = {
     "full": {
@@ -46,23 +39,4 @@ SELECTED = {
     },
 }
 
-
-def register() -> None:
-    everything = os.environ.get("KERASDIST_SHARDED") == "all"
-    known = set()
-    for suite, prefix in ((registry.CONFORMANCE, ""), (FACADE, "facade.")):
-        for case in registry.load(suite).values():
-            known.add(prefix + case.name)
-            for state, selected in SELECTED.items():
-                if (everything and case.topic != OWN) or prefix + case.name in selected:
-                    name = f"{state}.{prefix}{case.name}"
-                    only = tuple(one for one in case.backends if one in BACKENDS)
-                    counts = case.replicas if everything else case.replicas[:1]
-                    registry.CASES[SUITE, name] = replace(
-                        case, name=name, backends=only, replicas=counts
-                    )
-    if missing := set().union(*SELECTED.values()) - known:
-        raise ValueError(f"Expected names of cases. Received: {sorted(missing)}. Rename them here.")
-
-
-register()
+again.register("tests.sharded", "KERASDIST_SHARDED", SELECTED, backends=("jax",))

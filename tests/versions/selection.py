@@ -16,12 +16,10 @@ import pytest
 
 from tests.conformance import registry, runner
 from tests.conformance.runner import BackendRun, Result
-from tests.fresh import run_fresh, run_python
 from tests.multiprocess.layouts import PAIR, limits
 
 BACKENDS = registry.BACKENDS
 TRIPWIRES = ("tests/unit/test_keras_compat.py",)
-TRIPWIRE_SECONDS = 900
 
 # A case for each hook, and for each thing that an older Keras does otherwise.
 CONFORMANCE = (
@@ -118,12 +116,6 @@ def expect_good(run: BackendRun, number: int):
     assert not said, "\n\n".join(said)
 
 
-def look_at_tripwires(backend: str):
-    """Fails if one of a backend's tripwires does."""
-    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", backend)
-    run_python(*command, *TRIPWIRES, seconds=TRIPWIRE_SECONDS)
-
-
 @contextmanager
 def first_on_the_path(folder: Path, results: Path) -> Iterator[None]:
     """Processes find the packages of a folder first; docs/support.md's results lie elsewhere."""
@@ -133,12 +125,6 @@ def first_on_the_path(folder: Path, results: Path) -> Iterator[None]:
         patch.setenv("PYTHONPATH", path)
         patch.setattr(runner, "RESULTS", results / "conformance")
         yield
-
-
-def imported_version(package: str) -> str:
-    """The version that a fresh process imports."""
-    code = f"import {package}; print({package}.__version__)"
-    return run_fresh(code, KERAS_BACKEND="numpy").split()[-1]
 
 
 def main() -> int:

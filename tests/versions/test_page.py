@@ -9,10 +9,6 @@ from tests.versions.selection import SUITES
 from tests.versions.test_newest_jax import CASES
 
 
-def of_releases():
-    return [row for row in rows() if row.set != "main"]
-
-
 def test_the_page_is_as_it_was_written():
     assert rows()
     assert PAGE.read_text("utf-8") == page(rows())
@@ -20,8 +16,8 @@ def test_the_page_is_as_it_was_written():
 
 def test_the_package_knows_the_versions_that_passed():
     found = {name: set() for name in TESTED}
-    for row in of_releases():
-        if row.is_good:
+    for row in rows():
+        if row.is_good and row.set != "main":
             found["keras"].add(row.keras)
             found[row.backend].add(row.framework.partition("+")[0])
     assert found == {name: set(versions) for name, versions in TESTED.items()}

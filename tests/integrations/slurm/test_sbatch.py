@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from kerasdist.job.interruption import ExitCode
-from tests.fresh import ROOT
+from tests.fresh import ROOT, ended
 
 SCRIPT = ROOT / "integrations" / "slurm" / "train.sbatch"
 HERE = Path(__file__).parent
@@ -17,37 +16,26 @@ SECONDS = 120
 
 
 @pytest.fixture
-def slurm(tmp_path):
+def slurm(tmp_path, monkeypatch):
     """Returns a function that submits the script with a task, and returns how it ended."""
     for name in ("sbatch", "srun", "squeue", "scontrol"):
         command = tmp_path / name
-        command.write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "slurm.py"}" {name} "$@"\n',
-            encoding="utf-8",
-        )
+        call = f'exec "{sys.executable}" "{HERE / "slurm.py"}" {name} "$@"'
+        command.write_text(f"#!/bin/sh\n{call}\n", encoding="utf-8")
         command.chmod(0o755)
     (tmp_path / "python").symlink_to(sys.executable)
+    path = (str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of which the script makes its own
 
     def submit(*task, state="RUNNING", **variables):
         (tmp_path / "state").write_text(state, encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if "OMP_" not in name}
-        path = os.pathsep.join(
-            [str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]
-        )
-        return subprocess.run(
+        return ended(
             ["sbatch", "--nodes=1", "--ntasks-per-node=2", SCRIPT, HERE / "task.py", *task],
-            cwd=ROOT,
-            env={
-                **environment,
-                "PATH": path,
-                "PYTHONPATH": str(ROOT),
-                "SLURM_STANDS_IN": str(tmp_path),
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
+            seconds=SECONDS,
+            PATH=os.pathsep.join(path),
+            PYTHONPATH=str(ROOT),
+            SLURM_STANDS_IN=str(tmp_path),
+            **variables,
         )
 
     return submit

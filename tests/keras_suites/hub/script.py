@@ -8,10 +8,8 @@ vocabularies are made here: nothing is downloaded.
 
 import contextlib
 import json
-import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -57,6 +55,10 @@ def classifier() -> Any:
     return model
 
 
+def scope_of(strategy: kd.Strategy | None) -> Any:
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
 def train_on_texts(model: Any) -> dict[str, Any]:
     history = model.fit(TEXTS, LABELS, batch_size=3, epochs=2, shuffle=False, verbose=0).history
     return {
@@ -67,30 +69,27 @@ def train_on_texts(model: Any) -> dict[str, Any]:
     }
 
 
-def text_classifier(scope: Callable[[], Any]) -> dict[str, Any]:
-    with scope():
+def text_classifier(strategy: kd.Strategy | None) -> dict[str, Any]:
+    with scope_of(strategy):
         model = classifier()
     return train_on_texts(model)
 
 
-def lora(scope: Callable[[], Any]) -> dict[str, Any]:
-    with scope():
+def lora(strategy: kd.Strategy | None) -> dict[str, Any]:
+    with scope_of(strategy):
         model = classifier()
         model.backbone.enable_lora(2)
         model.compile(keras.optimizers.Adam(0.01), model.loss, metrics=["accuracy"])
-    history = model.fit(TEXTS, LABELS, batch_size=3, epochs=2, shuffle=False, verbose=0).history
-    return {
-        "history": history,
-        "trainable": len(model.backbone.trainable_variables),
-        "weights": model.get_weights(),
-    }
+    found = train_on_texts(model)
+    trainable = len(model.backbone.trainable_variables)
+    return {"trainable": trainable, "history": found["history"], "weights": found["weights"]}
 
 
-def causal_lm(scope: Callable[[], Any]) -> dict[str, Any]:
+def causal_lm(strategy: kd.Strategy | None) -> dict[str, Any]:
     pieces = sorted({"Ġ", *"".join(WORDS)})
     tokens = ["<|endoftext|>", *pieces, "do"]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    with scope():
+    with scope_of(strategy):
         tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["d o"])
         model = keras_hub.models.GPT2CausalLM(
             backbone=keras_hub.models.GPT2Backbone(
@@ -114,7 +113,7 @@ def causal_lm(scope: Callable[[], Any]) -> dict[str, Any]:
     }
 
 
-def random_search(scope: Callable[[], Any]) -> dict[str, Any]:
+def random_search(strategy: kd.Strategy | None) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
@@ -137,7 +136,7 @@ def random_search(scope: Callable[[], Any]) -> dict[str, Any]:
             seed=5,
             directory=folder,
             project_name="search",
-            distribution_strategy=scope.strategy if isinstance(scope, Scope) else None,
+            distribution_strategy=strategy,
         )
         tuner.search(x, y, batch_size=5, epochs=2, validation_split=0.2, shuffle=False, verbose=0)
         trials = sorted(tuner.oracle.trials.values(), key=lambda trial: trial.trial_id)
@@ -153,45 +152,21 @@ def random_search(scope: Callable[[], Any]) -> dict[str, Any]:
 CASES = (text_classifier, lora, causal_lm, random_search)
 
 
-class Scope:
-    """Opens a strategy's scope."""
-
-    def __init__(self) -> None:
-        self.strategy = kd.MirroredStrategy([f"cpu:{index}" for index in range(REPLICAS)])
-
-    def __call__(self) -> Any:
-        return self.strategy.scope()
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return value
-
-
 def main() -> None:
-    wanted = sys.argv[1:]
     keras.utils.disable_interactive_logging()
-    distributed = Scope()
+    distributed = kd.MirroredStrategy([f"cpu:{index}" for index in range(REPLICAS)])
     results = {}
     for case in CASES:
-        if wanted and case.__name__ not in wanted:
-            continue
         found = []
-        for scope in (contextlib.nullcontext, distributed):
+        for strategy in (None, distributed):
             keras.backend.clear_session()
             keras.utils.set_random_seed(1)
             try:
-                found.append(plain(case(scope)))
+                found.append(case(strategy))
             except Exception:  # noqa: BLE001 (the test shows it)
                 found.append({"error": traceback.format_exc()})
         results[case.__name__] = found
-    print(json.dumps(results))
+    print(json.dumps(results, default=lambda array: array.tolist()))
 
 
 if __name__ == "__main__":

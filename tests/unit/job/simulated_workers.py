@@ -81,9 +81,9 @@ class Wire:
 class InMemory:
     """A coordinator without connections: a test hands it the messages."""
 
-    def __init__(self, workers: int, monkeypatch, timeouts: Timeouts = PATIENT):
+    def __init__(self, workers: int, monkeypatch):
         monkeypatch.setattr(Coordinator, "_serve", lambda self: None)
-        self.coordinator = Coordinator("127.0.0.1", 0, workers, timeouts, MINE)
+        self.coordinator = Coordinator("127.0.0.1", 0, workers, PATIENT, MINE)
         self.coordinator._socket.close()
         self.wires = [Wire() for _ in range(workers)]
         hello = {"num_workers": workers, "pid": 1, "host": "here", "given": None}
@@ -103,9 +103,11 @@ class InMemory:
     def meet(self, rank: int, number: int, channel: str = "main", value: object = 3):
         self.hear(rank, "meet", channel=channel, number=number, label="a call", value=value)
 
-    def patrol(self, times: int = 1):
-        for _ in range(times):
-            self.coordinator._patrol()
+    def save(self, rank: int, step: int):
+        self.hear(rank, "save", number=1, step=step, path="m", occurrence=0, index=0)
+
+    def patrol(self):
+        self.coordinator._patrol()
 
 
 def values_in(message: Mapping[str, Any]) -> list[Any]:

@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import json
+import functools
 import random
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -96,32 +95,6 @@ def test_a_worker_without_the_secret_is_told(coordinator, capsys):
     assert "a secret" not in said
 
 
-def test_a_replayed_answer_is_refused(coordinator, capsys):
-    heard = []
-    proxy = socket.create_server(("127.0.0.1", 0))
-
-    def listen_in():
-        """Stands between a worker and the chief, and keeps what the worker says."""
-        worker = proxy.accept()[0]
-        with worker, coordinator.stranger() as chief:
-            worker.sendall(protocol.packed(protocol.receive(chief)))
-            heard.append(protocol.receive(worker))
-
-    thread = threading.Thread(target=listen_in)
-    thread.start()
-    facts = {"rank": 1, "num_workers": 2, "pid": 1, "host": "here"}
-    with pytest.raises(JobError):
-        Client("127.0.0.1", proxy.getsockname()[1], facts, Timeouts(0.3, 30.0, 30.0), MINE)
-    thread.join()
-    proxy.close()
-    with coordinator.stranger() as again:
-        protocol.receive(again)
-        again.sendall(protocol.packed(heard[0]))
-        assert protocol.receive(again)["type"] == "refused"
-    coordinator.goes_on()
-    assert "is not the one of this job" in capsys.readouterr().err
-
-
 def test_large_slow_and_silent_peers_are_dropped(coordinator, monkeypatch, capsys):
     monkeypatch.setattr(handshake, "SECONDS", 0.5)
     with coordinator.stranger() as large, coordinator.stranger() as slow:
@@ -148,12 +121,9 @@ def test_generated_frames(coordinator, capsys):
     """DEFECTS 25: the job goes on."""
     coordinator.gather()
     rng = random.Random(0)
+    frames = [generated(rng) for _ in range(FRAMES)]
     with ThreadPoolExecutor(8) as pool:
-        list(
-            pool.map(
-                lambda frame: send(coordinator, frame), [generated(rng) for _ in range(FRAMES)]
-            )
-        )
+        list(pool.map(functools.partial(send, coordinator), frames))
     coordinator.goes_on()
     lines = capsys.readouterr().err.splitlines()
     assert 5 <= len(lines) < 50, lines  # what was refused, in few lines
@@ -192,18 +162,7 @@ def generated(rng: random.Random) -> bytes:
 
 
 def _value(rng: random.Random, depth: int):
-    scalars = [
-        None,
-        True,
-        0,
-        -1,
-        2**63,
-        1.5,
-        "",
-        "ä" * rng.randrange(40),
-        "0" * 64,
-        json.dumps("x"),
-    ]
+    scalars = [None, True, 0, -1, 2**63, 1.5, "", "ä" * rng.randrange(40), "0" * 64, '"x"']
     if depth and rng.random() < 0.5:
         parts = [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
         return parts if rng.random() < 0.5 else {str(i): part for i, part in enumerate(parts)}

@@ -31,6 +31,13 @@ def test_a_secret_that_the_chief_lacks_is_named():
         exchange(Credentials(None, "job 7"), MINE)
 
 
+def test_a_replayed_answer_is_refused():
+    """A stranger has listened to a worker, and says to the chief what the worker said."""
+    _, answered, _ = exchange(MINE, MINE)
+    with pytest.raises(handshake.RefusedError, match="KERASDIST_SECRET is not the one of this job"):
+        handshake.reply(handshake.challenge(MINE), answered, MINE)
+
+
 def test_a_chiefs_own_words_do_not_answer_it():
     """A stranger that opens a second connection, and hands back what the chief says there."""
     asked, answered, proof = exchange(MINE, MINE)

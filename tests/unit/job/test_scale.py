@@ -122,8 +122,16 @@ def cost_of(job):
     cost[:] = counted.lines, cost[0] + sum(wire.bytes for wire in job.wires)
 
 
-@pytest.mark.parametrize("what", ["beat", "meet", "save", "bye"])
-def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypatch):
+MESSAGES = {
+    "beat": lambda job: job.beat(1, 5),
+    "meet": lambda job: job.meet(1, 1),
+    "save": lambda job: job.save(1, 2),
+    "bye": lambda job: job.hear(1, "bye", error=None),
+}
+
+
+@pytest.mark.parametrize("send", MESSAGES.values(), ids=MESSAGES)
+def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(send, monkeypatch):
     """The figures are those of the second worker's message, where all others have sent theirs."""
     costs = set()
     for workers in (3, 64, 4096):
@@ -132,17 +140,9 @@ def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypa
             job.beat(rank)
             job.meet(rank, 1)
             job.meet(rank, 1, LEAVING)
-            job.hear(rank, "save", number=1, step=2, path="m", occurrence=0, index=0)
+            job.save(rank, 2)
         with cost_of(job) as cost:
-            match what:
-                case "beat":
-                    job.beat(1, 5)
-                case "meet":
-                    job.meet(1, 1)
-                case "bye":
-                    job.hear(1, "bye", error=None)
-                case "save":
-                    job.hear(1, "save", number=1, step=2, path="m", occurrence=0, index=0)
+            send(job)
         costs.add(tuple(cost))
     assert len(costs) == 1, costs
     assert min(costs)[0] > 5
@@ -157,7 +157,7 @@ def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
         for rank in range(workers):
             job.beat(rank, 40)
         for rank in range(1, workers):
-            job.hear(rank, "save", number=1, step=40, path="m", occurrence=0, index=0)
+            job.save(rank, 40)
         with cost_of(job) as cost:
             if what == "meeting":
                 for rank in range(workers):

@@ -46,8 +46,8 @@ def compilation(refused=None):
     )
 
 
-def plan_of(compiled):
-    subject = Subject("train.py", "MirroredStrategy", 1_000_000)
+def plan_of(compiled, **of_subject):
+    subject = Subject("train.py", "MirroredStrategy", 1_000_000, **of_subject)
     return make_plan(subject, 32, parse_target("8xh100"), lambda *_: compiled, largest=False)
 
 
@@ -93,9 +93,7 @@ def test_what_is_printed_for_people():
     ],
 )
 def test_what_is_printed_of_the_largest_batch(found, text):
-    plan = plan_of(compilation())
-    subject = dataclasses.replace(plan.subject, examples=1347)
-    plan = dataclasses.replace(plan, subject=subject, largest_batch=found)
+    plan = dataclasses.replace(plan_of(compilation(), examples=1347), largest_batch=found)
     assert text in printed(plan).splitlines()
     facts = json.loads(report.as_json(plan))
     assert facts["largest_batch_per_device"] == found.examples

@@ -9,8 +9,7 @@ from kerasdist.core.sharding import Sharding
 from kerasdist.plan import report
 from kerasdist.plan.groups import WeightGroups, planned_groups, weight_groups
 from kerasdist.plan.hardware import parse_target
-from kerasdist.plan.planning import Compilation, Subject, Work, make_plan
-from tests.unit.plan.test_command import printed
+from tests.unit.plan.test_command import compilation, plan_of, printed
 
 WIDTH = 64
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
@@ -72,9 +71,7 @@ def test_only_fully_sharded_models_on_several_gpus_have_groups():
 
 
 def planned(groups):
-    compiled = Compilation(32, {}, Work({"bfloat16": 989.4e10}, 1.0), [], None, 0.0)
-    subject = Subject("train.py", "MirroredStrategy", 1, sharding="full", groups=groups)
-    return make_plan(subject, 32, parse_target("8xh100"), lambda *_: compiled, largest=False)
+    return plan_of(compilation(), sharding="full", groups=groups)
 
 
 def test_it_is_printed_beside_xlas_plan():
