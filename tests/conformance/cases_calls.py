@@ -66,7 +66,7 @@ def beside_plain_keras(lab):
     mirrored = model_in(lab.strategy().scope())
     first, wrong, raised = state(plain), [], 0
     twice = zip(calls(lab.backend, NUMBER), calls(lab.backend, NUMBER), strict=True)
-    every = 1 if lab.backend == "torch" or everything() else 20
+    every = 1 if lab.backend == "torch" else 4 if everything() else 20
     for number, (call, again) in [*enumerate(twice)][::every]:
         if isinstance(weights := call.arguments.get("sample_weight"), list):
             # Of a list Keras gives the loss all numbers, and weighted metrics the first (3.15.1).
