@@ -22,7 +22,6 @@ import keras  # noqa: E402
 import kerasdist as kd  # noqa: E402
 from tests.conformance.models import regression  # noqa: E402
 from tests.multiprocess import networks  # noqa: E402
-from tests.multiprocess.loops import squared_error_step  # noqa: E402
 
 ROWS = 40
 STRIKES = 3
@@ -102,13 +101,24 @@ def be_killed_in_compile(strategy):
 
 def be_killed_in_a_compiled_loop(strategy):
     """``strategy.run`` is called in the compiled step alone, and only while that is traced."""
-    one = squared_error_step(model(strategy), 4)
+    with strategy.scope():
+        made = model(strategy)
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(made.trainable_variables)
+
+    def replica_step(x):
+        def loss():
+            return keras.ops.mean(keras.ops.square(made(x, training=True)))
+
+        value, gradients = kd.value_and_grad(loss, made.trainable_variables)
+        optimizer.apply(gradients, made.trainable_variables)
+        return value
 
     @kd.function
-    def step(batch):
-        return strategy.reduce("sum", strategy.run(one, args=(batch,)), axis=None)
+    def step(x):
+        return strategy.reduce("mean", strategy.run(replica_step, args=(x,)), axis=None)
 
-    batch = keras.ops.ones((4, 4)), keras.ops.ones((4, 1))
+    batch = keras.ops.ones((4, 4))
     for number in range(400):
         if number == STRIKES and RANK == 1:
             strike(signal.SIGKILL)
