@@ -61,7 +61,7 @@ ADDED = {
 }
 
 FIGURES = (
-    Figure("lines of code", 27_311 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 27_310 + sum(ADDED.values()), 23_500),
     Figure("files", 232, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),

@@ -354,8 +354,7 @@ class LocalReplicas:
         replica = self._collectives[index].begin(
             strategy, count + self._elsewhere, count, part.local_batch
         )
-        if scope.device.type == "cuda":
-            part_from_other_gpus(scope.rank, scope.device)
+        part_from_other_gpus(scope.rank, scope.device)
         with (
             computing_on(self._devices[index]),
             context.replica_scope(replica),
