@@ -89,7 +89,7 @@ def case(
 
     ``replicas=None``: 2, and one of 3 and 4, chosen by the name. `make test` and `make test-slow`
     run what is about at most 2 replicas, and what is ``like`` another case on PyTorch alone; `make
-    test-everything` the rest."""
+    test-everything` the rest, but what is ``like`` another with 2 alone on TensorFlow and JAX."""
 
     def register(function):
         # A theme of many cases is a package, of which the modules are not named.
@@ -141,7 +141,9 @@ def load(suite: str = CONFORMANCE) -> dict[str, Case]:
 def is_in_this_run(item: Item) -> bool:
     """Whether an item is not left to `make test-everything`, or in that run whether it is."""
     few = [count for count in item.case.replicas if count <= 2] or item.case.replicas[:1]
-    is_left_out = item.replicas not in few or has_its_like(item.case, item.backend)
+    is_left_out = item.replicas not in few
+    if has_its_like(item.case, item.backend):
+        return everything() and not is_left_out  # with more replicas in `make support` alone
     return is_left_out == everything()
 
 
