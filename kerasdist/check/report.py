@@ -209,7 +209,7 @@ def places(model: keras.Model, comparison: Comparison) -> str:
 def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
     """Yields what may mix examples in a model's training step: functions that users define.
 
-    And layers of Keras that compute along the axis of the examples.
+    And layers of Keras that may compute along the axis of the examples.
     """
     yield from _steps_of_user(model)
     yield from _metrics_of_user(model)
@@ -223,7 +223,7 @@ def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
         if isinstance(layer, keras.layers.Lambda):
             yield layer.function
         axes = keras.tree.flatten(getattr(layer, "axis", None))
-        if any(isinstance(axis, int) and axis == 0 for axis in axes):
+        if any(isinstance(axis, int) and (axis == 0 or axis < -1) for axis in axes):
             yield type(layer)
     for operation in getattr(model, "operations", ()):
         if not isinstance(operation, keras.layers.Layer):

@@ -89,7 +89,7 @@ def along_the_examples(lab):
 
     for name, layer in {
         "Softmax": lambda: layers.Softmax(axis=0),
-        "UnitNormalization": lambda: layers.UnitNormalization(axis=[0, 1]),
+        "UnitNormalization": lambda: layers.UnitNormalization(axis=[-2, -1]),
         "partial": lambda: layers.Dense(4, activation=softmax),
     }.items():
         fresh()
