@@ -134,7 +134,7 @@ class ReplicaContext:
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Returns the sum or mean of the replicas' values, on every replica.
+        """Returns the sum or mean of the replicas' values; the mean of integers is a float.
 
         All replicas must call it, in the same order. The gradient of an all-sum is an all-sum, that
         of an all-mean an all-mean.
@@ -146,7 +146,7 @@ class ReplicaContext:
             options: How to communicate.
 
         Returns:
-            The same structure, reduced.
+            The same structure, reduced, on every replica.
 
         Raises:
             ScopeError: If this is not the context in force.

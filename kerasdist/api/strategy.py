@@ -204,7 +204,7 @@ class Strategy:
             return self.runner.run(self, fn, Arguments.of(args, kwargs))
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None) -> Any:
-        """Returns the sum or mean over the replicas.
+        """Returns the sum or mean over the replicas; the mean of integers is a float.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
@@ -229,7 +229,8 @@ class Strategy:
         """Returns the replicas' components one after another along an axis.
 
         Args:
-            value: A distributed value; its components may differ in size along `axis`.
+            value: A distributed value; its components may differ in size along `axis`. A tensor
+                counts as the component of every replica.
             axis: The axis.
 
         Returns:
@@ -257,6 +258,8 @@ class Strategy:
         if len(leaves) == 1 and leaves[0] is value:
             return self.runner.local_results(value)
         parts = [self.runner.local_results(leaf) for leaf in leaves]
+        count = max(map(len, parts), default=1)
+        parts = [part if len(part) == count else part * count for part in parts]
         return tuple(pack(value, column) for column in zip(*parts, strict=True))
 
     local_results = experimental_local_results

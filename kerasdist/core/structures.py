@@ -6,6 +6,7 @@ but a tuple, list or dict is a leaf.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,13 +68,19 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
 
 
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
-    return items if type(original) is dict else type(original)(items)
+    # A copy, as the class of a defaultdict takes other arguments.
+    filled = {} if type(original) is dict else copy.copy(original)
+    for key, value in items.items():
+        filled[key] = value
+    return filled
 
 
 def _sequence_like(original: object, items: list[Any]) -> Any:
     if isinstance(original, list):
         return items
-    return tuple(items) if type(original) is tuple else type(original)(*items)
+    # Named tuples have `_make`; torch.Size, which holds nothing but numbers, becomes a tuple.
+    kind: Any = type(original)
+    return getattr(kind, "_make", kind if hasattr(kind, "n_fields") else tuple)(items)
 
 
 def _check(structures: Sequence[Any], alike: Callable[[Any], bool]) -> None:

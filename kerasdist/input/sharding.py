@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from types import NoneType
 from typing import Any, final
 
@@ -119,6 +120,11 @@ def _is_list(value: object) -> bool:
 
 def has_rows(leaf: object) -> bool:
     """Returns whether a leaf is an array with an axis of examples."""
+    if not hasattr(leaf, "shape") and not isinstance(leaf, NoneType | str | bytes | Number):
+        raise InputError(  # every replica would get all of its rows
+            "Expected arrays in tuples, lists and dicts as a batch. Received: an object of type "
+            f"{type(leaf).__name__}, which cannot be divided. Make a dict or a tuple of its arrays."
+        )
     return len(getattr(leaf, "shape", ())) > 0
 
 

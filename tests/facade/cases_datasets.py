@@ -1,5 +1,7 @@
 """Distributed datasets: sources, options, iteration."""
 
+import collections
+
 import numpy as np
 
 from tests.conformance.lazy import kd, keras, ops, torch
@@ -65,6 +67,9 @@ def batches_of_any_form(lab, strategy):
     found = [pieces(lab, batch, strategy) for batch in data]
     lab.equal(expected_pieces(lab.replicas), found)
     lab.equal([], list(data))  # a generator serves once
+    # Each replica would get all rows of what is no tuple, list or dict, such as a tokenizer's.
+    with lab.raises(kd.errors.InputError, "type UserDict"):
+        next(iter(strategy.distribute_dataset([collections.UserDict(x=X[:4])])))
 
 
 @case

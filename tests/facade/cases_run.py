@@ -33,10 +33,13 @@ def nests_come_back_with_a_distributed_value_at_each_leaf(lab, strategy):
 
     def step(x):
         ordered = collections.OrderedDict(z=x * 4, a=x)
-        return {"point": Point(x, x + 1), "list": [x * 2, (x * 3,)], "none": None, "dict": ordered}
+        default = collections.defaultdict(list, one=x * 5)
+        found = {"point": Point(x, x + 1), "list": [x * 2, (x * 3,)], "dict": ordered}
+        # torch's functions return named tuples of a kind of their own.
+        return found | {"none": None, "default": default, "top": ops.top_k(x[None], 1)}
 
     result = strategy.run(step, args=(numbered(strategy),))
-    lab.equal({"point", "list", "none", "dict"}, set(result))
+    lab.equal({"point", "list", "none", "dict", "default", "top"}, set(result))
     lab.check(isinstance(result["dict"], collections.OrderedDict), "an OrderedDict")
     lab.equal(["z", "a"], list(result["dict"]))
     lab.check(isinstance(result["point"], Point), f"a Point, received {result['point']!r}")
@@ -48,10 +51,16 @@ def nests_come_back_with_a_distributed_value_at_each_leaf(lab, strategy):
         (result["list"][0], 2, 0),
         (result["list"][1][0], 3, 0),
         (result["dict"]["z"], 4, 0),
+        (result["default"]["one"], 5, 0),
+        (result["top"][0], 1, 0),
     ):
         lab.check(isinstance(leaf, kd.PerReplica), f"a PerReplica, received {type(leaf)}")
         expected = [index * factor + more for index in range(lab.replicas)]
-        lab.equal(expected, lab.components(leaf, strategy))
+        lab.equal(expected, [one.reshape(()) for one in lab.components(leaf, strategy)])
+    given = collections.defaultdict(list, x=numbered(strategy))
+    step = lambda given, shape: ops.reshape(given["x"], shape)  # noqa: E731
+    found = strategy.run(step, args=(given, ops.ones((1, 1)).shape))
+    lab.equal([[[float(i)]] for i in range(lab.replicas)], lab.components(found, strategy))
 
 
 @case

@@ -84,6 +84,7 @@ def local_results(lab, strategy):
     lab.equal([[1.0, 2.0]] * lab.replicas, lab.components(variable, strategy))
     lab.equal([[5.0]], lab.components(ops.convert_to_tensor([5.0]), strategy))
     lab.equal(("text",), strategy.local_results("text"))
+    lab.equal([None] * lab.replicas, [one[1] for one in strategy.local_results((value, None))])
 
 
 @case
@@ -138,15 +139,16 @@ def reduce_values(lab, strategy):
     for axis in (1, -1):
         lab.equal([9.0, 27.0], pair.reduce("SUM", whole, axis=axis))
         lab.equal([1.5, 4.5], pair.reduce("MEAN", whole, axis=axis))
-    integers = numbered(pair, lambda i: np.array([1, 3][i], "int32"))
-    # In their type; a mean that is whole is exact.
-    lab.equal(np.array(4, "int32"), lab.numpy(pair.reduce("SUM", integers, axis=None)))
-    lab.equal(2.0, float(lab.numpy(pair.reduce("MEAN", integers, axis=None))))
+    # A sum of integers has their type, a mean is a float.
+    integers = numbered(pair, lambda i: np.array([[1], [4]][i], "int32"))
+    lab.equal(np.array([5], "int32"), lab.numpy(pair.reduce("SUM", integers, axis=None)))
+    lab.equal(2.5, float(pair.reduce("MEAN", integers, axis=None)[0]))
+    lab.equal(2.5, float(pair.reduce("MEAN", integers, axis=0)))
 
 
 @case(replicas=(2, 3))
 def gather_values(lab, strategy):
-    """Of sizes that differ, along other axes, of nests, of booleans and integers."""
+    """Of sizes that differ, along other axes, of nests, of integers, tensors and variables."""
     rows = numbered(strategy, lambda i: np.full((2, i + 1), i))
     expected = np.concatenate([np.full((2, i + 1), i) for i in range(lab.replicas)], axis=1)
     for axis in (1, -1):
@@ -154,4 +156,6 @@ def gather_values(lab, strategy):
     flags = numbered(strategy, lambda i: np.array([i % 2 == 0]))
     nest = strategy.gather({"flags": flags, "rows": rows}, axis=-1)
     lab.equal(np.array([i % 2 == 0 for i in range(lab.replicas)]), nest["flags"])
+    for same in (ops.ones((2,)), variable_of(strategy, [1.0, 1.0])):
+        lab.equal([1.0, 1.0] * lab.replicas, strategy.gather(same, axis=0))
     lab.equal(expected.tolist(), nest["rows"])

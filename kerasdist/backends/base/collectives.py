@@ -98,14 +98,14 @@ class Collectives(abc.ABC):
         """
         return self.all_sum([variable.value for variable in variables])
 
-    @abc.abstractmethod
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum over the replicas, divided by their number, in the sum's type.
+        """Returns a sum over the replicas, divided by their number; of integers a float.
 
         Args:
             total: What `all_sum` returned.
             replicas: How many replicas there are.
         """
+        return total / replicas
 
     @abc.abstractmethod
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:

@@ -260,10 +260,6 @@ class JaxCollectives(Collectives):
         """Sums each tensor over the replicas, all of them in one collective."""
         return self._scope.exchange.total(list(map(keras_compat.ops.convert_to_tensor, tensors)))
 
-    def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum divided by the number of replicas, in the sum's type."""
-        return divide(total, replicas)
-
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Returns the replicas' tensors concatenated along an axis."""
         return self._scope.exchange.gather(keras_compat.ops.convert_to_tensor(tensor), axis)

@@ -194,10 +194,6 @@ class JaxRunner(Runner):
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the components of a value, concatenated along an axis."""
-        if not is_distributed(value):
-            value = keras_compat.ops.convert_to_tensor(value)
-            checked_axis(value, axis)
-            return value
         source = self._source(value)
         return self._launched(gathered, source, checked_axis(source, axis))
 

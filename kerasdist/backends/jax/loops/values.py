@@ -15,7 +15,6 @@ from jax import numpy as jnp
 from kerasdist.api.options import ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.backends.base.checks import check_shapes, check_summable
-from kerasdist.backends.jax.loops.components import divide
 from kerasdist.backends.jax.mesh.arrays import cut, is_array, is_traced, largest_of, padded, stack
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.errors import UnsupportedError
@@ -160,23 +159,21 @@ def reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
         total = jax.lax.psum(local, AXIS)
     elif isinstance(source, Equal):
         total = source.array if axis is None else source.array.sum(axis, dtype=source.array.dtype)
-        if mean and axis is None:
-            return total
-        total = total * count
+        count, total = (1, total) if mean else (count, total * count)
     elif isinstance(source, Stacked) and source.differ and axis is not None:
         # Padding was cut off. If the parts differ along other axes, too, `stacked` raises.
         sums = [part.sum(axis, dtype=part.dtype) for part in source.elements()]
         if len({one.shape for one in sums}) > 1:
             source.stacked()
         total = sum(sums[1:], sums[0])
-        return divide(total, sum(shape[axis] for shape in source.shapes)) if mean else total
+        return total / sum(shape[axis] for shape in source.shapes) if mean else total
     else:
         every = source.stacked()
         total = every.sum(0, dtype=every.dtype)
         total = total if axis is None else total.sum(axis, dtype=every.dtype)
     if axis is not None:
         count *= source.shape[axis]
-    return divide(total, count) if mean else total
+    return total / count if mean else total
 
 
 def gathered(source: Source, axis: int) -> Any:

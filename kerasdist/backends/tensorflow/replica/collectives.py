@@ -156,12 +156,8 @@ class TensorFlowCollectives(Collectives):
         return _own(self._combine("merge_call", [given], merged))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum divided by the number of replicas, in its type."""
-
-        def mean(values: Any) -> Any:
-            return tf.cast(values / tf.cast(replicas, values.dtype), values.dtype)
-
-        return gradient_sums.on_values(mean, total)
+        """Returns a sum divided by the number of replicas; of integers a float."""
+        return gradient_sums.divide(total, replicas)
 
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION

@@ -213,10 +213,6 @@ class TorchCollectives(Collectives):
         """Returns the loss, as a `WeightedLoss` if it has the replica's weight already."""
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 
-    def mean_of_sum(self, total: torch.Tensor, replicas: int) -> torch.Tensor:
-        """Returns a sum divided by the number of replicas, in the sum's type."""
-        return (total / replicas).to(total.dtype)
-
     def all_sum(
         self, tensors: Sequence[torch.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[torch.Tensor]:

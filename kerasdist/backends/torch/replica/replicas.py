@@ -422,7 +422,7 @@ class TorchRunner(Runner):
             return total
         counted = torch.full((), count, device=here.device)  # no copy from the host
         total, everyones = self._group.sums([here, counted])
-        return (total / everyones).to(total.dtype)
+        return total / everyones
 
     @torch.no_grad()
     def gather(self, value: Any, axis: int) -> torch.Tensor:
