@@ -87,14 +87,12 @@ def on_a_backbone(lab, frozen, built_by_hand=False):
 
 
 @case("from outside the scope")
-def trainable_backbone(lab):
-    """A backbone that was built and used outside, trained inside, and used again by itself."""
+def backbones(lab):
+    """A backbone built and used outside, trained inside or frozen, and used again by itself.
+
+    The optimizer is built by hand in the scope, too.
+    """
     on_a_backbone(lab, frozen=False)
-
-
-@case("from outside the scope", like="from_outside.trainable_backbone")
-def frozen_backbone(lab):
-    """The same, frozen, and with an optimizer that is built by hand in the scope."""
     on_a_backbone(lab, frozen=True)
     on_a_backbone(lab, frozen=False, built_by_hand=True)
 
