@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.lazy import keras, tf, torch
+from tests.conformance.models import dataset_of
 
 FEATURES, CLASSES, BATCH = 4, 3, 4
 ROWS = (8, 6, 3)
@@ -93,18 +94,7 @@ def _source(drawn, backend, count):
     batches = [tuple(part[at : at + BATCH] for part in parts) for at in range(0, count, BATCH)]
     if kind == "generator":
         return (batch for _ in range(9) for batch in batches), True
-    return _pydataset(batches), False
-
-
-def _pydataset(batches):
-    class Batches(keras.utils.PyDataset):
-        def __len__(self):
-            return len(batches)
-
-        def __getitem__(self, index):
-            return batches[index]
-
-    return Batches()
+    return dataset_of(batches.__getitem__, len(batches)), False
 
 
 def _few(drawn, chance, **options):

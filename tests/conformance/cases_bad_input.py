@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.conformance.actions import fit, quiet_fit
 from tests.conformance.lazy import kd, keras, tf
-from tests.conformance.models import classifier, dense, regression
+from tests.conformance.models import classifier, compiled, dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
@@ -78,10 +78,8 @@ def second_model_shares_layers(lab):
         hidden = keras.layers.Dense(3, activation="tanh")(inputs)
         first = keras.Model(inputs, keras.layers.Dense(1)(hidden))
         second = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-        first.compile(keras.optimizers.SGD(0.1), "mse")
-        second.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mae")
-        first.second = [second]
-        return first
+        first.second = [compiled(second, keras.optimizers.SGD(0.05, momentum=0.9), "mae")]
+        return compiled(first, keras.optimizers.SGD(0.1), "mse")
 
     def train_second(model):
         history = model.second[0].fit(X, Y, batch_size=3, verbose=0)
@@ -212,8 +210,7 @@ def error_in_a_step(lab):
 
     strategy = lab.strategy()
     with strategy.scope():
-        model = keras.Sequential([Raises(), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model = compiled(keras.Sequential([Raises(), keras.layers.Dense(1)]), "sgd", "mse")
     with lab.raises(Exception, "the user's own error"):
         model.fit(*regression(12), batch_size=12, verbose=0)
     lab.still_usable(strategy)
@@ -252,8 +249,7 @@ def a_fixed_batch_size(lab):
     # The size of a batch is known while the step is traced on TensorFlow, or it is not.
     for rows, said in ((6, "3 of the batch's 6 rows"), (11, "of the batch")):
         with lab.strategy().scope():
-            model = keras.Sequential([Noisy(), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
+            model = compiled(keras.Sequential([Noisy(), keras.layers.Dense(1)]), "sgd", "mse")
         notes = ""
         try:
             model.fit(np.ones((rows, 3)), np.ones((rows, 1)), batch_size=6, verbose=0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -34,11 +35,8 @@ def losses_kept() -> Iterator[None]:
         kept.append(loss)
         add_loss(layer, loss)
 
-    keras.layers.Layer.add_loss = keeping
-    try:
+    with mock.patch.object(keras.layers.Layer, "add_loss", keeping):
         yield
-    finally:
-        keras.layers.Layer.add_loss = add_loss
 
 
 @contextlib.contextmanager
