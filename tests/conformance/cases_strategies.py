@@ -118,10 +118,11 @@ def logical_devices_in_a_model(lab):
         ((2,), "each of the 2 axes"),
         ((2, 2), "multiply to"),
         ((1, 3), "multiply"),
+        ((-1, -2), "multiply"),
     ):
         with lab.raises(ValueError, gist):
             strategy.experimental_split_to_logical_devices(x, shards)
-    with lab.raises(ValueError, "cut into equal shards"):
+    with lab.raises(ValueError, r"cut into equal shards.*uneven along \[1\]"):
         strategy.experimental_split_to_logical_devices(x[:, :5], (1, 2))
     with lab.raises(ValueError, "logical_device_id=2"):
         strategy.experimental_assign_to_logical_device(x, 2)

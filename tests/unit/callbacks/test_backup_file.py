@@ -116,7 +116,6 @@ def test_a_variable_that_changes_its_form_meanwhile_is_an_error(folder):
     ],
 )
 def test_defect_29_a_header_of_another_form_is_refused(folder, header):
-    """DEFECTS 29: with a valid digest, too."""
     folder.mkdir()
     path = folder / "backup-000000000003.kdb"
     text = json.dumps(header).encode()

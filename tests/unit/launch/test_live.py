@@ -59,7 +59,6 @@ def test_defect_29_a_full_disk_blocks_no_worker(kind):
 
 
 def test_defect_29_a_full_disk_takes_no_state():
-    """DEFECTS 29: the board goes on."""
     board_of({}, {}, folder=Path("/dev/full/logs")).write()
 
 
