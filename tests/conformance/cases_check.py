@@ -23,8 +23,7 @@ TOPIC, CHECKED = "the first-batch check", ("tensorflow", "torch")  # JAX has no 
 def warned(model, batch, **options):
     """What `fit` on one batch says about one device."""
     keras.utils.set_random_seed(5)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         model.fit(*batch, **{"batch_size": 12, "shuffle": False, "verbose": 0, **options})
     return [str(one.message) for one in said if MIXES in str(one.message)]
 

@@ -109,6 +109,7 @@ FAMILIES = {
             layers.DepthwiseConv1D(2),
             layers.SeparableConv1D(2, 2),
             layers.Conv1DTranspose(2, 2),
+            layers.Lambda(lambda x: keras.ops.relu(x) + x),
             layers.UpSampling1D(2),
             layers.MaxPooling1D(2),
             layers.AveragePooling1D(2),

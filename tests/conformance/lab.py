@@ -137,7 +137,6 @@ class Lab(Checks):
         *actions: Action,
         tolerance: Tolerance = FLOAT32,
         strategy: Any = None,
-        optimizer: bool = True,
         share_plain: bool = True,
         length_unknown: bool = False,
         plain_key: str | None = None,
@@ -163,7 +162,7 @@ class Lab(Checks):
         if length_unknown and self.backend == "tensorflow":
             expected = replace(expected, optimizer=expected.optimizer[1:])
             actual = replace(actual, optimizer=actual.optimizer[1:])
-        self.equal(expected.parts(optimizer), actual.parts(optimizer), tolerance)
+        self.equal(expected.parts(True), actual.parts(True), tolerance)
         return model
 
     @contextlib.contextmanager

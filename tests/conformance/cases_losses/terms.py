@@ -2,7 +2,15 @@
 
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
-from tests.conformance.models import dense, regression, stack, weights_for
+from tests.conformance.models import (
+    VOCABULARY,
+    dense,
+    regression,
+    stack,
+    tagger,
+    tokens,
+    weights_for,
+)
 from tests.conformance.registry import case
 
 N, BATCH = 13, 6  # at last a batch of one row
@@ -89,3 +97,6 @@ def losses_of_the_user(lab):
     for loss, weights in ((cubed, None), (mean_of_all, None), (quartic, weights_for(N))):
         train = fit(X, Y, batch_size=BATCH, sample_weight=weights)
         lab.same(lambda loss=loss: dense(loss=loss), train)
+    ids = tokens(N)  # of whose padding a mask takes part in the loss
+    train = fit(ids, ids[..., None] / VOCABULARY, batch_size=BATCH)
+    lab.same(lambda: tagger(loss=Quartic()), train)

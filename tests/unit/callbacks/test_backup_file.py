@@ -163,8 +163,8 @@ def test_a_restarted_call_leaves_the_backups_of_a_later_one(tmp_path, monkeypatc
 
     for found_in_the_second in (None, 1):
         run_files._ENDED.clear()  # as a new process does
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the first call trains again, and says so
+        # The first call trains again, and says so.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             files, found = call(0)
         assert found is None
         files.training_ended(removes=True)

@@ -38,8 +38,7 @@ def test_that_in_memory_is_read_first_and_a_torn_one_is_not(tmp_path, torn, foun
         path = tmp_path / name / "backup-000000000002.kdb"
         path.write_bytes(path.read_bytes()[:-3])
     files = RunFiles(tmp_path / "disk", 2, in_memory=tmp_path / "memory")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as told:
         stored = files.newest({})
     assert len(told) == len(torn)
     assert stored.chiefs.path.parent.name == found
