@@ -18,8 +18,8 @@ EVERYWHERE = (1, 3)
 
 
 @contextlib.contextmanager
-def at_once(most=MOST):
-    kd.config.set_most_examples_at_once(most)
+def at_once():
+    kd.config.set_most_examples_at_once(MOST)
     try:
         yield
     finally:

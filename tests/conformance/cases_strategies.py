@@ -28,8 +28,8 @@ def wide():
     )
 
 
-def all_of_it(n=N):
-    x, y = regression(n)
+def all_of_it():
+    x, y = regression(N)
     return [
         fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x[:5], y[:5])),
         evaluate(x, y, batch_size=BATCH),

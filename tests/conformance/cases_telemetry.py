@@ -154,8 +154,7 @@ def flops(lab):
     from kerasdist.callbacks import telemetry
 
     for name in ("dense", "conv", "attention", "recurrent"):
-        with lab.strategy().scope():
-            model, products = network(name)
+        model, products = lab.made(lambda name=name: network(name))
         devices = mock.Mock(ReplicaSet, devices=[0] * lab.replicas, num_workers=1)
         devices.device_kind.return_value = "Tesla V100-SXM2-32GB"
         found = telemetry.flops_of(model, devices)

@@ -19,13 +19,13 @@ def regression(n: int, outputs: int = 1, seed: int = 0) -> tuple[np.ndarray, np.
     return x, y.astype("float32")
 
 
-def classification(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    x, _ = regression(n, seed=seed)
+def classification(n: int) -> tuple[np.ndarray, np.ndarray]:
+    x, _ = regression(n)
     return x, np.argmax(x[:, :CLASSES], axis=1).astype("int32")
 
 
-def binary(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
+def binary(n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
     x = random.normal(size=(n, FEATURES)).astype("float32")
     return x, (x[:, :1] + 0.3 * random.normal(size=(n, 1)) > 0).astype("float32")
 

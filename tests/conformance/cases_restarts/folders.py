@@ -51,8 +51,7 @@ def small(lab, folder, at=None, change="", listed=(), **options):
     """A process of a script that trains two epochs; ``change``: what is another than before."""
     fresh()
     seed = 9 if change == "rows" else 0
-    with lab.strategy().scope():
-        model = small_model(change)
+    model = lab.made(lambda: small_model(change))
     x, y = regression(ROWS + (4 if change == "number of rows" else 0), seed=seed)
     if change == "units":
         y = np.concatenate([y, y], axis=-1)

@@ -73,8 +73,8 @@ def board_of(*changes, folder=None, hosts=(None, None)):
     return board
 
 
-def drawn(state, rows=10, width=120):
-    console = Console(file=io.StringIO(), width=width)
+def drawn(state, rows=10):
+    console = Console(file=io.StringIO(), width=120)
     console.print(live.view(state, rows=rows))
     return console.file.getvalue().splitlines()
 
