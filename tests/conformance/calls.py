@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.lazy import keras, tf, torch
+from tests.conformance.models import dataset_of
 
 FEATURES, CLASSES, BATCH = 4, 3, 4
 ROWS = (8, 6, 3)
@@ -40,9 +41,9 @@ def _shown(value: Any) -> str:
     return f"<{len(value)} rows, {type(value).__name__}, {value.dtype}>"
 
 
-def calls(backend: str, number: int, seed: int = 15) -> Iterator[Call]:
+def calls(backend: str, number: int) -> Iterator[Call]:
     """The same calls each time, with arguments of their own: generators serve once."""
-    drawn = random.Random(seed)
+    drawn = random.Random(15)
     for _ in range(number):
         make = drawn.choices(
             (_fit, _evaluate, _predict, _train_on_batch, _test_on_batch, _predict_on_batch),
@@ -93,18 +94,7 @@ def _source(drawn, backend, count):
     batches = [tuple(part[at : at + BATCH] for part in parts) for at in range(0, count, BATCH)]
     if kind == "generator":
         return (batch for _ in range(9) for batch in batches), True
-    return _pydataset(batches), False
-
-
-def _pydataset(batches):
-    class Batches(keras.utils.PyDataset):
-        def __len__(self):
-            return len(batches)
-
-        def __getitem__(self, index):
-            return batches[index]
-
-    return Batches()
+    return dataset_of(batches.__getitem__, len(batches)), False
 
 
 def _few(drawn, chance, **options):

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.conformance.actions import fit, quiet_fit
 from tests.conformance.lazy import kd, keras, tf
-from tests.conformance.models import classifier, dense, regression
+from tests.conformance.models import classifier, compiled, dense, regression
 from tests.conformance.registry import case
 
 N, BATCH = 11, 4
@@ -78,10 +78,8 @@ def second_model_shares_layers(lab):
         hidden = keras.layers.Dense(3, activation="tanh")(inputs)
         first = keras.Model(inputs, keras.layers.Dense(1)(hidden))
         second = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-        first.compile(keras.optimizers.SGD(0.1), "mse")
-        second.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mae")
-        first.second = [second]
-        return first
+        first.second = [compiled(second, keras.optimizers.SGD(0.05, momentum=0.9), "mae")]
+        return compiled(first, keras.optimizers.SGD(0.1), "mse")
 
     def train_second(model):
         history = model.second[0].fit(X, Y, batch_size=3, verbose=0)
@@ -95,10 +93,8 @@ def not_finite_on_one_replica(lab):
     """A loss that is not finite on one replica alone: one device's numbers."""
     x, y = regression(4 * lab.replicas)
     x[-1] = np.inf
-    actions = [quiet_fit(x, y, batch_size=len(x), epochs=3, shuffle=False)]
-    expected = lab.run(dense, actions)[1]
-    actual = lab.run(dense, actions, lab.strategy())[1]
-    lab.equal(expected.results, actual.results)
+    train = quiet_fit(x, y, batch_size=len(x), epochs=3, shuffle=False)
+    lab.same(dense, train, share_plain=False)
 
 
 @case("bad input")
@@ -212,8 +208,7 @@ def error_in_a_step(lab):
 
     strategy = lab.strategy()
     with strategy.scope():
-        model = keras.Sequential([Raises(), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model = compiled(keras.Sequential([Raises(), keras.layers.Dense(1)]), "sgd", "mse")
     with lab.raises(Exception, "the user's own error"):
         model.fit(*regression(12), batch_size=12, verbose=0)
     lab.still_usable(strategy)
@@ -252,8 +247,7 @@ def a_fixed_batch_size(lab):
     # The size of a batch is known while the step is traced on TensorFlow, or it is not.
     for rows, said in ((6, "3 of the batch's 6 rows"), (11, "of the batch")):
         with lab.strategy().scope():
-            model = keras.Sequential([Noisy(), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
+            model = compiled(keras.Sequential([Noisy(), keras.layers.Dense(1)]), "sgd", "mse")
         notes = ""
         try:
             model.fit(np.ones((rows, 3)), np.ones((rows, 1)), batch_size=6, verbose=0)

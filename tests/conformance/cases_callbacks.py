@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit
+from tests.conformance.interruptions import InterruptionError, interrupting_after
 from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
@@ -116,17 +117,10 @@ def batch_logs(lab):
                 return hook
 
         hooks = Everything()
-        model.fit(
-            x,
-            y,
-            batch_size=BATCH,
-            epochs=2,
-            validation_data=validation,
-            callbacks=[hooks],
-            verbose=0,
-        )
-        model.evaluate(x, y, batch_size=BATCH, callbacks=[hooks], verbose=0)
-        model.predict(x, batch_size=BATCH, callbacks=[hooks], verbose=0)
+        options = {"batch_size": BATCH, "callbacks": [hooks], "verbose": 0}
+        model.fit(x, y, epochs=2, validation_data=validation, **options)
+        model.evaluate(x, y, **options)
+        model.predict(x, **options)
         return [call[0] for call in calls], calls
 
     lab.same(dense, action)
@@ -137,21 +131,13 @@ def backup_and_restore(lab):
     """`BackupAndRestore` resumes an interrupted fit where it was."""
     x, y, _ = data()
 
-    class Interrupted(Exception):
-        pass
-
-    def interrupt(epoch, logs):
-        if epoch == 1:
-            raise Interrupted
-
     def build_and_run(strategy, folder):
         first = lab.run(dense, [], strategy)[0]
         options = {"batch_size": BATCH, "epochs": 4, "verbose": 0, "shuffle": False}
         backup = lambda: keras.callbacks.BackupAndRestore(folder)  # noqa: E731
-        # Before it in the list: the epoch that is interrupted is not backed up.
-        stop = keras.callbacks.LambdaCallback(on_epoch_end=interrupt)
-        with contextlib.suppress(Interrupted):
-            first.fit(x, y, callbacks=[stop, backup()], **options)
+        # At the last batch of the second epoch, which is not backed up.
+        with contextlib.suppress(InterruptionError):
+            first.fit(x, y, callbacks=[interrupting_after(6), backup()], **options)
         resume = [lambda model: model.fit(x, y, callbacks=[backup()], **options)]
         return lab.run(dense, resume, strategy)[1]
 

@@ -17,12 +17,13 @@ from tests.conformance.registry import case
 from tests.conformance.unmixing import MODELS, network, residual
 from tests.environment import everything
 
+TOPIC, CHECKED = "the first-batch check", ("tensorflow", "torch")  # JAX has no need
+
 
 def warned(model, batch, **options):
     """What `fit` on one batch says about one device."""
     keras.utils.set_random_seed(5)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         model.fit(*batch, **{"batch_size": 12, "shuffle": False, "verbose": 0, **options})
     return [str(one.message) for one in said if MIXES in str(one.message)]
 
@@ -43,8 +44,7 @@ LIKE = {supervised_contrastive: "check.named_entities_found", added_sum: "check.
 def example_case(build, repaired: bool):
     def check(lab):
         fresh()
-        with lab.strategy().scope():
-            model, batch = build(lab.backend, repaired=repaired)
+        model, batch = lab.made(lambda: build(lab.backend, repaired=repaired))
         report = kd.compare_with_one_device(model, *batch)
         said = warned(model, batch)
         if repaired:
@@ -60,16 +60,9 @@ def example_case(build, repaired: bool):
     kind = "repaired" if repaired else "as published"
     title = f"{build.__doc__.partition(':')[0].rstrip('.')}, {kind}"
     name = f"{build.__name__}_{'repaired' if repaired else 'found'}"
-    backends = ("tensorflow", "torch")
     like = "check.silent" if repaired else LIKE.get(build, "")
-    case(
-        "the first-batch check",
-        name=name,
-        title=title,
-        backends=backends,
-        replicas=(2, 3),
-        like=like,
-    )(check)
+    options = {"name": name, "title": title, "like": like}
+    case(TOPIC, backends=CHECKED, replicas=(2, 3), **options)(check)
 
 
 for _build in EXAMPLES:
@@ -77,7 +70,7 @@ for _build in EXAMPLES:
     example_case(_build, repaired=True)
 
 
-@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
+@case(TOPIC, backends=CHECKED, replicas=(2,))
 def along_the_examples(lab):
     """Layers along the examples, activations that are no functions."""
     layers, softmax = keras.layers, functools.partial(keras.ops.softmax, axis=0)
@@ -93,26 +86,22 @@ def along_the_examples(lab):
         "partial": lambda: layers.Dense(4, activation=softmax),
     }.items():
         fresh()
-        with lab.strategy().scope():
-            model = network(layer(), loss="mse")
+        model = lab.made(lambda layer=layer: network(layer(), loss="mse"))
         [said] = warned(model, regression(11))
         lab.check(f"look: {name}." in said, f"it should name {name}, received: {said}")
     fresh()
-    with lab.strategy().scope():
-        model = network(along_the_features(), loss="mse")
+    model = lab.made(lambda: network(along_the_features(), loss="mse"))
     lab.check(not warned(model, regression(11)), "no axis is that of the examples")
 
 
-@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
+@case(TOPIC, backends=CHECKED, replicas=(2, 3))
 def silent(lab):
     """Nothing is said of models that draw, and mix no examples."""
-    strategy = lab.strategy()
     complaints = []
     # Each number of replicas has half of them: a model takes a second.
     for name, (build, data) in list(MODELS.items())[lab.replicas % 2 :: 2]:
         fresh()
-        with strategy.scope():
-            model = build()
+        model = lab.made(build)
         model.run_eagerly = True  # a graph of each would take longest
         with checked() as checks:
             said = warned(model, data())
@@ -121,7 +110,7 @@ def silent(lab):
     lab.check(not complaints, "\n".join(complaints))
 
 
-@case("the first-batch check", replicas=(2,))
+@case(TOPIC, replicas=(2,))
 def no_traces(lab):
     """`kd.compare_with_one_device` leaves no traces: training goes on as if without."""
     x, y = regression(11)
@@ -146,14 +135,13 @@ def no_traces(lab):
     lab.check(all(alike), "training goes on in another way")
 
 
-@case("the first-batch check", replicas=(2,))
+@case(TOPIC, replicas=(2,))
 def choices(lab):
     """`check="raise"`, `"off"`, what is none of them; JAX has no need."""
     said = {}
     for choice in ("raise", "off", "warn"):
         fresh()
-        with lab.strategy(check=choice).scope():
-            model, batch = added_sum(lab.backend, repaired=False)
+        model, batch = lab.made(lambda: added_sum(lab.backend, repaired=False), check=choice)
         try:
             said[choice] = len(warned(model, batch))
         except kd.errors.NotOneDeviceError as error:
@@ -174,7 +162,7 @@ def choices(lab):
         lab.strategy(check="loud")
 
 
-@case("the first-batch check", replicas=(2,))
+@case(TOPIC, replicas=(2,))
 def other_threads(lab):
     """Other threads' variables, optimizers and draws are left alone (DEFECTS 3 and 8c)."""
     fresh()
@@ -187,7 +175,7 @@ def other_threads(lab):
     lab.check(not other.complaints, "\n".join(other.complaints))
 
 
-@case("the first-batch check", replicas=(2,))
+@case(TOPIC, replicas=(2,))
 def two_fits(lab):
     """Two threads that fit two models under one strategy, both right (DEFECTS 3)."""
     fresh()
@@ -222,7 +210,7 @@ def weighed(rows, even):
     return x, np.concatenate([y, weights[:, None]], axis=1)
 
 
-@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
+@case(TOPIC, backends=CHECKED, replicas=(2, 3))
 def later_batch(lab):
     """A first batch that weighs evenly, and a ragged one that does not (DEFECTS 8e)."""
     every = ((False, 1), (True, 2), (False, 2), (True, 1))
@@ -240,7 +228,7 @@ def later_batch(lab):
             lab.check("per_word" in said[0], said)
 
 
-@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
+@case(TOPIC, backends=CHECKED, replicas=(2,))
 def metrics_beside(lab):
     """A metric that draws does not end it; one may return its variable (DEFECTS 8e and 8f)."""
 
@@ -288,12 +276,7 @@ def metrics_beside(lab):
             lab.equal([said, checks], [[], ["compared"]])
 
 
-@case(
-    "the first-batch check",
-    backends=("tensorflow", "torch"),
-    replicas=(2,),
-    like="check.later_batch",
-)
+@case(TOPIC, backends=CHECKED, replicas=(2,), like="check.later_batch")
 def little_memory(lab):
     """Without room for copies it is left out, and one line says so (DEFECTS 18)."""
     for free, level, expected in (

@@ -5,7 +5,7 @@ from unittest import mock
 
 from tests.conformance import counters
 from tests.conformance.lazy import keras, tf
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 from tests.environment import everything
 
@@ -62,9 +62,7 @@ def a_layer_is_traced_few_times(lab):
             return x * 2.0
 
     for check, times in (("off", 1), ("warn", 2)):
-        with lab.strategy(check=check).scope():
-            model = keras.Sequential([keras.Input((4,)), Own(), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
+        model = lab.made(lambda: stack([Own(), keras.layers.Dense(1)], "sgd"), check=check)
         calls.clear()
         model.fit(X[:28], Y[:28], batch_size=BATCH, verbose=0)
         lab.equal(times * (1 + lab.replicas), len(calls))

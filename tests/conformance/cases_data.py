@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import grain, jnp, keras, tf, torch
-from tests.conformance.models import compiled, dense, regression, weights_for
+from tests.conformance.models import compiled, dataset_of, dense, regression, weights_for
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 4
@@ -114,26 +114,18 @@ def torch_data_loader(lab):
     )
 
 
-def py_dataset(*sizes, weights=False, **options):
-    def make():
-        class Batches(keras.utils.PyDataset):
-            def __len__(self):
-                return len(sizes)
+def py_dataset(*sizes, **options):
+    def batch(index):
+        return *regression(sizes[index], seed=index), weights_for(sizes[index])
 
-            def __getitem__(self, index):
-                x, y = regression(sizes[index], seed=index)
-                return (x, y, weights_for(sizes[index])) if weights else (x, y)
-
-        return Batches(**options)
-
-    return make
+    return lambda: dataset_of(batch, len(sizes), **options)
 
 
 @case("data")
 def py_dataset_uneven(lab):
     """`PyDataset` with batches of very different sizes; with worker threads, shuffled."""
-    uneven = py_dataset(1, 6, 5, 2, weights=True)
-    threads = py_dataset(4, 4, 4, 3, weights=True, workers=2, max_queue_size=3)
+    uneven = py_dataset(1, 6, 5, 2)
+    threads = py_dataset(4, 4, 4, 3, workers=2, max_queue_size=3)
     lab.same(
         dense,
         *(fit(uneven, shuffle=False, epochs=2), evaluate(uneven), predict(uneven)),
@@ -167,14 +159,8 @@ def generator_of_listed_weights(lab):
         for index, size in enumerate((4, 6, 3)):
             yield *regression(size, seed=index), [0.5 * row for row in range(size)]
 
-    class Listed(keras.utils.PyDataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return list(batches())[index]
-
-    lab.same(dense, fit(batches, epochs=1, shuffle=False), fit(Listed()), evaluate(batches))
+    listed = dataset_of(lambda index: list(batches())[index], 3)
+    lab.same(dense, fit(batches, epochs=1, shuffle=False), fit(listed), evaluate(batches))
 
 
 @case("data", like="data.py_dataset_uneven")

@@ -25,8 +25,8 @@ def in_double(function):
     return checked
 
 
-def doubles(n, outputs=1):
-    return tuple(np.float64(part) for part in regression(n, outputs))
+def doubles(n):
+    return tuple(np.float64(part) for part in regression(n))
 
 
 def train_and_test(lab, build, x, y, tolerance=FLOAT64, **options):

@@ -74,27 +74,23 @@ def on_a_backbone(lab, frozen, built_by_hand=False):
     def backbone_predicts(model):
         return model.layers[0].predict(X, verbose=0)
 
-    keras.backend.clear_session(free_memory=False)
-    made = [backbone()]
-    expected = lab.run(build, [*trains(), backbone_predicts])[1]
-    keras.backend.clear_session(free_memory=False)
-    made = [backbone()]
-    with warnings.catch_warnings():
-        # The backbone itself runs on one device.
-        warnings.simplefilter("ignore")
-        found = lab.run(build, [*trains(), backbone_predicts], lab.strategy())[1]
-    lab.equal(expected.parts(True), found.parts(True))
+    def outcome(strategy=None):
+        keras.backend.clear_session(free_memory=False)
+        made.append(backbone())
+        with warnings.catch_warnings(action="ignore"):  # the backbone itself runs on one device
+            return lab.run(build, [*trains(), backbone_predicts], strategy)[1].parts(True)
+
+    made = []
+    lab.equal(outcome(), outcome(lab.strategy()))
 
 
 @case("from outside the scope")
-def trainable_backbone(lab):
-    """A backbone that was built and used outside, trained inside, and used again by itself."""
+def backbones(lab):
+    """A backbone built and used outside, trained inside or frozen, and used again by itself.
+
+    The optimizer is built by hand in the scope, too.
+    """
     on_a_backbone(lab, frozen=False)
-
-
-@case("from outside the scope", like="from_outside.trainable_backbone")
-def frozen_backbone(lab):
-    """The same, frozen, and with an optimizer that is built by hand in the scope."""
     on_a_backbone(lab, frozen=True)
     on_a_backbone(lab, frozen=False, built_by_hand=True)
 
@@ -108,8 +104,7 @@ def fit_alone_in_the_scope(lab):
 
     def outcome(scope):
         model = lab.run(build, [])[0]
-        with scope(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with scope(), warnings.catch_warnings(action="ignore"):
             results = [action(model) for action in trains()]
         return [results, model.get_weights()]
 

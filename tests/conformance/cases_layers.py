@@ -45,6 +45,10 @@ def attended(x):
     return layers.AdditiveAttention()([x, layers.LayerNormalization()(layers.Add()([x, heads]))])
 
 
+def seeded():
+    return keras.initializers.RandomUniform(seed=3)
+
+
 def merged(x):
     layers = keras.layers
     merges = [layers.Add(), layers.Multiply(), layers.Maximum(), layers.Average()]
@@ -85,16 +89,16 @@ FAMILIES = {
         "layers.dense",
     ),
     "conv_2d": (
-        "Convolutions, normalization and pooling over two dimensions",
+        "Convolutions, normalization and pooling over two dimensions; initializers",
         rows(11, 11, 2),
         lambda layers: [
             layers.ZeroPadding2D(1),
-            layers.Conv2D(3, 3, strides=2, use_bias=False),
+            layers.Conv2D(3, 3, strides=2, use_bias=False, kernel_initializer="he_normal"),
             layers.BatchNormalization(momentum=0.5, center=False, scale=False),
             layers.Activation("swish"),
             layers.DepthwiseConv2D(2),
-            layers.SeparableConv2D(2, 2, padding="same"),
-            layers.Conv2DTranspose(2, 2, strides=2),
+            layers.SeparableConv2D(2, 2, padding="same", pointwise_initializer="orthogonal"),
+            layers.Conv2DTranspose(2, 2, 2, kernel_initializer=seeded()),
             layers.MaxPooling2D(2),
             layers.Cropping2D(((0, 1), (0, 1))),
             layers.GlobalAveragePooling2D(),
@@ -109,6 +113,7 @@ FAMILIES = {
             layers.DepthwiseConv1D(2),
             layers.SeparableConv1D(2, 2),
             layers.Conv1DTranspose(2, 2),
+            layers.Lambda(lambda x: keras.ops.relu(x) + x),
             layers.UpSampling1D(2),
             layers.MaxPooling1D(2),
             layers.AveragePooling1D(2),

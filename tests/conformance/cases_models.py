@@ -50,25 +50,6 @@ def really_distributed(lab):
         )
 
 
-@case("models")
-def initial_weights(lab):
-    """The same seed gives the same initial weights as without a strategy."""
-
-    def build():
-        layers = keras.layers
-        return keras.Sequential(
-            [
-                keras.Input((8, 8, 2)),
-                layers.Conv2D(3, 3, kernel_initializer="he_normal"),
-                layers.Flatten(),
-                layers.Dense(4, kernel_initializer="orthogonal"),
-                layers.Dense(2, kernel_initializer=keras.initializers.RandomUniform(seed=3)),
-            ]
-        )
-
-    lab.same(build)
-
-
 @case("models", like="models.subclassed_model")
 def functional_with_branches(lab):
     """Branches, a shared layer; inputs and outputs as dicts, of several dtypes and ranks."""

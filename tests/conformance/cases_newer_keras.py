@@ -89,17 +89,14 @@ def orbax_checkpoint(lab):
     if "OrbaxCheckpoint" not in dir(keras.callbacks):  # before Keras 3.13
         return
     callbacks = sys.modules[keras.callbacks.OrbaxCheckpoint.__module__]
-    saved = []
+    saved, to_numpy = [], keras.ops.convert_to_numpy
 
     class Checkpointer:
         def save_checkpointables(self, step, payload):
-            saved.append([step, keras.tree.map_structure(lab_value, payload["pytree"])])
+            saved.append([step, keras.tree.map_structure(to_numpy, payload["pytree"])])
 
         def close(self):
             saved.append("closed")
-
-    def lab_value(leaf):
-        return keras.ops.convert_to_numpy(leaf)
 
     orbax = mock.MagicMock()
     orbax.training.Checkpointer.return_value = Checkpointer()

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lazy import kd, keras, tf
-from tests.conformance.models import dense, regression, stack
+from tests.conformance.models import dense, largest_error, regression, stack
 from tests.conformance.registry import case
 from tests.environment import everything
 
@@ -172,19 +172,8 @@ def a_loss_in_a_users_metric(lab):
     """A user-defined metric that calls a Keras loss sees the whole batch undivided."""
 
     def build():
-        class Largest(keras.metrics.Metric):
-            def __init__(self):
-                super().__init__(name="largest")
-                self.most = self.add_variable((), "zeros", name="most")
-
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                loss = keras.losses.MeanSquaredError()(y_true, y_pred)
-                self.most.assign(keras.ops.maximum(self.most, loss))
-
-            def result(self):
-                return self.most + 0.0
-
-        return stack([keras.layers.Dense(1)], metrics=[Largest()])
+        largest = largest_error(error=keras.losses.MeanSquaredError())
+        return stack([keras.layers.Dense(1)], metrics=[largest])
 
     lab.same(
         build, lambda model: model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history

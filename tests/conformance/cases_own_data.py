@@ -16,7 +16,7 @@ TENSORFLOW = ("tensorflow",)
 X = np.random.RandomState(0).randn(N, 3).astype("float32")
 
 
-def autoencoder(metrics=()):
+def autoencoder(metrics, **options):
     """The pattern of keras.io's VAE: parts, a step, trackers, no `call`."""
 
     class Auto(keras.Model):
@@ -51,7 +51,8 @@ def autoencoder(metrics=()):
         def predict_step(self, data):
             return self._predicted(data, training=False)
 
-    return compiled(Auto(), keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=list(metrics))
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    return compiled(Auto(), optimizer, "mse", metrics=metrics, **options)
 
 
 def batches():
@@ -67,21 +68,10 @@ def used(model):
 
 
 @case("steps of their own", backends=TENSORFLOW)
-def no_call_and_nothing_built(lab):
-    """A model without `call`, of parts that the first step builds: `fit`, `evaluate`, `predict`."""
-    lab.same(lambda: autoencoder(metrics=["mae", largest_error()]), used)
-
-
-@case("steps of their own", backends=TENSORFLOW)
 def nothing_built_eagerly(lab):
-    """The same with `run_eagerly=True`."""
-
-    def build():
-        model = autoencoder(metrics=["mae"])
-        model.run_eagerly = True
-        return model
-
-    lab.same(build, used)
+    """A model without `call`, of parts that the first step builds, eagerly and as a graph."""
+    lab.same(lambda: autoencoder(["mae"], run_eagerly=True), used)
+    lab.same(lambda: autoencoder(["mae", largest_error()]), used)
 
 
 @case("steps of their own", backends=TENSORFLOW)

@@ -18,8 +18,8 @@ EVERYWHERE = (1, 3)
 
 
 @contextlib.contextmanager
-def at_once(most=MOST):
-    kd.config.set_most_examples_at_once(most)
+def at_once():
+    kd.config.set_most_examples_at_once(MOST)
     try:
         yield
     finally:
@@ -50,18 +50,15 @@ def dense_layers(lab):
 
     def build():
         layers = [keras.layers.Dense(6, "tanh", kernel_regularizer="l2"), noting(seen)]
-        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
-        model.compile(
+        return stack(
+            [*layers, keras.layers.Dense(1)],
             keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
-            "mse",
             metrics=["mae", keras.metrics.RootMeanSquaredError()],
             weighted_metrics=["mse", keras.metrics.R2Score()],
         )
-        return model
 
     with at_once():
-        with lab.strategy().scope():
-            model = build()
+        model = lab.made(build)
         model.fit(x, y, batch_size=7, verbose=0)
         seen.clear()  # what the check of the first batch, or building, has called
         model.fit(x, y, batch_size=8, verbose=0)
@@ -159,32 +156,25 @@ def dropout(lab):
     lab.equal([loss], [-first.weights[0].sum() / 2])
 
 
-def adding(base):
-    """A layer that adds a loss of its rows."""
-
-    class Adding(base):
-        def call(self, x):
-            self.add_loss(keras.ops.mean(x))
-            return x
-
-    return Adding()
-
-
 @case("passes", replicas=(1,))
 def what_a_pass_cannot_know(lab):
     """BatchNormalization, losses of layers, seeds, global draws: refused."""
     x, y = regression(8)
+
+    class Adding(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.mean(x))
+            return x
+
     layers = {
         "normalizes by the whole": keras.layers.BatchNormalization,
         "activity_regularizer": lambda: keras.layers.Dense(4, activity_regularizer="l2"),
-        "adds a loss": lambda: adding(keras.layers.Layer),
+        "adds a loss": Adding,
         "changes variable": lambda: keras.layers.Dropout(0.5, seed=3),
     }
 
     def trained(make, loss="mse", **options):
-        with lab.strategy().scope():
-            model = keras.Sequential([keras.Input((4,)), make(), keras.layers.Dense(1)])
-            model.compile("sgd", loss, **options)
+        model = lab.made(lambda: stack([make(), keras.layers.Dense(1)], "sgd", loss, **options))
         model.fit(x, y, batch_size=8, verbose=0)
 
     with at_once():
@@ -221,13 +211,10 @@ def out_of_memory(lab):
                 raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
             return x
 
-    with lab.strategy().scope():
-        model = keras.Sequential([keras.Input((4,)), Large(), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    x, y = regression(8)
+    model = lab.made(lambda: stack([Large(), keras.layers.Dense(1)], "sgd"))
+    notes = []
     try:
-        model.fit(x, y, verbose=0)
+        model.fit(*regression(8), verbose=0)
     except torch.OutOfMemoryError as error:
-        lab.check("set_most_examples_at_once" in error.__notes__[-1], error.__notes__)
-    else:
-        lab.check(False, "an error")
+        notes = error.__notes__
+    lab.check(notes and "set_most_examples_at_once" in notes[-1], f"received the notes {notes}")

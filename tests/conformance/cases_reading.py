@@ -17,7 +17,7 @@ def readings(model):
     kernel = model.layers[0].kernel
     tracked = [v for metric in model.metrics for v in metric.variables]
     to_numpy = keras.ops.convert_to_numpy
-    return [
+    found = [
         float(rate),
         float(rate.value),
         int(count),
@@ -37,15 +37,11 @@ def readings(model):
         float(kernel[0, 0]),
         [np.asarray(to_numpy(one)) for one in tracked],
         [float(one.value) for one in tracked if len(one.shape) == 0],
-        *native_readings(rate.value, kernel.value),
     ]
-
-
-def native_readings(rate, kernel):
-    """What users of TensorFlow and JAX do with the value itself; torch's wants `detach`."""
-    if keras.backend.backend() == "torch":
-        return []
-    return [np.array(rate).item(), np.array(kernel, dtype="float64"), complex(rate).real]
+    if keras.backend.backend() != "torch":  # whose own value wants `detach`
+        found += [np.array(rate.value).item(), complex(rate.value).real]
+        found += [np.array(kernel.value, dtype="float64")]
+    return found
 
 
 def model():

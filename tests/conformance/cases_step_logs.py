@@ -4,6 +4,8 @@ Each entry of a dict below is one way of writing a step; all of them were looked
 programs. History, each batch's logs and `evaluate` equal plain Keras's.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from tests.conformance import steps
@@ -13,27 +15,21 @@ from tests.conformance.models import compiled, largest_error, regression
 from tests.conformance.registry import case
 
 
-class Trackers:
-    """A model's metrics, under names that no key of the logs has."""
-
-    def __init__(self):
-        m = keras.metrics
-        self.total = m.Mean(name="total_loss")
-        self.part = m.Mean(name="part_loss")
-        self.before = m.Mean(name="before_loss")
-        self.late = m.Mean(name="late")
-        self.cleared = m.Mean(name="cleared")
-        self.batch = m.Mean(name="batch")
-        self.twice = m.Mean(name="twice")
-        self.squares = m.Sum(name="squares")
-        self.rows = m.Sum(name="rows")
-        self.mse = m.MeanSquaredError(name="of_squares")
-        self.auc = m.AUC(name="under_curve", num_thresholds=20)
-        self.cosine = m.CosineSimilarity(name="angle")
-        self.weighted = m.MeanAbsoluteError(name="weighted")
-        self.largest = largest_error("peak")
-        self.called = m.MeanAbsoluteError(name="called")
-        self.own = m.Mean(name="own")
+def trackers():
+    """A model's metrics, under names that no key of the logs has but for two."""
+    m = keras.metrics
+    means = ("total", "part", "before", "late", "cleared", "batch", "twice", "own")
+    return SimpleNamespace(
+        **{name: m.Mean(name=f"{name}_loss") for name in means},
+        squares=m.Sum(name="squares"),
+        rows=m.Sum(name="rows"),
+        mse=m.MeanSquaredError(name="of_squares"),
+        auc=m.AUC(name="under_curve", num_thresholds=20),
+        cosine=m.CosineSimilarity(name="angle"),
+        weighted=m.MeanAbsoluteError(name="weighted"),
+        largest=largest_error("peak"),
+        called=m.MeanAbsoluteError(name="called_error"),
+    )
 
 
 def of_metrics(model, y, y_pred, loss):
@@ -129,7 +125,7 @@ def assemble(lab, report, *, metrics=None, decorate=None, **options):
             kind.train_step, kind.test_step = map(decorate, (kind.train_step, kind.test_step))
         inputs = keras.Input((4,))
         model = kind(inputs, keras.layers.Dense(1)(inputs))
-        model.trackers = Trackers()
+        model.trackers = trackers()
         # Keras follows the metrics of a model that are its attributes.
         for name, metric in vars(model.trackers).items():
             setattr(model, f"tracker_{name}", metric)

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dataset_of, dense, regression
 from tests.conformance.registry import case
 
 # Five steps an epoch, the last of two examples.
@@ -42,18 +42,14 @@ def of_kind(lines, kind):
     return [line for line in lines if line["kind"] == kind]
 
 
-def slow_batches(rows=N, batch=BATCH, seconds=SLEEP):
+def slow_batches(rows=N, size=BATCH, seconds=SLEEP):
     """Batches that take their time."""
 
-    class Batches(keras.utils.PyDataset):
-        def __len__(self):
-            return math.ceil(rows / batch)
+    def batch(index):
+        time.sleep(seconds)
+        return tuple(array[index * size :][:size] for array in regression(rows))
 
-        def __getitem__(self, index):
-            time.sleep(seconds)
-            return tuple(array[index * batch :][:batch] for array in regression(rows))
-
-    return Batches()
+    return dataset_of(batch, math.ceil(rows / size))
 
 
 def trained(strategy, folder, data, every=1e9, **options):
@@ -158,8 +154,7 @@ def flops(lab):
     from kerasdist.callbacks import telemetry
 
     for name in ("dense", "conv", "attention", "recurrent"):
-        with lab.strategy().scope():
-            model, products = network(name)
+        model, products = lab.made(lambda name=name: network(name))
         devices = mock.Mock(ReplicaSet, devices=[0] * lab.replicas, num_workers=1)
         devices.device_kind.return_value = "Tesla V100-SXM2-32GB"
         found = telemetry.flops_of(model, devices)

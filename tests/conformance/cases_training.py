@@ -1,7 +1,7 @@
 """Options of fit, evaluate and predict; the *_on_batch methods; compile in and out of the scope."""
 
 import contextlib
-from itertools import chain
+import itertools
 
 import numpy as np
 
@@ -16,40 +16,29 @@ X, Y = regression(11)
 
 @case("steps per execution")
 def steps_per_execution_equals_single_steps(lab):
-    """`steps_per_execution` changes no number: weights, history, predictions (torch too).
+    """`steps_per_execution` changes no number (torch too); with `steps_per_epoch`, endless data.
 
     But in Keras 3.16 on torch, where 4 steps that do not divide 6 batches shuffle the next epoch
     otherwise: there it is compared with the same number of steps.
     """
     x, y = regression(N)
-    actions = [
+
+    def endless():
+        for index in itertools.count(1):
+            yield regression(6, seed=index % 4)
+
+    of_arrays = [
         quiet_fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x[:7], y[:7])),
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
     ]
-    expected = lab.run(dense, actions)[1]
-    for steps in (3, 4):
+    with_steps = [quiet_fit(endless, epochs=2, steps_per_epoch=6)]
+    for steps, actions in ((3, of_arrays), (4, of_arrays), (2, with_steps)):
         build = lambda steps=steps: dense(steps_per_execution=steps)  # noqa: E731
-        if lab.backend == "torch" and lab.keras_version >= (3, 16):
-            expected = lab.run(build, actions)[1]
+        alike = lab.backend == "torch" and lab.keras_version >= (3, 16)
+        expected = lab.run(build if alike else dense, actions)[1]
         actual = lab.run(build, actions, lab.strategy())[1]
         lab.equal(expected.parts(True), actual.parts(True))
-
-
-@case("steps per execution", like="training.steps_per_execution_equals_single_steps")
-def steps_per_execution_and_epoch(lab):
-    """`steps_per_execution` with `steps_per_epoch` on an endless source."""
-
-    def make():
-        index = 0
-        while True:
-            index += 1
-            yield regression(6, seed=index % 4)
-
-    actions = [quiet_fit(make, epochs=2, steps_per_epoch=6)]
-    expected = lab.run(dense, actions)[1]
-    actual = lab.run(lambda: dense(steps_per_execution=2), actions, lab.strategy())[1]
-    lab.equal(expected.parts(True), actual.parts(True))
 
 
 @case(
@@ -213,7 +202,7 @@ def check_predict_to(lab, model, x):
                 written[name][of] = one
 
         kd.predict_to(write, model, data, batch_size=BATCH)
-        lab.equal([*range(len(x))], sorted(chain.from_iterable(lab.everyone(rows))))
+        lab.equal([*range(len(x))], sorted(itertools.chain.from_iterable(lab.everyone(rows))))
         for name, one in expected.items():
             lab.equal(one[rows], written[name][rows])
 

@@ -9,6 +9,7 @@ import threading
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 # Operations of torch that end when the host has a value of the device.
 TORCH_WAITS = ("aten::_local_scalar_dense", "aten::nonzero")
@@ -63,7 +64,7 @@ def _tensorflow_traces() -> Iterator[Traces]:
         counted.count += 1
         return original(*args, **kwargs)
 
-    with _replaced(func_graph, "func_graph_from_py_func", trace):
+    with mock.patch.object(func_graph, "func_graph_from_py_func", trace):
         yield counted
 
 
@@ -84,40 +85,33 @@ def _jax_traces() -> Iterator[Traces]:
         monitoring.unregister_event_duration_listener(listen)
 
 
-@contextlib.contextmanager
-def _tensorflow_reads(model, function) -> Iterator[Reads]:
+def _tensorflow_reads(model, function) -> contextlib.AbstractContextManager[Reads]:
     from tensorflow.python.framework import ops
 
-    tensor = ops._EagerTensorBase
-    seen, caller, original = [], threading.get_ident(), tensor._numpy
+    return _reads_of_caller(ops._EagerTensorBase, "_numpy", model, function)
 
-    def numpy(self):
-        if threading.get_ident() == caller:
-            seen.append(self)
-        return original(self)
 
-    counted = Reads()
-    with (
-        _replaced(tensor, "_numpy", numpy),
-        _marked(model, function, lambda: counted.after_steps.append(len(seen))),
-    ):
-        yield counted
+def _jax_reads(model, function) -> contextlib.AbstractContextManager[Reads]:
+    from jax._src.array import ArrayImpl
+
+    return _reads_of_caller(ArrayImpl, "_value", model, function)
 
 
 @contextlib.contextmanager
-def _jax_reads(model, function) -> Iterator[Reads]:
-    from jax._src.array import ArrayImpl
+def _reads_of_caller(kind: Any, name: str, model: Any, function: str) -> Iterator[Reads]:
+    """Counts what this thread reads by a method, or by a property."""
+    seen, caller, original = [], threading.get_ident(), vars(kind)[name]
+    is_property = isinstance(original, property)
+    read = original.fget if is_property else original
 
-    seen, caller, original = [], threading.get_ident(), ArrayImpl._value
-
-    def value(self):
+    def noted(self):
         if threading.get_ident() == caller:
             seen.append(self)
-        return original.fget(self)
+        return read(self)
 
     counted = Reads()
     with (
-        _replaced(ArrayImpl, "_value", property(value)),
+        mock.patch.object(kind, name, property(noted) if is_property else noted),
         _marked(model, function, lambda: counted.after_steps.append(len(seen))),
     ):
         yield counted
@@ -145,16 +139,6 @@ def _torch_reads(model, function) -> Iterator[Reads]:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    original = vars(owner)[name]
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextlib.contextmanager
 def _marked(model: Any, function: str, mark: Callable[[], None]) -> Iterator[None]:
     """Calls ``mark`` after each call of the model's function, which may be a step or several."""
     original = getattr(model, function)
@@ -164,5 +148,5 @@ def _marked(model: Any, function: str, mark: Callable[[], None]) -> Iterator[Non
         mark()
         return result
 
-    with _replaced(model, function, marked):
+    with mock.patch.object(model, function, marked):
         yield

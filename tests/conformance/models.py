@@ -19,14 +19,13 @@ def regression(n: int, outputs: int = 1, seed: int = 0) -> tuple[np.ndarray, np.
     return x, y.astype("float32")
 
 
-def classification(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
-    x = random.normal(size=(n, FEATURES)).astype("float32")
+def classification(n: int) -> tuple[np.ndarray, np.ndarray]:
+    x, _ = regression(n)
     return x, np.argmax(x[:, :CLASSES], axis=1).astype("int32")
 
 
-def binary(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
+def binary(n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
     x = random.normal(size=(n, FEATURES)).astype("float32")
     return x, (x[:, :1] + 0.3 * random.normal(size=(n, 1)) > 0).astype("float32")
 
@@ -46,6 +45,19 @@ def tokens(n: int, seed: int = 0) -> np.ndarray:
     lengths = random.integers(1, STEPS_IN_TIME + 1, size=n)
     ids[np.arange(STEPS_IN_TIME)[None, :] >= lengths[:, None]] = 0
     return ids
+
+
+def dataset_of(batch: Any, count: int, **options) -> Any:
+    """A `PyDataset` of so many batches, each of which a function makes from its number."""
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return count
+
+        def __getitem__(self, index):
+            return batch(index)
+
+    return Batches(**options)
 
 
 def compiled(model: Any, *arguments: Any, **options: Any) -> Any:
@@ -104,7 +116,7 @@ def classifier(optimizer: Any = None, **options) -> Any:
     return stack(layers, optimizer, "sparse_categorical_crossentropy", **options)
 
 
-def largest_error(name="largest"):
+def largest_error(name="largest", error=None):
     class LargestError(keras.metrics.Metric):
         """Its state is a maximum: adding it up over replicas is wrong."""
 
@@ -113,7 +125,8 @@ def largest_error(name="largest"):
             self.largest = self.add_variable((), "zeros", name="largest")
 
         def update_state(self, y_true, y_pred, sample_weight=None):
-            found = keras.ops.max(keras.ops.abs(y_true - y_pred))
+            errors = (error or keras.ops.subtract)(y_true, y_pred)
+            found = keras.ops.max(keras.ops.abs(errors))
             self.largest.assign(keras.ops.maximum(self.largest, found))
 
         def result(self):

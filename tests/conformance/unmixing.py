@@ -20,24 +20,23 @@ def own_loss(y_true, y_pred):
 
 def network(*middle, **options):
     """Dense layers around some others; the loss is the user's unless said otherwise."""
-    inputs = keras.Input((FEATURES,))
-    x = keras.layers.Dense(6, activation="tanh")(inputs)
-    for layer in middle:
+    first = keras.layers.Dense(6, activation="tanh")
+    return assemble(keras.Input((FEATURES,)), first, *middle, **options)
+
+
+def sequence(*middle):
+    words = keras.layers.Embedding(VOCABULARY, 4, mask_zero=True)
+    return assemble(keras.Input((None,), dtype="int32"), words, *middle)
+
+
+def assemble(inputs, *layers, **options):
+    x = inputs
+    for layer in (*layers, keras.layers.Dense(1)):
         x = layer(x)
-    model = keras.Model(inputs, keras.layers.Dense(1)(x))
-    return compiled(model, **{"optimizer": "adam", "loss": own_loss, **options})
+    return compiled(keras.Model(inputs, x), **{"optimizer": "adam", "loss": own_loss, **options})
 
 
-def sequence(*middle, **options):
-    inputs = keras.Input((None,), dtype="int32")
-    x = keras.layers.Embedding(VOCABULARY, 4, mask_zero=True)(inputs)
-    for layer in middle:
-        x = layer(x)
-    model = keras.Model(inputs, keras.layers.Dense(1)(x))
-    return compiled(model, **{"optimizer": "adam", "loss": own_loss, **options})
-
-
-def residual(**options):
+def residual():
     class Residual(keras.layers.Layer):
         def __init__(self):
             super().__init__()
@@ -51,7 +50,7 @@ def residual(**options):
         def call(self, x, training=None):
             return x + self.drop(self.norm(self.dense(x), training=training), training=training)
 
-    return network(Residual(), **options)
+    return network(Residual())
 
 
 def noisy():
@@ -70,14 +69,6 @@ def noisy():
     return network(Sampling())
 
 
-def masked_loss():
-    class Masked(keras.losses.Loss):
-        def call(self, y_true, y_pred):
-            return keras.ops.square(y_true - y_pred)[..., 0]
-
-    return sequence(loss=Masked())
-
-
 def attention():
     class Attending(keras.layers.Layer):
         def __init__(self):
@@ -92,15 +83,6 @@ def attention():
             return x + self.attention(x, x)
 
     return sequence(Attending(), keras.layers.GRU(3, dropout=0.2))
-
-
-def convolution():
-    inputs = keras.Input((FEATURES,))
-    x = keras.layers.Reshape((FEATURES, 1))(inputs)
-    x = keras.layers.Conv1D(3, 2, padding="same")(x)
-    x = keras.layers.Lambda(lambda x: keras.ops.relu(x) + 1)(keras.layers.BatchNormalization()(x))
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
-    return compiled(model, "adam", "mse")
 
 
 def mixed(policy):
@@ -122,11 +104,6 @@ def words() -> tuple[Any, ...]:
     return tokens(N), np.linspace(-1, 1, N, dtype="float32")[:, None]
 
 
-def word_by_word() -> tuple[Any, ...]:
-    ids = tokens(N)
-    return ids, (ids[..., None] / VOCABULARY).astype("float32")
-
-
 # A name, what makes the model, and its data.
 MODELS: dict[str, tuple[Any, Any]] = {
     "dropout": (lambda: network(keras.layers.Dropout(0.5)), numbers),
@@ -134,18 +111,8 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "unseeded noise": (lambda: network(keras.layers.GaussianDropout(0.5)), numbers),
     "a layer with norm and dropout": (residual, numbers),
     "draws in a layer": (noisy, numbers),
-    "a mask in the loss": (masked_loss, word_by_word),
     "attention and recurrence, with a mask": (attention, words),
-    "a convolution and a Lambda": (convolution, numbers),
     "mixed_bfloat16": (mixed("mixed_bfloat16"), numbers),
     "mixed_float16": (mixed("mixed_float16"), numbers),
     "float64": (mixed("float64"), numbers),
-    "accumulation, clipping, EMA": (
-        lambda: network(
-            optimizer=keras.optimizers.AdamW(
-                0.01, clipnorm=0.1, use_ema=True, gradient_accumulation_steps=2
-            )
-        ),
-        numbers,
-    ),
 }

@@ -18,21 +18,6 @@ def test_every_way_to_cut_finds_its_axes(shards):
     assert [math.prod(factors[axis] for axis in own) for own in axes] == shards
 
 
-@pytest.mark.parametrize(
-    ("shape", "shards", "gist"),
-    [
-        ((4, 4), (2,), "each of the 2 axes"),
-        ((4, 4), (2, 1), "multiply to the number of logical devices of a replica, 4"),
-        ((4, 4), (-2, -2), "multiply"),
-        ((4, 3), (2, 2), "uneven along \\[1\\]"),
-    ],
-)
-def test_a_cut_that_does_not_fit(shape, shards, gist):
-    with pytest.raises(ValueError, match=gist):
-        check_partition(shape, shards, 4)
-    check_partition((None, 4), (2, 2), 4)  # a size that is not known fits
-
-
 def test_the_first_rule_that_fits_counts():
     splits = Splits(2)
     splits.add({"dense/kernel": (1, 2)})
@@ -44,3 +29,4 @@ def test_the_first_rule_that_fits_counts():
         splits.shards_of("model/dense/kernel", (4, 3))
     with pytest.raises(ValueError, match="regular expressions"):
         splits.add({"(": (1, 2)})
+    check_partition((None, 4), (1, 2), 2)  # a size that is not known fits

@@ -14,8 +14,7 @@ def in_module(name, source):
 
 
 def places_of(call):
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as told:
         call()
     return [(one.filename, str(one.message), one.category) for one in told]
 

@@ -68,12 +68,10 @@ def in_call_and_run_eagerly(lab):
 @case("extra losses")
 def in_a_step_of_the_users(lab):
     """`add_loss` in `call()`, the losses read in a user-defined `train_step`."""
-
-    def raw_loss(model, y, y_pred, loss):
-        return {"raw": loss}
-
+    reporting = steps.of(lab.backend).reporting_model
+    raw_loss = lambda model, y, y_pred, loss: {"raw": loss}  # noqa: E731
     lab.same(
-        lambda: adding_model(steps.of(lab.backend).reporting_model(raw_loss), nested=True),
+        lambda: adding_model(reporting(raw_loss), nested=True),
         fit(X, Y, batch_size=BATCH, epochs=2),
         lambda model: len(model.losses) if lab.backend == "jax" else 0,
     )

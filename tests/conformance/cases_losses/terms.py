@@ -2,7 +2,15 @@
 
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
-from tests.conformance.models import dense, regression, stack, weights_for
+from tests.conformance.models import (
+    VOCABULARY,
+    dense,
+    regression,
+    stack,
+    tagger,
+    tokens,
+    weights_for,
+)
 from tests.conformance.registry import case
 
 N, BATCH = 13, 6  # at last a batch of one row
@@ -72,26 +80,23 @@ def added_losses_read_after_a_step(lab):
 
 
 @case("loss functions")
-def loss_function_of_the_user(lab):
-    """A plain function as loss: a value an example."""
+def losses_of_the_user(lab):
+    """A function with a value an example or the batch's mean; a `keras.Loss` with weights."""
 
     def cubed(y_true, y_pred):
         return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
 
-    lab.same(lambda: dense(loss=cubed), fit(X, Y, batch_size=BATCH))
-
-
-@case("loss functions", like="losses.loss_function_of_the_user")
-def loss_class_of_the_user(lab):
-    """A subclass of `keras.Loss` with weights; a function whose scalar is the batch's mean."""
+    def mean_of_all(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred))
 
     class Quartic(keras.Loss):
         def call(self, y_true, y_pred):
             return keras.ops.mean((y_true - y_pred) ** 4, axis=-1)
 
-    def mean_of_all(y_true, y_pred):
-        return keras.ops.mean(keras.ops.square(y_true - y_pred))
-
-    weighted = fit(X, Y, batch_size=BATCH, sample_weight=weights_for(N))
-    lab.same(lambda: dense(loss=Quartic(reduction="mean_with_sample_weight")), weighted)
-    lab.same(lambda: dense(loss=mean_of_all), fit(X, Y, batch_size=BATCH))
+    quartic = Quartic(reduction="mean_with_sample_weight")
+    for loss, weights in ((cubed, None), (mean_of_all, None), (quartic, weights_for(N))):
+        train = fit(X, Y, batch_size=BATCH, sample_weight=weights)
+        lab.same(lambda loss=loss: dense(loss=loss), train)
+    ids = tokens(N)  # of whose padding a mask takes part in the loss
+    train = fit(ids, ids[..., None] / VOCABULARY, batch_size=BATCH)
+    lab.same(lambda: tagger(loss=Quartic()), train)

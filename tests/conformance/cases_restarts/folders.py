@@ -51,8 +51,7 @@ def small(lab, folder, at=None, change="", listed=(), **options):
     """A process of a script that trains two epochs; ``change``: what is another than before."""
     fresh()
     seed = 9 if change == "rows" else 0
-    with lab.strategy().scope():
-        model = small_model(change)
+    model = lab.made(lambda: small_model(change))
     x, y = regression(ROWS + (4 if change == "number of rows" else 0), seed=seed)
     if change == "units":
         y = np.concatenate([y, y], axis=-1)
@@ -73,6 +72,13 @@ def small(lab, folder, at=None, change="", listed=(), **options):
         epochs=2, shuffle=True, verbose=0, callbacks=[backup, *stop, *listed], **given
     )
     return [history.history, values(model.variables), optimizer_values(model)]
+
+
+def interrupted(lab, folder):
+    """The same, which dies after batch 7: its last backup is that after batch 6."""
+    with contextlib.suppress(InterruptionError):
+        small(lab, folder, at=7)
+    lab.everyone("interrupted")
 
 
 # What another script has, and how the error says so.
@@ -111,9 +117,7 @@ def defect_29_of_another_script(lab):
     """A backup of another model or of other data is refused, with what differs."""
     with lab.folder() as whole, lab.folder() as folder:
         expected = small(lab, whole)
-        with contextlib.suppress(InterruptionError):
-            small(lab, folder, at=7)
-        lab.everyone("interrupted")
+        interrupted(lab, folder)
         kept = sorted(path.name for path in folder.iterdir())
         for change, said in CHANGES.items():
             refused(lab, folder, "of this call of fit", said, "another folder", change=change)
@@ -167,8 +171,7 @@ def defect_29_what_may_differ(lab):
     said = {"learning rate": "learning_rate is 0.0", "rows": "data.x.checksum of rows is"}
     for change, part in said.items():
         with lab.folder() as folder, lab.told(part) as told:
-            with contextlib.suppress(InterruptionError):
-                small(lab, folder, at=7)
+            interrupted(lab, folder)
             found = small(lab, folder, change=change)
             messages = lab.everyone(told)[0]
         lab.check(len(messages) == 1, f"{change}: {messages}")
@@ -229,9 +232,7 @@ def another_run(lab, folder):
 def defect_29_two_runs_in_one_folder(lab):
     """A second run in a folder is refused, until the first has ended."""
     with lab.folder() as folder:
-        with contextlib.suppress(InterruptionError):
-            small(lab, folder, at=7)
-        lab.everyone("interrupted")
+        interrupted(lab, folder)
         kept = sorted(path.name for path in folder.iterdir())
         with another_run(lab, folder) as pid:
             refused(lab, folder, f"process {pid} on {socket.gethostname()}", "since noon")
@@ -261,9 +262,7 @@ def defect_29_crafted_backups(lab):
     from kerasdist.callbacks.backup import storage
 
     with lab.folder() as folder:
-        with contextlib.suppress(InterruptionError):
-            small(lab, folder, at=7)
-        lab.everyone("interrupted")
+        interrupted(lab, folder)
         [path, older] = storage.newest_first(folder)
         stored, newest = storage.read(path), storage.number_of(path)
         # Where workers divide the state, None stands for what their parts hold.

@@ -203,22 +203,15 @@ def on_twice_as_many_replicas(lab):
         lab.equal(expected, run(more, torn, arrays(), **options), FLOAT64)
 
 
-def _forget_earlier_calls():
-    """As a new process does."""
-    from kerasdist.callbacks.backup import run_files
-
-    run_files._ENDED.clear()
-
-
 @case("restarts", replicas=(2,))
 def two_calls_of_fit(lab):
     """A script that calls `fit` twice with one folder, and dies in the second call."""
+    from kerasdist.callbacks.backup import run_files
 
     def script(folder, at=None):
-        _forget_earlier_calls()
+        run_files._ENDED.clear()  # as in a new process
         fresh()
-        with lab.strategy().scope():
-            model = network()
+        model = lab.made(network)
         kept = []
         for struck in (None, at):
             callbacks = [kd.callbacks.BackupAndRestore(folder, save_freq=3)]

@@ -19,14 +19,6 @@ def clock(monkeypatch):
     metering._here.set(None)
 
 
-def of_calls(clock, meter, calls):
-    """Has a meter hear of calls of the train function: the seconds, steps and samples of each."""
-    meter.on_epoch_begin(0)
-    for seconds, steps, samples in calls:
-        clock.seconds += seconds
-        meter.done(steps, samples)
-
-
 def test_waits_and_steps_add_up_to_the_whole_time(clock):
     meter = Meter(knows_collectives=True, steps_ahead=1)
     window = meter.window(math.inf, print)
@@ -94,5 +86,8 @@ def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
 def test_steps_that_the_host_starts_ahead_count_as_one(clock, calls, expected):
     meter = Meter(knows_collectives=False, steps_ahead=4)
     window = meter.window(math.inf, print)
-    of_calls(clock, meter, calls)
+    meter.on_epoch_begin(0)
+    for seconds, steps, samples in calls:
+        clock.seconds += seconds
+        meter.done(steps, samples)
     assert window.take().step_seconds == expected

@@ -116,7 +116,6 @@ def test_a_variable_that_changes_its_form_meanwhile_is_an_error(folder):
     ],
 )
 def test_defect_29_a_header_of_another_form_is_refused(folder, header):
-    """DEFECTS 29: with a valid digest, too."""
     folder.mkdir()
     path = folder / "backup-000000000003.kdb"
     text = json.dumps(header).encode()
@@ -164,8 +163,8 @@ def test_a_restarted_call_leaves_the_backups_of_a_later_one(tmp_path, monkeypatc
 
     for found_in_the_second in (None, 1):
         run_files._ENDED.clear()  # as a new process does
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the first call trains again, and says so
+        # The first call trains again, and says so.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             files, found = call(0)
         assert found is None
         files.training_ended(removes=True)

@@ -1,6 +1,7 @@
 """Copies of backups in memory: what goes where, and what is read."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,17 +15,8 @@ from tests.unit.callbacks import backups
 ARRAY = np.arange(5.0)
 
 
-class Room:
-    """What is free in memory."""
-
-    def __init__(self, free):
-        self.free = free
-
-
-def written(folder, numbers, keep=2, free=1 << 40, monkeypatch=None):
-    if monkeypatch is not None:
-        monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: Room(free))
-    files = RunFiles(folder / "disk", keep, in_memory=folder / "memory")
+def written(folder, numbers):
+    files = RunFiles(folder / "disk", 2, in_memory=folder / "memory")
     for number in numbers:
         files.number = number - 1
         files.begin_next()
@@ -46,8 +38,7 @@ def test_that_in_memory_is_read_first_and_a_torn_one_is_not(tmp_path, torn, foun
         path = tmp_path / name / "backup-000000000002.kdb"
         path.write_bytes(path.read_bytes()[:-3])
     files = RunFiles(tmp_path / "disk", 2, in_memory=tmp_path / "memory")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as told:
         stored = files.newest({})
     assert len(told) == len(torn)
     assert stored.chiefs.path.parent.name == found
@@ -55,8 +46,9 @@ def test_that_in_memory_is_read_first_and_a_torn_one_is_not(tmp_path, torn, foun
 
 
 def test_what_does_not_fit_goes_to_the_disk_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=39))
     with pytest.warns(UserWarning, match=r"Expected 40 bytes .* Received: 39 bytes that are free"):
-        written(tmp_path, [1], free=39, monkeypatch=monkeypatch)
+        written(tmp_path, [1])
     assert numbers(tmp_path / "memory") == []
     assert numbers(tmp_path / "disk") == [1]
 

@@ -1,13 +1,12 @@
 """``kerasdist bench``: numbers of workers, efficiency, and what is shown."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from kerasdist.checks import bench
 from kerasdist.checks.bench import Row, Scaling
+from tests.unit.printed import printed
 
 
 def measured(replicas, seconds, batch=32, device="gpu:0"):
@@ -27,9 +26,7 @@ def measured(replicas, seconds, batch=32, device="gpu:0"):
 
 
 def shown(scaling):
-    file = io.StringIO()
-    bench.show(scaling, Console(file=file, width=80))
-    return file.getvalue()
+    return printed(bench.show, scaling, width=80)
 
 
 ROWS = [Row(1, measured(1, 1.0)), Row(2, measured(2, 1.25, batch=64))]

@@ -7,20 +7,14 @@ import socket
 
 import pytest
 import typer
-from rich.console import Console
 
 from kerasdist.checks import findings, hosts, machine
 from kerasdist.checks.findings import Finding
+from tests.unit.printed import printed
 
 
 def verdicts(found):
     return {one.check: one.verdict for one in found}
-
-
-def shown(found):
-    file = io.StringIO()
-    findings.show("Title", found, Console(file=file, width=120))
-    return file.getvalue()
 
 
 class TestOneMachine:
@@ -32,33 +26,27 @@ class TestOneMachine:
         )
         assert all(one.found and one.meaning for one in found)
 
-    def test_old_packages(self, monkeypatch):
-        """DEFECTS 9: versions below those that are declared are named."""
-        versions = {"keras": "3.9.0", "jax": "0.4.1", "kerasdist": "0.1.0"}
+    @pytest.mark.parametrize(
+        ("versions", "verdict", "said"),
+        [
+            ({"keras": "3.9.0"}, "problem", "keras 3.9.0, where kerasdist needs >=3.12"),
+            ({"jax": "0.4.1"}, "problem", "jax 0.4.1, where kerasdist needs >=0.8.2"),
+            # A checkout that is not installed.
+            ({"kerasdist": None}, "ok", f"kerasdist {machine.__version__}"),
+        ],
+    )
+    def test_defect_9_old_packages(self, monkeypatch, versions, verdict, said):
+        known = machine.metadata.version
 
         def version(package):
-            if package not in versions:
-                raise machine.metadata.PackageNotFoundError
-            return versions[package]
+            if versions.get(package, "") is None:
+                raise machine.metadata.PackageNotFoundError(package)
+            return versions.get(package) or known(package)
 
         monkeypatch.setattr(machine.metadata, "version", version)
         [found] = machine._versions()
-        assert found.verdict == "problem"
-        assert "keras 3.9.0, where kerasdist needs >=3.12" in found.found
-        assert "jax 0.4.1, where kerasdist needs >=0.8.2" in found.found
-
-    def test_a_checkout_that_is_not_installed(self, monkeypatch):
-        version = machine.metadata.version
-
-        def installed(package):
-            if package == "kerasdist":
-                raise machine.metadata.PackageNotFoundError(package)
-            return version(package)
-
-        monkeypatch.setattr(machine.metadata, "version", installed)
-        [found] = machine._versions()
-        assert found.verdict == "ok"
-        assert f"kerasdist {machine.__version__}" in found.found
+        assert found.verdict == verdict
+        assert said in found.found
 
     def test_a_backend_that_is_not_there(self, monkeypatch):
         monkeypatch.setenv("KERAS_BACKEND", "pytorch")
@@ -144,7 +132,7 @@ class TestSeveralHosts:
         found += [Finding("e", "warning", "x", "y", "host"), Finding("f", "ok", "x", "y", "other")]
         shortened = hosts._shortened(found)
         assert [one.check for one in shortened] == ["4 checks", "e", "f"]
-        assert "a, b, c, d" in shown(shortened)
+        assert "a, b, c, d" in printed(findings.show, "Title", shortened)
 
 
 class TestAgent:

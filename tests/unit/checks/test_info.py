@@ -1,14 +1,13 @@
 """``kerasdist info``: what is detected, and why, without importing Keras or a framework."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from kerasdist.checks import info
 from tests.fresh import run_fresh
 from tests.unit.cluster import environments as env
+from tests.unit.printed import printed
 
 
 def verdicts(environ):
@@ -16,9 +15,7 @@ def verdicts(environ):
 
 
 def shown(environ):
-    file = io.StringIO()
-    info.show(info.gather(environ), Console(file=file, width=200))
-    return file.getvalue()
+    return printed(info.show, info.gather(environ))
 
 
 def test_nothing():

@@ -9,23 +9,20 @@ from kerasdist.errors import ClusterError
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("read", "text", "expected"),
     [
-        ("n1", ["n1"]),
-        ("a[01-03,7],b2", ["a01", "a02", "a03", "a7", "b2"]),
-        ("gpu[008-010]", ["gpu008", "gpu009", "gpu010"]),
-        ("n[9-11]", ["n9", "n10", "n11"]),
-        ("rack[0-1]n[8-9]", ["rack0n8", "rack0n9", "rack1n8", "rack1n9"]),
-        ("n[1-2]-ib.example", ["n1-ib.example", "n2-ib.example"]),
+        (addresses.expand, "n1", ["n1"]),
+        (addresses.expand, "a[01-03,7],b2", ["a01", "a02", "a03", "a7", "b2"]),
+        (addresses.expand, "gpu[008-010]", ["gpu008", "gpu009", "gpu010"]),
+        (addresses.expand, "n[9-11]", ["n9", "n10", "n11"]),
+        (addresses.expand, "rack[0-1]n[8-9]", ["rack0n8", "rack0n9", "rack1n8", "rack1n9"]),
+        (addresses.expand, "n[1-2]-ib.example", ["n1-ib.example", "n2-ib.example"]),
+        (addresses.counts, "2(x3),1", [2, 2, 2, 1]),
+        (addresses.counts, "4", [4]),
     ],
 )
-def test_hosts(text, expected):
-    assert addresses.expand(text, "it") == expected
-
-
-@pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4])])
-def test_counts(text, expected):
-    assert addresses.counts(text, "it") == expected
+def test_hosts_and_counts(read, text, expected):
+    assert read(text, "it") == expected
 
 
 @pytest.mark.parametrize(

@@ -33,26 +33,19 @@ def test_the_batch_size_of_a_replica():
         context.get_per_replica_batch_size(13)
 
 
-class Theirs(enum.Enum):
-    """As TensorFlow's own."""
-
-    SUM = "SUM"
-
-
-class TheirPolicy(enum.IntEnum):
-    """As TensorFlow's own, whose values are numbers."""
-
-    FILE = 1
+# As TensorFlow's own; the values of the policy are numbers.
+THEIRS = enum.Enum("Theirs", {"SUM": "SUM"})
+THEIR_POLICY = enum.IntEnum("TheirPolicy", {"FILE": 1})
 
 
 @pytest.mark.parametrize(
     ("given", "read", "expected"),
     [
-        *((given, ReduceOp.of, ReduceOp.SUM) for given in ("sum", "Sum", ReduceOp.SUM, Theirs.SUM)),
+        *((given, ReduceOp.of, ReduceOp.SUM) for given in ("sum", "Sum", ReduceOp.SUM, THEIRS.SUM)),
         *(
             (given, lambda one: InputOptions(auto_shard_policy=one).auto_shard_policy, policy)
             for policy in (AutoShardPolicy.FILE,)
-            for given in ("FILE", "file", policy, TheirPolicy.FILE)
+            for given in ("FILE", "file", policy, THEIR_POLICY.FILE)
         ),
         *(
             (given, lambda one: CommunicationOptions(implementation=one).implementation, ring)

@@ -70,10 +70,10 @@ def test_defect_17_the_sizes_of_a_batch_are_exchanged_once(policy, each):
     assert labels.count("the next batch of a dataset") == 2 * (each + 1)  # and one for the end
 
 
-def pipeline(count, size, width=3):
+def pipeline(count, size):
     import tensorflow as tf
 
-    rows = np.arange(count * width, dtype="float32").reshape(count, width)
+    rows = np.arange(count * 3, dtype="float32").reshape(count, 3)
     return tf.data.Dataset.from_tensor_slices(rows).batch(size, drop_remainder=True)
 
 

@@ -59,7 +59,6 @@ def test_defect_29_a_full_disk_blocks_no_worker(kind):
 
 
 def test_defect_29_a_full_disk_takes_no_state():
-    """DEFECTS 29: the board goes on."""
     board_of({}, {}, folder=Path("/dev/full/logs")).write()
 
 
@@ -74,8 +73,8 @@ def board_of(*changes, folder=None, hosts=(None, None)):
     return board
 
 
-def drawn(state, rows=10, width=120):
-    console = Console(file=io.StringIO(), width=width)
+def drawn(state, rows=10):
+    console = Console(file=io.StringIO(), width=120)
     console.print(live.view(state, rows=rows))
     return console.file.getvalue().splitlines()
 

@@ -1,18 +1,17 @@
 """What `kerasdist plan` refuses before it starts Keras, and what it prints."""
 
 import dataclasses
-import io
 import json
 import sys
 
 import pytest
-from rich.console import Console
 
 from kerasdist.errors import BackendError
 from kerasdist.plan import command, report
 from kerasdist.plan.hardware import parse_target
 from kerasdist.plan.hlo import Collective
 from kerasdist.plan.planning import Compilation, LargestBatch, Subject, Work, make_plan
+from tests.unit.printed import printed
 
 
 @pytest.mark.parametrize(
@@ -51,14 +50,12 @@ def plan_of(compiled, **of_subject):
     return make_plan(subject, 32, parse_target("8xh100"), lambda *_: compiled, largest=False)
 
 
-def printed(plan):
-    file = io.StringIO()
-    report.show(plan, Console(file=file, width=300))
-    return file.getvalue()
+def shown(plan):
+    return printed(report.show, plan, width=300)
 
 
 def test_what_is_printed_for_people():
-    text = printed(plan_of(compilation()))
+    text = shown(plan_of(compilation()))
     for expected in (
         "train.py on 8 x NVIDIA H100 SXM 80 GB (8xh100), planned on JAX",
         "under MirroredStrategy, and has 1,000,000 parameters",
@@ -94,7 +91,7 @@ def test_what_is_printed_for_people():
 )
 def test_what_is_printed_of_the_largest_batch(found, text):
     plan = dataclasses.replace(plan_of(compilation(), examples=1347), largest_batch=found)
-    assert text in printed(plan).splitlines()
+    assert text in shown(plan).splitlines()
     facts = json.loads(report.as_json(plan))
     assert facts["largest_batch_per_device"] == found.examples
     assert facts["largest_batch_limit"] == found.limit
@@ -102,7 +99,7 @@ def test_what_is_printed_of_the_largest_batch(found, text):
 
 def test_what_does_not_fit_is_printed_without_a_step():
     plan = plan_of(compilation(refused="RESOURCE_EXHAUSTED"))
-    text = printed(plan)
+    text = shown(plan)
     assert "It does not fit: 200 GB of 63.7 GB a device." in text
     assert "Weak scaling" not in text
     assert json.loads(report.as_json(plan))["step"] is None

@@ -9,7 +9,7 @@ from kerasdist.core.sharding import Sharding
 from kerasdist.plan import report
 from kerasdist.plan.groups import WeightGroups, planned_groups, weight_groups
 from kerasdist.plan.hardware import parse_target
-from tests.unit.plan.test_command import compilation, plan_of, printed
+from tests.unit.plan.test_command import compilation, plan_of, shown
 
 WIDTH = 64
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
@@ -78,7 +78,7 @@ def test_it_is_printed_beside_xlas_plan():
     plan = planned(WeightGroups([10**9] * 4, 10**6, 2 * 10**9))
     assert (
         "On PyTorch workers gather the weights in 4 groups: 12 collectives, 11 GB. Each keeps 2 GB "
-        "of variables and gradients, and at most 2 GB of gathered weights." in printed(plan)
+        "of variables and gradients, and at most 2 GB of gathered weights." in shown(plan)
     )
     facts = json.loads(report.as_json(plan))
     assert facts["groups"]["sizes"] == [10**9] * 4
@@ -88,5 +88,5 @@ def test_it_is_printed_beside_xlas_plan():
 
 def test_nothing_is_said_where_nothing_is_gathered():
     plan = planned(None)
-    assert "PyTorch" not in printed(plan)
+    assert "PyTorch" not in shown(plan)
     assert json.loads(report.as_json(plan))["torch_step"] is None

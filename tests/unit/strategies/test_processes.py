@@ -43,27 +43,26 @@ def test_processes_are_for_several_gpus_on_torch_or_asked_for(backend, devices, 
         assert processes.are_wanted(backend, devices, launcher) == expected
 
 
-def notebook(monkeypatch):
-    monkeypatch.setattr(ranks, "why_not_again", lambda: "this is a notebook")
-
-
-def job(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}')
-
-
-def independent(monkeypatch):
-    monkeypatch.setenv("KERASDIST_CLUSTER", "none")
+A_JOB = {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}'}
 
 
 @pytest.mark.parametrize(
-    ("place", "why"),
-    [(notebook, "notebook"), (job, "TF_CONFIG"), (independent, "KERASDIST_CLUSTER=none")],
+    ("reason", "environment", "said"),
+    [
+        ("this is a notebook", {}, "notebook"),
+        (None, A_JOB, "TF_CONFIG"),
+        (None, {"KERASDIST_CLUSTER": "none"}, "KERASDIST_CLUSTER=none"),
+    ],
 )
-def test_elsewhere_threads_say_what_they_cost_and_processes_cannot_be_had(monkeypatch, place, why):
-    place(monkeypatch)
-    with pytest.warns(UserWarning, match=rf"{why}.*no faster.*kerasdist\.launch"):
+def test_elsewhere_threads_say_what_they_cost_and_processes_cannot_be_had(
+    monkeypatch, reason, environment, said
+):
+    monkeypatch.setattr(ranks, "why_not_again", lambda: reason)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(UserWarning, match=rf"{said}.*no faster.*kerasdist\.launch"):
         assert not processes.are_wanted(TORCH, GPUS, None)
-    with pytest.raises(UnsupportedError, match=why):
+    with pytest.raises(UnsupportedError, match=said):
         processes.are_wanted(TORCH, CPUS, "processes")
 
 

@@ -1,0 +1,12 @@
+"""What a function prints by rich."""
+
+import io
+
+from rich.console import Console
+
+
+def printed(show, *facts, width=200):
+    """The text of `show(*facts, console)`."""
+    file = io.StringIO()
+    show(*facts, Console(file=file, width=width))
+    return file.getvalue()
