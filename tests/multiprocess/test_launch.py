@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +19,16 @@ from kerasdist.launch import start, supervisor, worker
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import JobSpec, python_command
-from tests.multiprocess.launching import finish, left_after, run, said, started, wait_for, write
+from tests.multiprocess.launching import (
+    finish,
+    left_after,
+    run,
+    said,
+    started,
+    supervised,
+    wait_for,
+    write,
+)
 
 TELL = """
 import json
@@ -270,15 +278,8 @@ def test_threads_are_shared_by_the_workers_of_a_machine(given):
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     code = "import os; print(os.environ['OMP_NUM_THREADS'])"
     spec, slot = JobSpec((sys.executable, "-c", code)), Slot(None, 0, 0, 2)
-    with subprocess.Popen(
-        start.SUPERVISOR_HERE,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environ if given is None else {**environ, "OMP_NUM_THREADS": given},
-        text=True,
-    ) as process:
-        process.stdin.write(f"{json.dumps(start.orders_of(spec, slot, {}))}\n")
-        process.stdin.flush()
+    environ |= {} if given is None else {"OMP_NUM_THREADS": given}
+    with supervised(start.orders_of(spec, slot, {}), env=environ) as process:
         output = process.stdout.read()
         assert process.wait(20) == 0
     assert int(output) == int(given or max(1, supervisor.cores() // 2))
@@ -293,16 +294,9 @@ def test_defects_24_the_supervisor_does_not_keep_the_coordinators_port_open():
         spec = JobSpec((sys.executable, "-c", code, number))
         orders = start.orders_of(spec, Slot(None, 0, 0, 1), {})
         orders["inherited"].append(listener.fileno())
-        process = subprocess.Popen(
-            start.SUPERVISOR_HERE,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
-        )
-        process.stdin.write(f"{json.dumps(orders)}\n".encode())
-        process.stdin.flush()
+        process = supervised(orders, pass_fds=[listener.fileno()])
     with process:
-        assert process.stdout.readline() == b"closed\n"
+        assert process.stdout.readline() == "closed\n"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
         process.stdin.close()  # the launcher is gone
