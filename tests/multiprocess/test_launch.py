@@ -179,16 +179,29 @@ sys.exit(0 if restart == 2 or rank == 0 else 5)
 
 
 class TestLogs:
-    def test_a_file_an_attempt_and_worker(self, tmp_path, capfd):
+    def test_a_file_an_attempt_and_worker_and_the_last_state(self, tmp_path, capfd):
         logs = tmp_path / "some" / "logs"
-        body = "print('out', restart); print('err', file=sys.stderr); sys.exit(rank)"
+        body = """
+print("out", restart, flush=True)
+print("err", file=sys.stderr)
+if rank:
+    from kerasdist.job.launcher import channel
+    channel().tell({"workers": 1, "phase": "training", "epoch": 3, "epochs": 4, "step": 1})
+    time.sleep(0.5)
+    sys.exit(1)
+time.sleep(60)
+"""
         result = run(tmp_path, body, logs=logs, max_restarts=1)
         assert (result.exit_code, result.restarts) == (1, 1)  # no more than are allowed
         assert sorted(each.name for each in logs.iterdir()) == [
             *(f"attempt-{number}-worker-{rank}.log" for number in (0, 1) for rank in (0, 1)),
             "status.json",
         ]
-        assert (logs / "attempt-1-worker-0.log").read_text() == f"out 1\nerr\n{supervisor.APART}\n"
+        assert (logs / "attempt-1-worker-0.log").read_text() == "out 1\nerr\n"
+        workers = json.loads((logs / "status.json").read_text())["workers"]
+        assert [one["phase"] for one in workers] == ["ended", "ended"]
+        assert [one["exit_code"] for one in workers] == [143, 1]
+        assert workers[1]["epoch"] == 3
         output = capfd.readouterr()
         assert output.out == ""
         assert "  | out 1" in output.err
