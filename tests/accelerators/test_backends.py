@@ -1,5 +1,7 @@
 """What each backend does with the GPUs that a worker has chosen; each in a process of its own."""
 
+import pytest
+
 from tests.fresh import run_fresh
 
 OF_ALL = """
@@ -129,13 +131,8 @@ for own, expected in ((None, []), ([2], [2]), ([3, 4], [3]), ([], [])):
 """
 
 
-def test_jax_starts_on_a_worker_s_own():
-    run_fresh(OF_ALL + JAX, KERAS_BACKEND="jax")
-
-
-def test_tensorflow_sees_a_worker_s_own():
-    run_fresh(OF_ALL + TENSORFLOW, KERAS_BACKEND="tensorflow")
-
-
-def test_torch_numbers_a_worker_s_own_and_knows_other_accelerators():
-    run_fresh(OF_ALL + TORCH, KERAS_BACKEND="torch")
+@pytest.mark.parametrize(
+    ("backend", "code"), [("jax", JAX), ("tensorflow", TENSORFLOW), ("torch", TORCH)]
+)
+def test_a_worker_has_its_own_alone(backend, code):
+    run_fresh(OF_ALL + code, KERAS_BACKEND=backend)

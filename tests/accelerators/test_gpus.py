@@ -122,12 +122,6 @@ def test_gpus_without_a_serial_number_are_known_by_machine_and_place(amd):
     assert first.endswith("/00000100")
 
 
-def usage():
-    watch = gpus.Watch(gpus.visible({}))
-    assert watch.usage() == watch.usage()
-    return watch.usage()
-
-
 @pytest.mark.parametrize(
     ("machine", "expected"),
     [
@@ -143,7 +137,8 @@ def usage():
 )
 def test_how_much_of_a_gpu_is_in_use(machine_with, machine, expected):
     machine_with(machine)
-    assert usage() == expected
+    watch = gpus.Watch(gpus.visible({}))
+    assert watch.usage() == watch.usage() == expected
 
 
 def test_a_gpu_that_is_gone_stops_nothing(machine_with):

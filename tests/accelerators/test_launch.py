@@ -1,10 +1,8 @@
 """Which GPUs `kerasdist run` gives to its workers, and what `kerasdist info` says of them."""
 
 import dataclasses
-import json
 import os
 import queue
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +15,7 @@ from kerasdist.launch.placement import Slot, place
 from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML
 from tests.fresh import SECONDS
+from tests.multiprocess.launching import supervised
 from tests.unit.checks.test_info import shown
 from tests.unit.cluster import environments as env
 
@@ -137,14 +136,8 @@ def test_another_machine_counts_its_own_gpus():
     spec = JobSpec((sys.executable, "-c", code))
     orders = start.orders_of(spec, Slot("far", 3, 1, 2), {})
     orders["gpus_of"] = 1
-    with subprocess.Popen(
-        (sys.executable, "-P", "-m", "kerasdist.launch.supervisor"),
-        env={**others, "PYTHONPATH": path, "FAKE_NVML": "4"},
-        stdin=subprocess.PIPE,  # open for as long as the launcher is there
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as supervisor:
-        supervisor.stdin.write(f"{json.dumps(orders)}\n")
-        supervisor.stdin.flush()
+    command = (sys.executable, "-P", "-m", "kerasdist.launch.supervisor")
+    environ = {**others, "PYTHONPATH": path, "FAKE_NVML": "4"}
+    with supervised(orders, command, env=environ) as supervisor:
         assert supervisor.stdout.read() == "2,3\n"
         assert supervisor.wait(SECONDS) == 0

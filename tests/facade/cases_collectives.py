@@ -131,19 +131,13 @@ def gradient_of_an_all_reduce(lab, strategy):
 
 
 @case(replicas=(1, 2, 3))
-def gradient_of_an_all_gather(lab):
-    """This replica's part of an all-sum."""
-    gathering(lab, lambda i: 2)
+def gradient_of_an_all_gather(lab, strategy):
+    """This replica's part of an all-sum, of sizes that are equal and of some that differ."""
+    for size in (lambda i: 2, lambda i: i + 1):
+        gathering(lab, strategy, size)
 
 
-@case(replicas=(2, 3))
-def gradient_of_a_ragged_all_gather(lab):
-    """The same for sizes that differ."""
-    gathering(lab, lambda i: i + 1)
-
-
-def gathering(lab, size):
-    strategy = lab.strategy()
+def gathering(lab, strategy, size):
     n = lab.replicas
     v = variable_of(strategy, 2.0)
     rows = numbered(strategy, lambda i: np.arange(size(i), dtype="float32") + 1 + i)

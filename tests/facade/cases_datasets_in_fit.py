@@ -2,12 +2,10 @@
 
 import functools
 
-import numpy as np
-
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, tf
 from tests.facade.case import case
 from tests.facade.lab import FLOAT32, fresh
-from tests.facade.sources import SOURCES, Sequence, X, Y, pairs, tf_dataset
+from tests.facade.sources import SOURCES, Sequence, X, Y, pairs
 
 
 def trained(data, strategy, validation=None):
@@ -62,23 +60,16 @@ def fit_of_one_replica(lab):
     lab.equal(plainly_trained(), trained(data, plain, data), FLOAT32)
 
 
-@case
-def fit_of_framework_pipelines(lab, strategy):
-    """Pipelines of `tf.data`, which TensorFlow distributes by itself, in `fit`."""
-    data = strategy.distribute_datasets_from_function(lambda _: tf_dataset().take(2))
-    rounds = [tuple(np.concatenate(parts) for parts in zip(*pairs()[:2], strict=True))]
-    lab.equal(trained(Sequence(rounds), kd.get_strategy()), trained(data, strategy), FLOAT32)
-
-
 @case(replicas=(2, 3))
 def fit_of_pipelines(lab, strategy):
-    """A dataset of the replicas' own batches: a round of them is a global batch."""
+    """The replicas' own batches: a round is a global batch; TensorFlow distributes `tf.data`'s."""
     small = [(X[i : i + 2], Y[i : i + 2]) for i in range(0, 10, 2)]
-    data = strategy.distribute_datasets_from_function(lambda _: small)
     size = 2 * lab.replicas
     rounds = [(X[i : i + size], Y[i : i + size]) for i in range(0, 10, size)]
     plain = trained(Sequence(rounds), kd.get_strategy())
-    lab.equal(plain, trained(data, strategy), FLOAT32)
+    for pipeline in (small, tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)):
+        data = strategy.distribute_datasets_from_function(lambda _, made=pipeline: made)
+        lab.equal(plain, trained(data, strategy), FLOAT32)
 
 
 @case

@@ -107,14 +107,9 @@ def same(lab, loop, batches, tolerance=FLOAT32, strategy=None):
 
 @case(replicas=(1, 2, 3, 4))
 def by_hand(lab):
-    """`compute_average_loss`, SGD, a ragged last batch smaller than the number of replicas."""
-    same(lab, Loop(), batched(rows(17), 8))
-
-
-@case
-def not_compiled(lab):
-    """The same without `kd.function`."""
-    same(lab, Loop(compiled=False), batched(rows(17), 8))
+    """`compute_average_loss`, SGD, a last batch of fewer rows than replicas; compiled or not."""
+    for compiled in (True, False):
+        same(lab, Loop(compiled=compiled), batched(rows(17), 8))
 
 
 @case(replicas=(1, 2, 4))

@@ -27,7 +27,7 @@ SELECTED = frozenset(
         "training.on_batch_methods",
         "training.steps_per_execution_equals_single_steps",
         "facade.collectives.booleans_have_no_sum",
-        "facade.collectives.gradient_of_a_ragged_all_gather",
+        "facade.collectives.gradient_of_an_all_gather",
         "facade.collectives.sums_and_means_of_nests",
         "facade.collectives.types_together",
         "facade.datasets.input_options",

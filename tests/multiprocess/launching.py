@@ -1,6 +1,7 @@
 """Scripts of a few lines as workers, and what is left of them."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from kerasdist.launch import start
 from kerasdist.launch.job import run_job
 from kerasdist.launch.placement import free_port
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
@@ -107,6 +109,17 @@ def running(command: Sequence[str | Path], **environment: str) -> Iterator[subpr
             yield process
         finally:
             process.kill()
+
+
+def supervised(
+    orders: dict, command: Sequence[str] = start.SUPERVISOR_HERE, **options
+) -> subprocess.Popen[str]:
+    """Starts a supervisor; its input is open for as long as the launcher is there."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, **options)
+    process.stdin.write(f"{json.dumps(orders)}\n")
+    process.stdin.flush()
+    return process
 
 
 def wait_for(folder: Path, *names: str) -> list[int]:

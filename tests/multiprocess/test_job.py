@@ -72,18 +72,17 @@ kerasdist.core.__version__ = "0.0.1"
 runpy.run_module({SCRIPT!r}, run_name="__main__")
 """
 
-WITHOUT_LOSS = [
-    "end_well",
-    "all_are_interrupted",
-    "one_is_interrupted",
-    "save",
-    "wait_at_exit",
-    "all_are_suspended",
-    "own_error",
-    "chief_fails_to_save",
-    "chief_is_killed",
-    "all_exit_with_3",
-]
+_NOT_SAVED = "worker 0 .* is lost: it ended with PermissionError: /folder/m.keras"
+# What all do, or the chief; the exit codes, and what is said by those that have the last one.
+ENDS = {
+    "chief_is_killed": ([-9, LOST, LOST], "the chief, worker 0, is lost"),
+    "chief_fails_to_save": ([1, LOST, LOST], _NOT_SAVED),
+    "wait_at_exit": ([0, 0, 0], r"\Awaited\s\Z"),
+    "all_are_suspended": ([0, 0, 0], r"\Awent on \[0, 1, 2\]\s\Z"),  # DEFECTS 30
+    "own_error": ([1, 1, 1], "ValueError: a mistake of the user's"),
+    "all_exit_with_3": ([3, 3, 3], ""),
+}
+OTHERS = ["end_well", "all_are_interrupted", "one_is_interrupted", "save"]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def workers():
 @pytest.fixture(scope="module")
 def jobs(workers):
     """All jobs of this file, begun together, since most of their time is waiting."""
-    behaviours = [*(loss[0] for loss in LOSSES), *WITHOUT_LOSS]
+    behaviours = [*(loss[0] for loss in LOSSES), *ENDS, *OTHERS]
     return {one: workers.begin([one], job_of(3)) for one in behaviours}
 
 
@@ -114,18 +113,13 @@ def test_survivors_end_and_name_the_lost_worker(jobs, behaviour, code, said, sec
     assert re.search(said, ended[0].output), report(ended)
 
 
-def test_a_lost_chief_ends_the_others(jobs):
-    ended = jobs["chief_is_killed"].join(SLACK)
-    assert [worker.code for worker in ended] == [-9, LOST, LOST], report(ended)
-    assert "the chief, worker 0, is lost" in ended[1].output, report(ended)
-
-
-def test_a_chief_that_fails_to_save_is_the_one_that_failed(jobs):
-    ended = jobs["chief_fails_to_save"].join(SLACK)
-    assert [worker.code for worker in ended] == [1, LOST, LOST], report(ended)
-    for worker in ended[1:]:
-        said = "worker 0 .* is lost: it ended with PermissionError: /folder/m.keras"
-        assert re.search(said, worker.output), report(ended)
+@pytest.mark.parametrize("behaviour", ENDS)
+def test_defects_30_all_end_as_they_should(jobs, behaviour):
+    """A job whose workers were all suspended goes on (DEFECTS 30)."""
+    ended, (codes, said) = jobs[behaviour].join(SLACK + 6 * HEARTBEAT), ENDS[behaviour]
+    assert [worker.code for worker in ended] == codes, report(ended)
+    for worker in ended:
+        assert worker.code != codes[-1] or re.search(said, worker.output), report(ended)
 
 
 def test_workers_exchange_facts_and_end_well(jobs):
@@ -167,20 +161,6 @@ def test_the_chief_writes_what_all_save(jobs):
     assert told[1] == [first, first, own, own, last], report(ended)
 
 
-def test_workers_wait_for_each_other_at_the_end(jobs):
-    ended = jobs["wait_at_exit"].join(SLACK)
-    assert [worker.output.strip() for worker in ended] == ["waited"] * 3, report(ended)
-
-
-def test_defects_30_a_job_goes_on_after_all_its_workers_were_suspended(jobs):
-    ended = jobs["all_are_suspended"].join(SLACK + 6 * HEARTBEAT)
-    assert [worker.output.strip() for worker in ended] == ["went on [0, 1, 2]"] * 3, report(ended)
-
-
-def test_an_error_of_the_users_stays_what_it_is(jobs):
-    require(jobs["own_error"].join(SLACK), 1, "ValueError: a mistake of the user's")
-
-
 @pytest.mark.parametrize(
     ("behaviour", "code"), [("exit_with_3", 3), ("exit_with_a_message", 1), ("exit_with_0", 0)]
 )
@@ -191,11 +171,6 @@ def test_a_worker_that_ends_by_itself_has_its_own_exit_code(jobs, behaviour, cod
         assert ended[1].output.strip() == "no more data", report(ended)
     else:
         assert re.search(_left_early("'"), ended[1].output), report(ended)
-
-
-def test_all_may_end_with_an_exit_code(jobs):
-    ended = jobs["all_exit_with_3"].join(SLACK)
-    assert [worker.code for worker in ended] == [3, 3, 3], report(ended)
 
 
 def test_another_version_of_kerasdist_ends_the_job(workers):

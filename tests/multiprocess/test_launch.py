@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +19,16 @@ from kerasdist.launch import start, supervisor, worker
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import JobSpec, python_command
-from tests.multiprocess.launching import finish, left_after, run, said, started, wait_for, write
+from tests.multiprocess.launching import (
+    finish,
+    left_after,
+    run,
+    said,
+    started,
+    supervised,
+    wait_for,
+    write,
+)
 
 TELL = """
 import json
@@ -171,16 +179,29 @@ sys.exit(0 if restart == 2 or rank == 0 else 5)
 
 
 class TestLogs:
-    def test_a_file_an_attempt_and_worker(self, tmp_path, capfd):
+    def test_a_file_an_attempt_and_worker_and_the_last_state(self, tmp_path, capfd):
         logs = tmp_path / "some" / "logs"
-        body = "print('out', restart); print('err', file=sys.stderr); sys.exit(rank)"
+        body = """
+print("out", restart, flush=True)
+print("err", file=sys.stderr)
+if rank:
+    from kerasdist.job.launcher import channel
+    channel().tell({"workers": 1, "phase": "training", "epoch": 3, "epochs": 4, "step": 1})
+    time.sleep(0.5)
+    sys.exit(1)
+time.sleep(60)
+"""
         result = run(tmp_path, body, logs=logs, max_restarts=1)
         assert (result.exit_code, result.restarts) == (1, 1)  # no more than are allowed
         assert sorted(each.name for each in logs.iterdir()) == [
             *(f"attempt-{number}-worker-{rank}.log" for number in (0, 1) for rank in (0, 1)),
             "status.json",
         ]
-        assert (logs / "attempt-1-worker-0.log").read_text() == f"out 1\nerr\n{supervisor.APART}\n"
+        assert (logs / "attempt-1-worker-0.log").read_text() == "out 1\nerr\n"
+        workers = json.loads((logs / "status.json").read_text())["workers"]
+        assert [one["phase"] for one in workers] == ["ended", "ended"]
+        assert [one["exit_code"] for one in workers] == [143, 1]
+        assert workers[1]["epoch"] == 3
         output = capfd.readouterr()
         assert output.out == ""
         assert "  | out 1" in output.err
@@ -270,15 +291,8 @@ def test_threads_are_shared_by_the_workers_of_a_machine(given):
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     code = "import os; print(os.environ['OMP_NUM_THREADS'])"
     spec, slot = JobSpec((sys.executable, "-c", code)), Slot(None, 0, 0, 2)
-    with subprocess.Popen(
-        start.SUPERVISOR_HERE,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environ if given is None else {**environ, "OMP_NUM_THREADS": given},
-        text=True,
-    ) as process:
-        process.stdin.write(f"{json.dumps(start.orders_of(spec, slot, {}))}\n")
-        process.stdin.flush()
+    environ |= {} if given is None else {"OMP_NUM_THREADS": given}
+    with supervised(start.orders_of(spec, slot, {}), env=environ) as process:
         output = process.stdout.read()
         assert process.wait(20) == 0
     assert int(output) == int(given or max(1, supervisor.cores() // 2))
@@ -293,16 +307,9 @@ def test_defects_24_the_supervisor_does_not_keep_the_coordinators_port_open():
         spec = JobSpec((sys.executable, "-c", code, number))
         orders = start.orders_of(spec, Slot(None, 0, 0, 1), {})
         orders["inherited"].append(listener.fileno())
-        process = subprocess.Popen(
-            start.SUPERVISOR_HERE,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
-        )
-        process.stdin.write(f"{json.dumps(orders)}\n".encode())
-        process.stdin.flush()
+        process = supervised(orders, pass_fds=[listener.fileno()])
     with process:
-        assert process.stdout.readline() == b"closed\n"
+        assert process.stdout.readline() == "closed\n"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
         process.stdin.close()  # the launcher is gone

@@ -10,7 +10,6 @@ import re
 import struct
 import subprocess
 import termios
-from pathlib import Path
 
 import pytest
 
@@ -99,24 +98,3 @@ def test_no_view_without_a_terminal_or_if_it_is_not_wanted(tmp_path, live):
     assert code == 0
     assert "[worker 0/1] None" in drawn
     assert "\x1b[2K" not in drawn
-
-
-def test_log_files_and_the_last_state(tmp_path):
-    """Also without a terminal, and of workers that end badly."""
-    body = """
-if rank:
-    from kerasdist.job.launcher import channel
-    channel().tell({"workers": 1, "phase": "training", "epoch": 3, "epochs": 4, "step": 1})
-    time.sleep(0.5)
-    sys.exit(41)
-print("so far", flush=True)
-time.sleep(60)
-"""
-    logs = tmp_path / "logs"
-    done = finish("run", "-n", 2, "--log-dir", logs, "--timeout-on-stop", 5, write(tmp_path, body))
-    assert done.returncode == 41
-    assert (logs / "attempt-0-worker-0.log").read_text(encoding="utf-8") == "so far\n"
-    state = json.loads(Path(logs, "status.json").read_text(encoding="utf-8"))
-    assert [one["phase"] for one in state["workers"]] == ["ended", "ended"]
-    assert [one["exit_code"] for one in state["workers"]] == [143, 41]
-    assert state["workers"][1]["epoch"] == 3

@@ -171,13 +171,14 @@ def an_unknown_reduction(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def an_exception_in_every_replica(lab, strategy):
-    """It comes out with its own type, message and the user's line, compiled or not."""
+    """It comes out with its type, message and the user's line, compiled, in a merge call or not."""
 
-    def step():
+    def step(given=None):
         raise Own("of the user's own")
 
     calls = partial(strategy.run, step), kd.function(lambda: strategy.run(step))
-    refused(lab, strategy, Own, "of the user's own", *calls)
+    merging = partial(strategy.run, lambda: here().merge_call(step))
+    refused(lab, strategy, Own, "of the user's own", *calls, merging)
     try:
         strategy.run(step)
     except Own as error:
@@ -204,17 +205,6 @@ def an_exception_in_one_replica(lab, strategy):
             return here().all_reduce("SUM", ops.ones(2))
 
         refused(lab, strategy, Own, "of the user's own", partial(strategy.run, step))
-
-
-@case
-def an_exception_in_a_merge_call(lab, strategy):
-    """It comes out of `run`."""
-
-    def merge(given):
-        raise Own("of the user's own")
-
-    call = partial(strategy.run, lambda: here().merge_call(merge))
-    refused(lab, strategy, Own, "of the user's own", call)
 
 
 UNEQUAL = ("tensorflow", "torch")
