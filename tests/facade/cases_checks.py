@@ -7,15 +7,15 @@ import os
 
 import numpy as np
 
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import LazyModule, kd, keras
 from tests.facade.case import case
+
+worker = LazyModule("kerasdist.checks.cluster_test_worker")
 
 
 @case(replicas=(2,))
 def collectives_and_bandwidth(lab):
     """The values of sum, gather and broadcast are checked; a wrong one is a problem."""
-    from kerasdist.checks import cluster_test_worker as worker
-
     strategy = lab.strategy()
     found = [*worker.collectives(strategy), worker.bandwidth(strategy)]
     lab.equal([one.check for one in found], ["sum", "gather", "broadcast", "bandwidth"])
@@ -29,8 +29,6 @@ def collectives_and_bandwidth(lab):
 @case(backends=("torch",), replicas=(3,))
 def equal_to_one_device(lab):
     """Weights of 20 steps equal those of one device; with other statistics they do not."""
-    from kerasdist.checks import cluster_test_worker as worker
-
     [found] = worker.equality(lab.strategy())
     lab.check(found.verdict == "ok", str(found))
     lab.check("weights equal to one device: " in found.found, found.found)

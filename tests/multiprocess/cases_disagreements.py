@@ -7,10 +7,11 @@ import warnings
 import numpy as np
 
 from tests.conformance.lab import values
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import jax, kd, keras, tf, torch
 from tests.conformance.models import regression, stack
 from tests.conformance.registry import case
 from tests.facade.sources import Sequence
+from tests.multiprocess.loops import noting
 
 ROWS, BATCH = 12, 4
 
@@ -190,12 +191,8 @@ def _settings(lab, odd):
     def set_all(is_odd):
         keras.config.set_epsilon(1e-3 if is_odd else epsilon)
         if lab.backend == "jax":
-            import jax
-
             jax.config.update("jax_default_prng_impl", "rbg" if is_odd else "threefry2x32")
         if lab.backend == "tensorflow":
-            import tensorflow as tf
-
             tf.config.run_functions_eagerly(is_odd)
 
     set_all(odd)
@@ -269,7 +266,7 @@ def on_a_batch(lab):
     _fit(model, (_batches(sizes), None), batch_size=None, epochs=2)
     said = f"same batches before the end of epoch 1. Received: batch 2='.*' on worker {last}, "
     steps = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
+    note = noting("on_train_batch_end", steps)
     for apart in (lambda: [1, 1 + odd, 1], lambda: [1, 1 + odd, 2 - odd]):
         with lab.raises(kd.errors.DisagreementError, said):
             data = _batches([factor * size for factor, size in zip(apart(), sizes, strict=True)])
@@ -287,17 +284,14 @@ def _sources(lab, x, y):
         "generator": lambda: (one for one in batches),
     }
     if lab.backend == "tensorflow":
-        import tensorflow as tf
-
         whole = tf.data.Dataset.from_tensor_slices((x, y))
         sources["tf.data"] = lambda: whole.batch(BATCH)
         weighted = whole.map(lambda x, y: (x, y, tf.constant(1.0)))
         sources["tf.data with weights"] = lambda: weighted.batch(BATCH)
     if lab.backend == "torch":
-        from torch.utils.data import DataLoader, TensorDataset
-
+        data = torch.utils.data
         arrays = [keras.ops.convert_to_tensor(array) for array in (x, y)]
-        sources["DataLoader"] = lambda: DataLoader(TensorDataset(*arrays), BATCH)
+        sources["DataLoader"] = lambda: data.DataLoader(data.TensorDataset(*arrays), BATCH)
     return sources
 
 
@@ -474,9 +468,7 @@ def on_what_code_uses(lab):
     said = "(same results of the first step.* loss=|same program)"
     for kind, loss in _losses_by_what_they_use(factor).items():
         steps = []
-        note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda at, _, s=steps: s.append(at)
-        )
+        note = noting("on_train_batch_end", steps)
         with lab.raises(kd.errors.DisagreementError, said):
             _fit(_model(lab, loss=loss), callbacks=[note])
         lab.check(not steps, f"{kind}: found after steps {steps}")

@@ -16,7 +16,7 @@ from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 from tests.multiprocess.cases_sharded_state import divides_weights, own_size
-from tests.multiprocess.loops import calls_of
+from tests.multiprocess.loops import calls_of, noting
 
 # Where a backend gathers a sharded variable outside of steps.
 _GATHERS = {
@@ -139,9 +139,7 @@ def killed_before_the_chiefs_file(lab):
         orphans = [name for name in found if name.startswith("backup-000000000004")]
         lab.everyone("listed")
         seen = []
-        watch = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: seen.append(batch)
-        )
+        watch = noting("on_train_batch_end", seen)
         same(lab, state(trained(lab, backups(folder), watch)), expected)
         lab.everyone("ended")
         lab.equal(seen, [2, 0, 1, 2])

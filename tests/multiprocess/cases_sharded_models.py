@@ -13,7 +13,7 @@ from tests.conformance.cases_sharding import even, parts, parts_of
 from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import values
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, torch
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 
@@ -102,7 +102,6 @@ def as_many_collectives_as_fsdp2(lab):
 
     N groups: N - 1 gathers a pass, N sums of parts, and the sum of the flags (DEFECTS 19, ADR 62).
     """
-    import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kerasdist.input.sharding import bounds_of_replicas
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, tf, torch
 from tests.conformance.registry import case
 from tests.facade.sources import Sequence
 
@@ -82,12 +82,12 @@ def rows_here(lab, dataset):
     ]
 
 
-def check_loop(lab, dataset, own, again=True):
+def check_loop(lab, dataset, own):
     """In a loop this worker gets its own batches, and as many as the worker that has most."""
     steps = len(by_steps(own))
     expected = [x for x, _ in own[lab.job.rank]][:steps]
     expected += [np.zeros((0, 3), "float32")] * (steps - len(expected))
-    for _ in range(1 + again):
+    for _ in range(2):
         lab.equal(expected, rows_here(lab, dataset))
 
 
@@ -160,8 +160,7 @@ def data_policy(lab):
 @case("workers")
 def data_loader(lab):
     """DATA: a DataLoader's sampler is wrapped, and told the epoch; other rows are not loaded."""
-    from torch.utils import data
-
+    data = torch.utils.data
     x, y = joined(BATCHES)
     order = np.random.default_rng(0).permutation(len(x))
     loaded, told = set(), []
@@ -239,7 +238,6 @@ def pipeline_a_worker(lab):
 @contextlib.contextmanager
 def text_files(batches):
     """A tf.data pipeline over files of text, one for each of the batches."""
-    import tensorflow as tf
 
     def parsed(line):
         row = tf.ensure_shape(tf.strings.to_number(tf.strings.split(line, ",")), [4])
@@ -279,15 +277,13 @@ def file_policy(lab):
 @case("workers")
 def options_of_the_dataset(lab):
     """A policy in tf.data.Options is obeyed in fit and in loops, if InputOptions say none."""
-    import tensorflow as tf
-
     said = tf.data.Options()
     said.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     dataset = tf.data.Dataset.from_tensor_slices(joined(BATCHES)).batch(6).with_options(said)
     own = in_turns(BATCHES, lab.job.num_workers)
     check_training(lab, dataset, by_steps(own))
     distribute = lab.strategy().distribute_dataset
-    check_loop(lab, distribute(dataset), own, again=False)
+    check_loop(lab, distribute(dataset), own)
     whole = [x for x, _ in BATCHES]
     here = rows_here(lab, distribute(dataset, options("AUTO")))
     everyone = zip(*lab.everyone([rows.tolist() for rows in here]), strict=True)

@@ -12,12 +12,11 @@ import numpy as np
 from tests.conformance.actions import fit
 from tests.conformance.compare import BFLOAT16
 from tests.conformance.lab import values
-from tests.conformance.lazy import LazyModule, kd, keras
+from tests.conformance.lazy import LazyModule, kd, keras, torch
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 from tests.multiprocess.loops import calls_of, torch_launches
 
-torch = LazyModule("torch")
 buckets = LazyModule("kerasdist.backends.torch.workers.buckets")
 
 TORCH = ("torch",)
@@ -82,10 +81,8 @@ def where_large(step, x):
 @case("workers", backends=TORCH)
 def sums_start_in_the_backward_pass(lab):
     """From the second step on a bucket's sum starts within the backward pass, metrics' once."""
-    import torch.distributed as dist
-
     running, started = [], []
-    backward, all_reduce = torch.Tensor.backward, dist.all_reduce
+    backward, all_reduce = torch.Tensor.backward, torch.distributed.all_reduce
 
     def watched_backward(*arguments, **keywords):
         running.append(True)
@@ -100,7 +97,7 @@ def sums_start_in_the_backward_pass(lab):
 
     with (
         mock.patch.object(torch.Tensor, "backward", watched_backward),
-        mock.patch.object(dist, "all_reduce", watched_sum),
+        mock.patch.object(torch.distributed, "all_reduce", watched_sum),
         calls_of(buckets.GradientSum, "__call__") as first_steps,
     ):
         trained(lab, epochs=2, **by_layer())
@@ -176,10 +173,8 @@ def errors_of_a_step(lab):
 @case("workers", backends=TORCH)
 def compression(lab):
     """Gradients that travel in bfloat16: close to one device, and equal on every worker."""
-    import torch.distributed as dist
-
     small = lab.strategy(communication_options=kd.CommunicationOptions(compression="bf16"))
-    with calls_of(dist, "all_reduce") as sums:
+    with calls_of(torch.distributed, "all_reduce") as sums:
         train = fit(X, Y, batch_size=BATCH, epochs=2)
         model = lab.same(dense, train, strategy=small, tolerance=BFLOAT16)
     types = {call.args[0].dtype for call in sums.call_args_list}

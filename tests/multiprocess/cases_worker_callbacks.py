@@ -24,6 +24,7 @@ from tests.conformance.lazy import kd, keras, tf
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 from tests.multiprocess.cases_sharded_backups import writers
+from tests.multiprocess.loops import noting
 
 ROWS, BATCH, BATCHES = 22, 5, 5
 
@@ -76,7 +77,7 @@ def metrics_reduction(lab):
 def checkpoints(lab):
     """ModelCheckpoint decides on every worker, the chief writes whole files; so does ChiefOnly."""
     heard, chief = [], lab.job.is_chief
-    listener = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: heard.append(epoch))
+    listener = noting("on_epoch_end", heard)
     with lab.folder() as folder:
         own = folder / f"{lab.job.rank}-{{epoch}}.keras"
         log = folder / f"{lab.job.rank}-log.csv"
@@ -144,9 +145,7 @@ def stop_in_an_epoch(lab):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training |= epoch == self.at.get("epoch")
 
-    count = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(batch)
-    )
+    count = noting("on_train_batch_end", seen)
     early = keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=10.0)
     for stopper, batches in (
         (Stop(True, batch=2), 3),
@@ -225,7 +224,7 @@ def torn_backups(lab):
         lab.everyone("torn")
         model = _model(lab)
         seen = []
-        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
+        watch = noting("on_epoch_begin", seen)
         with lab.told("is torn") as messages:
             _fit(model, [kd.callbacks.BackupAndRestore(folder), watch], epochs=3)
         lab.equal(len(messages), 1 if lab.job.is_chief else 0)
@@ -262,7 +261,7 @@ def kerass_own_backups(lab):
         # A folder of its own for each worker: the chief's is the one that counts.
         own = str(folder / str(lab.job.rank))
         seen = []
-        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
+        watch = noting("on_epoch_begin", seen)
         stop = interrupting_after(BATCHES + 1)
         with contextlib.suppress(InterruptionError):
             _fit(_model(lab), [keras.callbacks.BackupAndRestore(own), stop])

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import random
+import sys
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -15,11 +16,13 @@ from kerasdist.core import ownership
 from tests.conformance.actions import fit, predict
 from tests.conformance.cases_training import check_predict_to, two_outputs
 from tests.conformance.lab import values
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import jax, kd, keras, torch
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 from tests.facade.lab import numbered
 from tests.multiprocess.loops import same_loop, squared_error_step
+
+PLACEMENT = "kerasdist.backends.jax.mesh.worker_placement"
 
 
 def _differing_seeds(lab):
@@ -54,8 +57,6 @@ def dropout_in_a_batch_of_one_row(lab):
 
     def differ(logs):  # after the workers have made their random states equal
         if lab.backend == "torch":
-            import torch
-
             torch.manual_seed(lab.job.rank)
 
     model = lab.made(build)
@@ -63,8 +64,6 @@ def dropout_in_a_batch_of_one_row(lab):
     model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[begins])
     lab.alike([array.tolist() for array in values(model.variables)])
     if lab.backend == "torch":
-        import torch
-
         drawn = lab.everyone(float(torch.rand(())))
         lab.check(len(set(drawn)) == lab.job.num_workers, f"generators of all workers: {drawn}")
 
@@ -101,11 +100,6 @@ def equal_results(lab):
 @case("workers", backends=("jax",))
 def equal_start_in_few_programs(lab):
     """DEFECTS 16: however large a model is, few programs send it, and no second copy is made."""
-    import jax
-    import jax.monitoring
-
-    from kerasdist.backends.jax.mesh import worker_placement
-
     values = np.random.default_rng(lab.job.rank).normal
     compiled, peaks = [], []
 
@@ -127,8 +121,8 @@ def equal_start_in_few_programs(lab):
         return len(compiled)
 
     jax.monitoring.register_event_duration_secs_listener(note)
-    chunks = mock.patch.object(worker_placement, "_CHUNK", 1 << 13)
-    with chunks, mock.patch.object(worker_placement, "_BUNDLE", 1 << 16):
+    chunks = mock.patch(f"{PLACEMENT}._CHUNK", 1 << 13)
+    with chunks, mock.patch(f"{PLACEMENT}._BUNDLE", 1 << 16):
         counts = [started(count) for count in (3, 30, 100)]
     jax.monitoring.unregister_event_duration_listener(note)
     lab.check(counts[0] <= 8, f"programs compiled: {counts}")
@@ -140,9 +134,6 @@ def equal_start_in_few_programs(lab):
 @case("workers", backends=("jax",))
 def predictions_come_by_the_host(lab):
     """DEFECTS 16: no device holds the rows of all others, whether or not replicas have as many."""
-    import jax
-
-    from kerasdist.backends.jax.mesh import worker_placement
 
     def build():
         layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.RepeatVector(500)]
@@ -162,7 +153,7 @@ def predictions_come_by_the_host(lab):
         model.steps_per_execution = steps
         model.predict_function = None
         seen = keras.callbacks.LambdaCallback(on_predict_batch_end=note)
-        with mock.patch.object(worker_placement, "_CHUNK", 1 << 14):
+        with mock.patch(f"{PLACEMENT}._CHUNK", 1 << 14):
             found = model.predict(x, batch_size=size, callbacks=[seen], verbose=0)
         lab.equal(found, expected)
         lab.alike(found.tobytes())
@@ -176,8 +167,6 @@ def a_step_converts_no_variables(lab):
 
     Code that reads two variables between the steps costs two reads, and a copy of what it read.
     """
-    import jax
-
     strategy = lab.strategy()
     x, y = regression(8)
     counted = []
@@ -205,7 +194,7 @@ def a_step_converts_no_variables(lab):
             array = type(jax.numpy.zeros(1))
             stack.enter_context(counting(array, "addressable_data"))
             for name in ("make_array_from_callback", "device_put"):
-                stack.enter_context(counting(jax, name))
+                stack.enter_context(counting(sys.modules["jax"], name))
             for _ in range(5):
                 total(batch)
                 if reads:
@@ -222,8 +211,6 @@ def a_step_converts_no_variables(lab):
 @case("workers", backends=("jax",))
 def eagerly_each_has_its_rows(lab):
     """`run_eagerly=True`: a device holds its replica's rows, where the batch divides evenly."""
-    import jax
-
     seen = []
 
     class Seen(keras.layers.Layer):

@@ -15,6 +15,11 @@ def calls_of(owner, name):
     return mock.patch.object(owner, name, autospec=True, side_effect=original)
 
 
+def noting(event, into):
+    """A callback that notes the numbers of the batches or epochs of an event."""
+    return keras.callbacks.LambdaCallback(**{event: lambda number, logs: into.append(number)})
+
+
 @contextlib.contextmanager
 def torch_launches() -> Iterator[list]:
     """Notes each collective as torch launches it, by a wrapper: its name, its size."""
@@ -24,7 +29,7 @@ def torch_launches() -> Iterator[list]:
 
     noted = []
 
-    def noting(name, original):
+    def watched(name, original):
         def launch(*tensors, **options):
             noted.append((name, *(one.numel() for one in tensors)))
             return original(*tensors, **options)
@@ -38,7 +43,7 @@ def torch_launches() -> Iterator[list]:
             (process_group, "_gather_into"),
             (process_group, "_scatter_sum"),
         ):
-            patch.setattr(owner, name, noting(name, getattr(owner, name)))
+            patch.setattr(owner, name, watched(name, getattr(owner, name)))
         yield noted
 
 

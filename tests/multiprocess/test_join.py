@@ -40,9 +40,8 @@ def port_of(job):
     raise AssertionError("the launcher said no port")
 
 
-def run(script, *more, workers="1:3", **environment):
-    call = ("run", "--workers", workers, "--join-port", 0, *more, script)
-    return started(*call, **{**SECRET, **environment})
+def run(script, *more):
+    return started("run", "--workers", "1:3", "--join-port", 0, *more, script, **SECRET)
 
 
 def join(port, *more, **environment):
