@@ -112,6 +112,25 @@ def by_hand(lab):
         same(lab, Loop(compiled=compiled), batched(rows(17), 8))
 
 
+@case
+def a_layer_is_frozen_between_steps(lab, strategy):
+    """A step that `run` takes by itself trains what is trainable then; JAX compiles it anew."""
+    model, optimizer = Loop().made(strategy)
+    layer = model.layers[0]
+
+    def replica_step(x, y):
+        variables = model.trainable_variables
+        _, gradients = kd.value_and_grad(lambda: squared(y, model(x), 8), variables)
+        optimizer.apply(gradients, variables)
+
+    for index, batch in enumerate(strategy.distribute_dataset(batched(rows(32), 8))):
+        layer.trainable = index % 2 == 0
+        before = layer.get_weights()[0]
+        strategy.run(replica_step, args=batch)
+        changes = not np.array_equal(before, layer.get_weights()[0])
+        lab.equal(layer.trainable, changes)
+
+
 @case(replicas=(1, 2, 4))
 def keras_loss_objects(lab):
     """A Keras loss with a mean, of weights too: divided by the replicas, summed by `apply`."""

@@ -341,6 +341,7 @@ class Executable:
         self.known = {one: weakref.ref(variable) for one, variable in variables.items()}
         self.held = held
         self.place = place
+        self._trainable = {one: variable.trainable for one, variable in variables.items()}
         self._consumed = len(consumed)
         # The function that JAX traces, set only during a call: it refers to the user's function and
         # arguments, which this object must not keep alive.
@@ -358,10 +359,13 @@ class Executable:
         return {key: reference() for key, reference in self.known.items()}
 
     def is_outdated(self) -> bool:
-        """Returns whether a variable has components that it had not when this was made."""
+        """Returns whether a variable was frozen since, or has components that it had not then."""
+        variables = self.variables()
+        if any(variables[one].trainable is not was for one, was in self._trainable.items()):
+            return True
         diverged = set(components.diverged(self.known)).difference(self.held)
         return self.place is not None and any(
-            components.recall(self.variables()[key]) is not None for key in diverged
+            components.recall(variables[key]) is not None for key in diverged
         )
 
     def extended(self, scope: scopes.ProgramScope | None) -> Executable:
