@@ -23,9 +23,12 @@ from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_
 from kerasdist.callbacks.backup.variables import (
     StoredVariables,
     add_up_anew,
+    all_variables_of,
     broadcast_arrays,
+    build_optimizers,
     forms_of,
     numbers_of_weights,
+    optimized_by,
     restore,
     shards_of,
     to_write,
@@ -199,7 +202,6 @@ class BackupAndRestore(Callback):
                 f"model={model.name!r}, not built. Give it an Input layer, or call it once."
             )
         job = current_job()
-        variables = variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         binding = binding_of(model)
         run = in_memory = None
@@ -217,7 +219,7 @@ class BackupAndRestore(Callback):
             in_memory=in_memory,
         )
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
-        self._call = {**call, "forms": forms_of(variables)}
+        self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None if stored is None else dict(stored.chiefs.facts)
         if facts is not None:  # which the chief has compared
@@ -242,7 +244,9 @@ class BackupAndRestore(Callback):
             if not of_this_call:
                 self._take_weights(stored, facts["weights"])
                 return
-            pairs, in_parts = list(enumerate(variables)), self._files.in_parts
+            build_optimizers(model, facts["optimizers"])
+            variables, in_parts = all_variables_of(model), self._files.in_parts
+            pairs = list(enumerate(variables))
             self._restore = partial(restore, model, pairs, stored, seen_by_all=in_parts)
             self._restore()
             self._begin(with_arrays(model, stored, facts, len(variables)))
@@ -368,7 +372,7 @@ class BackupAndRestore(Callback):
         self._interval.saved(batches)
         self._files.begin_next()
         model: Any = self.model
-        variables, binding = variables_of(model), binding_of(model)
+        variables, binding = all_variables_of(model), binding_of(model)
         if batches and binding is not None:  # at the end of an epoch they are known to be equal
             when = f"batch {batches} of epoch {epoch + 1}"
             binding.replicas.first_batches.require_equal_since(when)
@@ -409,7 +413,7 @@ class BackupAndRestore(Callback):
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(
-        self, variables: Sequence[object], epoch: int, batches: int
+        self, variables: Sequence[Any], epoch: int, batches: int
     ) -> dict[str, object]:
         """Returns what a file says of the run."""
         return {
@@ -421,6 +425,8 @@ class BackupAndRestore(Callback):
             "interval": self._interval.kept(),
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
+            "optimizers": optimized_by(self.model, variables),
+            "shapes": [list(one.shape) for one in variables],
             "random": random_states.kept(),
             "callbacks": self._remembering.state(),
             "logs": Encoder().encode(self._logs if batches else None, "logs"),
