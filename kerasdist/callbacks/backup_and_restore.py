@@ -41,7 +41,7 @@ from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
 from kerasdist.job.interruption import ExitCode
-from kerasdist.job.job import Job, current_job
+from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
 
@@ -58,10 +58,10 @@ class BackupAndRestore(Callback):
     batches of an epoch that a run has seen are read again and passed over, of generators with
     ``steps_per_epoch`` those of all epochs; other callbacks hear nothing of them.
 
-    Of callbacks and sources of your own it keeps numbers, words, arrays, random generators, and
-    lists, dicts and objects of them. For all else give them ``state_dict()`` and
-    ``load_state_dict(state)``. What a backup cannot bring back, a warning says when the first one
-    is written.
+    Of callbacks and sources of your own it keeps numbers, words, arrays, and lists and dicts of
+    them; of random generators and objects those that are there as `fit` begins. For all else give
+    them ``state_dict()`` and ``load_state_dict(state)``. What a backup cannot bring back, a warning
+    says when it is written.
 
     The chief writes, whole files only: each is written under another name, then renamed. It reads
     the newest that is whole, says which it refuses and why, and sends the values to the other
@@ -161,7 +161,8 @@ class BackupAndRestore(Callback):
         self._logs: dict[str, object] | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._skipped = 0
-        self._stops = self._has_said = False
+        self._stops = False
+        self._said: set[str] = set()
         # Whether this process may be asked to leave (`kerasdist.experimental.preempt`), and was.
         self.listens = self.asked_to_leave = self._in_training = False
 
@@ -232,7 +233,8 @@ class BackupAndRestore(Callback):
             place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
             raise BackupError(f"{place}{refusal}")
         self._resumed = None
-        self._skipped, self._stops, self._has_said = 0, False, False
+        self._skipped, self._stops = 0, False
+        self._said.clear()
         with self._restoring():
             kept = facts.get("interval") if facts is not None and of_this_call else None
             replicas = 1 if binding is None else binding.replicas.num_replicas
@@ -287,12 +289,11 @@ class BackupAndRestore(Callback):
         """Restores what must be in place before the epoch begins."""
         model = self.model
         self._remembering.put_back(facts["callbacks"])
+        begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
             # The uninterrupted run would not have had another epoch.
-            epochs = max((self.params or {}).get("epochs") or 0, facts["epoch"])
-            keras_compat.set_initial_epoch(model, epochs)
-            return
-        keras_compat.set_initial_epoch(model, facts["epoch"])
+            begin = max((self.params or {}).get("epochs") or 0, begin)
+        keras_compat.set_initial_epoch(model, begin)
         if facts["batches"]:
             self._resumed = facts
         else:
@@ -387,7 +388,6 @@ class BackupAndRestore(Callback):
         of_gpus = [random_states.of_gpus()]
         if job is not None:
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
-        self._say_what_is_lost(job)
         position = self._position.kept(batches)
         parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
@@ -395,6 +395,7 @@ class BackupAndRestore(Callback):
         facts: dict[str, Any] = {}
         if job is None or job.is_chief:
             facts = self._facts_for_file(variables, epoch, batches)
+            self._say_what_is_lost()
             facts |= {"random of gpus": of_gpus, "position": position, "parts": parts}
             facts = numbered(facts, arrays)
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
@@ -432,23 +433,23 @@ class BackupAndRestore(Callback):
             "logs": Encoder().encode(self._logs if batches else None, "logs"),
         }
 
-    def _say_what_is_lost(self, job: Job | None) -> None:
-        """Warns, at the first backup, of what a restart would not bring back."""
-        if self._has_said:
-            return
-        self._has_said = True
+    def _say_what_is_lost(self) -> None:
+        """Warns of what a restart would not bring back, once of each attribute."""
         lost = [*self._position.lost(), *self._remembering.lost()]
         if binding_of(self.model) is None:
             lost.append(
                 "the place in the data and the other callbacks, since the model was made outside "
                 "of a strategy's scope (make it in kd.OneDeviceStrategy(...).scope())"
             )
-        if lost and (job is None or job.is_chief):
+        lost = [one for one in lost if one.partition("[")[0] not in self._said]
+        self._said.update(one.partition("[")[0] for one in lost)
+        if lost:
             warn_user(
                 f"The backups in {self.backup_dir} cannot bring back: {'; '.join(lost)}. A run "
                 "that is started again begins with these as the script makes them. Of an object "
-                "of your own they keep numbers, words, arrays, random generators, and lists and "
-                "dicts of them; give it state_dict() and load_state_dict(state) for all else."
+                "of your own that is there as fit begins they keep numbers, words, arrays, random "
+                "generators, and lists and dicts of them; give the callback state_dict() and "
+                "load_state_dict(state) for all else."
             )
 
     def _go_on(self, facts: Mapping[str, Any]) -> None:
