@@ -320,9 +320,9 @@ class BackupAndRestore(Callback):
             self._unmute.close()
             if self._stops:
                 keras_compat.model_of(self).stop_training = True
+        self._position.batches_passed(done)
         if done <= self._skipped:
             return
-        self._position.batches_passed(done)
         self._interval.batches_passed(done, self._wait_for_devices)
         if self.asked_to_leave and current_job() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
