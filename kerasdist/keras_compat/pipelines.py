@@ -67,6 +67,12 @@ def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
     return iterator
 
 
+def begin_often(source: Any, count: int) -> None:
+    """Begins so many iterations over a pipeline, each of which draws seeds of its shuffles."""
+    for _ in range(count):
+        iter(source)
+
+
 def place_of(source: Any, iterator: Any) -> Any:
     """Returns the place of the newest iterator over a source."""
     if loads_state(source):

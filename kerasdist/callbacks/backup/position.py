@@ -17,6 +17,7 @@ import copy
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Any, final
 
@@ -233,6 +234,8 @@ class Position:
                     f"{self._steps} (repeat it, or leave steps_per_epoch out)"
                 )
             if facts.calls_python or (facts.draws if self._goes_on else facts.is_cached):
+                if not facts.is_cached and not self._goes_on:
+                    self._pass_epochs = partial(keras_compat.begin_often, source)
                 return  # it is read again, from its beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
             self._draws = facts.draws

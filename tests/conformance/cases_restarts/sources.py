@@ -25,6 +25,13 @@ def tf_data_shuffled(lab):
     # From the second epoch on all is read from the cache.
     exact(lab, tf_data(lambda rows: rows.shuffle(16).batch(BATCH).cache().prefetch(2)), at=(13,))
 
+    def pipeline_of_python(rows):
+        signature = rows.element_spec
+        made = tf.data.Dataset.from_generator(lambda: rows, output_signature=signature)
+        return made.shuffle(16).batch(BATCH)
+
+    exact(lab, tf_data(pipeline_of_python), at=(13,))  # which is read again
+
 
 @case("restarts", replicas=(2,), like="restarts.tf_data_shuffled")
 def tf_data_repeated(lab):
