@@ -23,9 +23,12 @@ from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_
 from kerasdist.callbacks.backup.variables import (
     StoredVariables,
     add_up_anew,
+    all_variables_of,
     broadcast_arrays,
+    build_optimizers,
     forms_of,
     numbers_of_weights,
+    optimized_by,
     restore,
     shards_of,
     to_write,
@@ -38,7 +41,7 @@ from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
 from kerasdist.job.interruption import ExitCode
-from kerasdist.job.job import Job, current_job
+from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
 
@@ -55,10 +58,10 @@ class BackupAndRestore(Callback):
     batches of an epoch that a run has seen are read again and passed over, of generators with
     ``steps_per_epoch`` those of all epochs; other callbacks hear nothing of them.
 
-    Of callbacks and sources of your own it keeps numbers, words, arrays, random generators, and
-    lists, dicts and objects of them. For all else give them ``state_dict()`` and
-    ``load_state_dict(state)``. What a backup cannot bring back, a warning says when the first one
-    is written.
+    Of callbacks and sources of your own it keeps numbers, words, arrays, and lists and dicts of
+    them; of random generators and objects those that are there as `fit` begins. For all else give
+    them ``state_dict()`` and ``load_state_dict(state)``. What a backup cannot bring back, a warning
+    says when it is written.
 
     The chief writes, whole files only: each is written under another name, then renamed. It reads
     the newest that is whole, says which it refuses and why, and sends the values to the other
@@ -158,7 +161,8 @@ class BackupAndRestore(Callback):
         self._logs: dict[str, object] | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._skipped = 0
-        self._stops = self._has_said = False
+        self._stops = False
+        self._said: set[str] = set()
         # Whether this process may be asked to leave (`kerasdist.experimental.preempt`), and was.
         self.listens = self.asked_to_leave = self._in_training = False
 
@@ -199,7 +203,6 @@ class BackupAndRestore(Callback):
                 f"model={model.name!r}, not built. Give it an Input layer, or call it once."
             )
         job = current_job()
-        variables = variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         binding = binding_of(model)
         run = in_memory = None
@@ -217,7 +220,7 @@ class BackupAndRestore(Callback):
             in_memory=in_memory,
         )
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
-        self._call = {**call, "forms": forms_of(variables)}
+        self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None if stored is None else dict(stored.chiefs.facts)
         if facts is not None:  # which the chief has compared
@@ -230,7 +233,8 @@ class BackupAndRestore(Callback):
             place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
             raise BackupError(f"{place}{refusal}")
         self._resumed = None
-        self._skipped, self._stops, self._has_said = 0, False, False
+        self._skipped, self._stops = 0, False
+        self._said.clear()
         with self._restoring():
             kept = facts.get("interval") if facts is not None and of_this_call else None
             replicas = 1 if binding is None else binding.replicas.num_replicas
@@ -242,7 +246,9 @@ class BackupAndRestore(Callback):
             if not of_this_call:
                 self._take_weights(stored, facts["weights"])
                 return
-            pairs, in_parts = list(enumerate(variables)), self._files.in_parts
+            build_optimizers(model, facts["optimizers"])
+            variables, in_parts = all_variables_of(model), self._files.in_parts
+            pairs = list(enumerate(variables))
             self._restore = partial(restore, model, pairs, stored, seen_by_all=in_parts)
             self._restore()
             self._begin(with_arrays(model, stored, facts, len(variables)))
@@ -283,12 +289,11 @@ class BackupAndRestore(Callback):
         """Restores what must be in place before the epoch begins."""
         model = self.model
         self._remembering.put_back(facts["callbacks"])
+        begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
             # The uninterrupted run would not have had another epoch.
-            epochs = max((self.params or {}).get("epochs") or 0, facts["epoch"])
-            keras_compat.set_initial_epoch(model, epochs)
-            return
-        keras_compat.set_initial_epoch(model, facts["epoch"])
+            begin = max((self.params or {}).get("epochs") or 0, begin)
+        keras_compat.set_initial_epoch(model, begin)
         if facts["batches"]:
             self._resumed = facts
         else:
@@ -315,9 +320,9 @@ class BackupAndRestore(Callback):
             self._unmute.close()
             if self._stops:
                 keras_compat.model_of(self).stop_training = True
+        self._position.batches_passed(done)
         if done <= self._skipped:
             return
-        self._position.batches_passed(done)
         self._interval.batches_passed(done, self._wait_for_devices)
         if self.asked_to_leave and current_job() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
@@ -368,7 +373,7 @@ class BackupAndRestore(Callback):
         self._interval.saved(batches)
         self._files.begin_next()
         model: Any = self.model
-        variables, binding = variables_of(model), binding_of(model)
+        variables, binding = all_variables_of(model), binding_of(model)
         if batches and binding is not None:  # at the end of an epoch they are known to be equal
             when = f"batch {batches} of epoch {epoch + 1}"
             binding.replicas.first_batches.require_equal_since(when)
@@ -383,7 +388,6 @@ class BackupAndRestore(Callback):
         of_gpus = [random_states.of_gpus()]
         if job is not None:
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
-        self._say_what_is_lost(job)
         position = self._position.kept(batches)
         parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
@@ -391,6 +395,7 @@ class BackupAndRestore(Callback):
         facts: dict[str, Any] = {}
         if job is None or job.is_chief:
             facts = self._facts_for_file(variables, epoch, batches)
+            self._say_what_is_lost()
             facts |= {"random of gpus": of_gpus, "position": position, "parts": parts}
             facts = numbered(facts, arrays)
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
@@ -409,7 +414,7 @@ class BackupAndRestore(Callback):
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(
-        self, variables: Sequence[object], epoch: int, batches: int
+        self, variables: Sequence[Any], epoch: int, batches: int
     ) -> dict[str, object]:
         """Returns what a file says of the run."""
         return {
@@ -421,28 +426,30 @@ class BackupAndRestore(Callback):
             "interval": self._interval.kept(),
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
+            "optimizers": optimized_by(self.model, variables),
+            "shapes": [list(one.shape) for one in variables],
             "random": random_states.kept(),
             "callbacks": self._remembering.state(),
             "logs": Encoder().encode(self._logs if batches else None, "logs"),
         }
 
-    def _say_what_is_lost(self, job: Job | None) -> None:
-        """Warns, at the first backup, of what a restart would not bring back."""
-        if self._has_said:
-            return
-        self._has_said = True
+    def _say_what_is_lost(self) -> None:
+        """Warns of what a restart would not bring back, once of each attribute."""
         lost = [*self._position.lost(), *self._remembering.lost()]
         if binding_of(self.model) is None:
             lost.append(
                 "the place in the data and the other callbacks, since the model was made outside "
                 "of a strategy's scope (make it in kd.OneDeviceStrategy(...).scope())"
             )
-        if lost and (job is None or job.is_chief):
+        lost = [one for one in lost if one.partition("[")[0] not in self._said]
+        self._said.update(one.partition("[")[0] for one in lost)
+        if lost:
             warn_user(
                 f"The backups in {self.backup_dir} cannot bring back: {'; '.join(lost)}. A run "
                 "that is started again begins with these as the script makes them. Of an object "
-                "of your own they keep numbers, words, arrays, random generators, and lists and "
-                "dicts of them; give it state_dict() and load_state_dict(state) for all else."
+                "of your own that is there as fit begins they keep numbers, words, arrays, random "
+                "generators, and lists and dicts of them; give the callback state_dict() and "
+                "load_state_dict(state) for all else."
             )
 
     def _go_on(self, facts: Mapping[str, Any]) -> None:

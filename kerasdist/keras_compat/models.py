@@ -225,7 +225,21 @@ def paste_thread_state(state: dict[str, Any]) -> None:
 
 def parts_of(model: keras.Model) -> list[Any]:
     """Returns a model and all objects that hold its variables."""
-    return [model, *flat_layers(model), model.optimizer, *model.metrics]
+    return [model, *flat_layers(model), *optimizers_of(model), *model.metrics]
+
+
+def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
+    """Returns the optimizers that a model and its layers hold, alone or in a list or a dict."""
+    held: list[object] = []
+    for one in (model, *flat_layers(model)):
+        for value in vars(one).values():
+            held += (
+                value.values()
+                if isinstance(value, dict)
+                else (value if isinstance(value, list | tuple) else [value])
+            )
+    optimizers = [one for one in held if isinstance(one, keras.optimizers.Optimizer)]
+    return list({id(one): one for one in optimizers}.values())
 
 
 def has_built_layers(model: Any) -> bool:

@@ -67,6 +67,12 @@ def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
     return iterator
 
 
+def begin_often(source: Any, count: int) -> None:
+    """Begins so many iterations over a pipeline, each of which draws seeds of its shuffles."""
+    for _ in range(count):
+        iter(source)
+
+
 def place_of(source: Any, iterator: Any) -> Any:
     """Returns the place of the newest iterator over a source."""
     if loads_state(source):
@@ -107,11 +113,14 @@ class PipelineFacts:
     Attributes:
         calls_python: Whether the pipeline calls Python code, whose state TensorFlow cannot save.
         draws: Whether the pipeline's functions draw new random numbers in each iteration.
+        is_cached: Whether each iteration is that of the first one, which a cache keeps. What was
+            saved of an iterator before the cache was full and is saved again after that is empty.
         unrepeatable: The operations that draw without a seed, or from a variable.
     """
 
     calls_python: bool
     draws: bool
+    is_cached: bool
     unrepeatable: tuple[str, ...]
 
 
@@ -127,11 +136,21 @@ def facts_of(dataset: object) -> PipelineFacts:
         calls_python=any(type(step).__name__ == "_VariantDataset" for step in steps)
         or any(one.type in _PYTHON for one in operations),
         draws=bool(drawing),
+        is_cached=_is_cached(dataset),
         unrepeatable=tuple(
             [f"{name} without a seed" for name in sorted(unseeded)]
             + [f"{name} of a variable" for name in sorted(changing)]
         ),
     )
+
+
+def _is_cached(step: Any) -> bool:
+    while type(step).__name__ != "CacheDataset":
+        draws = any(one.type.startswith(_DRAWS) for one in _operations(step))
+        if draws or type(step).__name__ == "_ShuffleDataset" or len(step._inputs()) != 1:
+            return False
+        [step] = step._inputs()
+    return True
 
 
 def _shuffles_without_seed(step: Any) -> bool:

@@ -16,7 +16,7 @@ import pathlib
 import random
 import types
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -61,10 +61,16 @@ class Encoder:
 
     Attributes:
         lost: Place and type of each value that cannot be kept.
+        filled: Place and type of each value that is restored by filling the one of the script.
     """
 
-    def __init__(self, leave_out: Sequence[object] = ()) -> None:
+    def __init__(
+        self, leave_out: Sequence[object] = (), there: Container[tuple[str, type]] | None = None
+    ) -> None:
+        """Takes what is kept elsewhere, and which values to fill a script makes; None: all."""
         self.lost: dict[str, str] = {}
+        self.filled: set[tuple[str, type]] = set()
+        self._there = there
         self._seen = {id(one): one for one in leave_out}  # as long as they live, so do their ids
 
     def encode(self, value: object, where: str, depth: int = _DEPTH) -> Any:
@@ -84,6 +90,8 @@ class Encoder:
                 ]
                 return {_TAG: kind.__name__, "items": forms}
         if isinstance(value, dict):
+            if type(value) is not dict and not self._is_there(value, where):
+                return SKIPPED
             return {
                 _TAG: "dict",
                 "items": [
@@ -93,10 +101,25 @@ class Encoder:
             }
         return self._object(value, where, depth)
 
+    def _is_there(self, value: object, where: str) -> bool:
+        """Returns whether the script makes a value of this type here, to be filled."""
+        one = where, type(value)
+        self.filled.add(one)
+        if self._there is None or one in self._there:
+            return True
+        self.lost[where] = type(value).__name__
+        return False
+
     def _object(self, value: Any, where: str, depth: int) -> Any:
         if isinstance(value, _CODE) or id(value) in self._seen:
             return SKIPPED
         self._seen[id(value)] = value
+        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
+            return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
+        torch = registry.torch_states()
+        state = None if torch is None else torch.kept(value)
+        if not isinstance(state, np.ndarray) and not self._is_there(value, where):
+            return SKIPPED
         if isinstance(value, np.random.Generator):
             return {_TAG: "numpy", "state": self.encode(value.bit_generator.state, where)}
         if isinstance(value, np.random.RandomState | random.Random):
@@ -104,12 +127,9 @@ class Encoder:
         if isinstance(value, _OF_KERAS):
             values = [ops.convert_to_numpy(variable) for variable in _variables(value)]
             return {_TAG: "variables", "values": [self._array(one, where) for one in values]}
-        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
-            return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
         if keras_compat.loads_state(value):
             return {_TAG: "state_dict", "state": self.encode(value.state_dict(), where, depth)}
-        torch = registry.torch_states()
-        if torch is not None and (state := torch.kept(value)) is not None:
+        if state is not None:
             return {_TAG: "torch", "state": self.encode(state, where)}
         if depth and _is_of_python(value):
             attributes = {
@@ -187,7 +207,7 @@ def _array(form: Any) -> Any:
 def _dict(form: Any, current: Any) -> Any:
     now = current if isinstance(current, dict) else {}
     keys = [(decode(key), inner) for key, inner in form["items"]]
-    items = [(key, decode(inner, now.get(key))) for key, inner in keys]
+    items = [(key, decode(one, now.get(key))) for key, one in keys if one != SKIPPED or key in now]
     now.clear()
     now.update(items)
     return now
@@ -197,8 +217,9 @@ def _container(form: Any, current: Any) -> Any:
     kind = _CONTAINERS[form[_TAG]]
     is_alike = type(current) is kind
     now = list(current) if is_alike and kind in (list, tuple, collections.deque) else []
-    now += [None] * (len(form["items"]) - len(now))
-    items = [decode(one, at) for one, at in zip(form["items"], now, strict=False)]
+    forms = [one for index, one in enumerate(form["items"]) if one != SKIPPED or index < len(now)]
+    now += [None] * (len(forms) - len(now))
+    items = [decode(one, at) for one, at in zip(forms, now, strict=False)]
     if not is_alike or kind in (tuple, frozenset):
         return kind(items)
     current.clear()
@@ -283,27 +304,35 @@ class Remembering:
             one.inner if isinstance(one, DelegatingCallback) else one for one in objects
         ]
         self._elsewhere = [*elsewhere, *self._objects]
-        self._at_begin = [self._digests(self._encoded(one)[0]) for one in self._objects]
+        self._there: list[Container[tuple[str, type]] | None] = [None] * len(self._objects)
+        self._lost: list[Mapping[str, str]] = []
+        self._at_begin: list[dict[str, int]] = []
+        for forms, encoder in self._encoded():
+            self._at_begin.append({key: digest(form) for key, form in forms.items()})
+            self._there[len(self._at_begin) - 1] = encoder.filled
 
-    def _encoded(self, one: object) -> tuple[dict[str, Any], Encoder]:
-        """Returns the forms of an object's values, by name, and what has encoded them."""
-        encoder, name = Encoder(self._elsewhere), type(one).__name__
-        values = _values(one).items()
-        return {key: encoder.encode(value, f"{name}.{key}") for key, value in values}, encoder
-
-    @staticmethod
-    def _digests(forms: Mapping[str, object]) -> dict[str, int]:
-        return {key: digest(form) for key, form in forms.items()}
+    def _encoded(self) -> Iterator[tuple[dict[str, Any], Encoder]]:
+        """Yields the forms of each object's values, by name, and what has encoded them."""
+        for one, there in zip(self._objects, self._there, strict=True):
+            encoder, name = Encoder(self._elsewhere, there), type(one).__name__
+            values = _values(one).items()
+            yield {key: encoder.encode(value, f"{name}.{key}") for key, value in values}, encoder
 
     def state(self) -> list[object]:
         """Returns a form for each object."""
         states: list[object] = []
-        for one, begin in zip(self._objects, self._at_begin, strict=True):
-            forms, _ = self._encoded(one)
-            now = self._digests(forms)
+        self._lost = []
+        for one, begin, (forms, encoder) in zip(
+            self._objects, self._at_begin, self._encoded(), strict=True
+        ):
             # The file has lines of the previous process, which the script does not write again.
-            changed = [key for key in forms if key == _CONTENT or begin.get(key) != now[key]]
+            changed = [
+                key
+                for key, form in forms.items()
+                if key == _CONTENT or begin.get(key) != digest(form)
+            ]
             states.append([type(one).__name__, {key: forms[key] for key in changed}])
+            self._lost.append(encoder.lost)
         return states
 
     def put_back(self, forms: Sequence[Any]) -> None:
@@ -316,14 +345,13 @@ class Remembering:
                 _put_back(one, kept[1])
 
     def lost(self) -> list[str]:
-        """Returns what a backup cannot bring back, a line each."""
+        """Returns what the newest state cannot bring back, a line each."""
         lines = []
-        for one in self._objects:
+        for one, lost in zip(self._objects, self._lost, strict=False):
             lines += _closures(one)
             if keras_compat.is_builtin(type(one)):
                 lines += _lines_elsewhere(one)
                 continue
-            lost = self._encoded(one)[1].lost
             lines += [f"{where} ({kind})" for where, kind in lost.items()]
         return lines
 

@@ -17,6 +17,7 @@ import copy
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Any, final
 
@@ -101,6 +102,8 @@ class Places:
 
     def newest(self, count: int) -> Place | None:
         """Returns the last place that is not behind so many batches; forgets those before it."""
+        if self._to is not None:  # since then nothing was read: its batches were the epoch's last
+            return self._to
         if not self._read_by_python and self._last is not None and self._is_due(count):
             self._kept = self._now(self._last, count)
         there = [one for one in list(self._kept) if one["count"] <= count]
@@ -228,7 +231,9 @@ class Position:
                     f"the place in a tf.data pipeline with an end, with steps_per_epoch="
                     f"{self._steps} (repeat it, or leave steps_per_epoch out)"
                 )
-            if facts.calls_python or (self._goes_on and facts.draws):
+            if facts.calls_python or (facts.draws if self._goes_on else facts.is_cached):
+                if not facts.is_cached and not self._goes_on:
+                    self._pass_epochs = partial(keras_compat.begin_often, source)
                 return  # it is read again, from its beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
             self._draws = facts.draws

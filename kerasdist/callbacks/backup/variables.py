@@ -199,20 +199,50 @@ class StoredVariables:
             raise BackupError(f"its parts are not the whole of variable {variable}: {regions}")
 
     def _shape(self, variable: int) -> Sequence[int]:
-        return self.chiefs.facts["forms"][f"variable {variable}"][0]
+        return self.chiefs.facts["shapes"][variable]
 
     def _size(self, variable: int) -> int:
         return int(np.prod(self._shape(variable), dtype=np.int64))
 
 
-def variables_of(model: Any) -> list[Any]:
-    """Returns all variables of a training run: weights, seeds, optimizer, metrics."""
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    seen: dict[int, Any] = {}
-    for variable in [*model.variables, *model.optimizer.variables, *model.metrics_variables]:
-        seen.setdefault(id(variable), variable)
-    return list(seen.values())
+def variables_of(model: Any) -> list[keras.Variable]:
+    """Returns the variables that a training run begins with: weights, seeds, optimizer, metrics."""
+    optimizer, own = model.optimizer, []
+    if optimizer is not None:  # a user's `train_step` may have others
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        own = optimizer.variables
+    metrics = [one for metric in keras_compat.attached_metrics(model) for one in metric.variables]
+    return _without_doubles([*model.variables, *own, *metrics])
+
+
+def _without_doubles(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def all_variables_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the same, and those of optimizers which the steps of the user's model have built."""
+    more = [variable for one in keras_compat.optimizers_of(model) for variable in one.variables]
+    return _without_doubles([*variables_of(model), *more])
+
+
+def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> list[list[int] | None]:
+    """Returns the numbers of the variables that each optimizer was built for, None: of none."""
+    numbers = {id(variable): number for number, variable in enumerate(variables)}
+    listed: list[list[int] | None] = []
+    for optimizer in keras_compat.optimizers_of(model):
+        own = keras_compat.optimized_variables(keras_compat.updating(optimizer))
+        is_known = optimizer.built and all(id(one) in numbers for one in own)
+        listed.append([numbers[id(one)] for one in own] if is_known else None)
+    return listed
+
+
+def build_optimizers(model: keras.Model, optimized: Sequence[Sequence[int] | None]) -> None:
+    """Builds the optimizers that a run had built before its backup, for the same variables."""
+    variables = variables_of(model)
+    for optimizer, numbers in zip(keras_compat.optimizers_of(model), optimized, strict=True):
+        if numbers is not None and not optimizer.built:
+            optimizer.build([variables[number] for number in numbers])
 
 
 def forms_of(variables: Sequence[Any]) -> dict[str, object]:

@@ -5,8 +5,11 @@ import itertools
 
 import numpy as np
 
+from tests.conformance import steps
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.interruptions import (
+    BATCH,
+    ROWS,
     InterruptionError,
     arrays,
     exact,
@@ -18,7 +21,7 @@ from tests.conformance.interruptions import (
 )
 from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import stack
+from tests.conformance.models import regression, stack
 from tests.conformance.registry import case
 from tests.environment import everything
 
@@ -96,6 +99,22 @@ def averages(lab):
         ]
 
     exact(lab, arrays(), listed, build=build)
+
+
+@case("restarts", replicas=(2,))
+def two_optimizers(lab):
+    """Two optimizers in one `train_step`: both go on, the one that the first step builds, too."""
+
+    def build():
+        model = steps.of(lab.backend).two_optimizer_model()()
+        model.compile(keras.optimizers.SGD(0.05))
+        model.build((None, 4))
+        if lab.backend != "jax":  # whose steps begin with all state
+            model.judge_optimizer = keras.optimizers.Adam(0.05)
+        return model
+
+    x, y = regression(ROWS)
+    exact(lab, lambda: {"x": x, "y": y, "batch_size": BATCH}, build=build)
 
 
 @case("restarts", replicas=(2,))

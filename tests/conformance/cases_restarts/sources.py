@@ -22,6 +22,15 @@ def tf_data(pipeline, rows=ROWS):
 def tf_data_shuffled(lab):
     """A `tf.data` pipeline that is shuffled anew in each epoch."""
     exact(lab, tf_data(lambda rows: rows.shuffle(16).batch(BATCH).prefetch(2)))
+    # From the second epoch on all is read from the cache.
+    exact(lab, tf_data(lambda rows: rows.shuffle(16).batch(BATCH).cache().prefetch(2)), at=(13,))
+
+    def pipeline_of_python(rows):
+        signature = rows.element_spec
+        made = tf.data.Dataset.from_generator(lambda: rows, output_signature=signature)
+        return made.shuffle(16).batch(BATCH)
+
+    exact(lab, tf_data(pipeline_of_python), at=(13,))  # which is read again
 
 
 @case("restarts", replicas=(2,), like="restarts.tf_data_shuffled")
@@ -29,6 +38,9 @@ def tf_data_repeated(lab):
     """A `tf.data` pipeline that is shuffled, and repeated over the ends of epochs."""
     data = tf_data(lambda rows: rows.shuffle(16).repeat().batch(BATCH).prefetch(2), ROWS - 2)
     exact(lab, data, steps_per_epoch=BATCHES)
+    # From a backup after an epoch's last batch, and then from that of the epoch's end.
+    often = (("save_freq", BATCHES),)
+    exact(lab, data, steps_per_epoch=BATCHES, backups=often, at=(8.5, 9))
 
 
 def loader(own=False):

@@ -1,13 +1,23 @@
 """Values as JSON and arrays, and back."""
 
 import collections
+import copy
 import json
 import pathlib
+import random
 
+import keras
 import numpy as np
 import pytest
 
-from kerasdist.callbacks.backup.encoding import Encoder, decode, digest, filled, numbered
+from kerasdist.callbacks.backup.encoding import (
+    Encoder,
+    Remembering,
+    decode,
+    digest,
+    filled,
+    numbered,
+)
 
 
 def through(value, current=None):
@@ -49,3 +59,32 @@ def test_code_is_left_as_it_is():
 def test_digests_tell_values_apart(one, other):
     first, again, second = (digest(Encoder().encode(value, "a")) for value in (one, one, other))
     assert first == again != second
+
+
+class Record:
+    """What a callback may make of each epoch."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+
+class Recording(keras.callbacks.Callback):
+    """Holds an object from the begin on, and makes others."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept, self.best = [Record(0.0)], None
+
+
+@pytest.mark.parametrize("made", [Record(2.0), collections.Counter(a=2), random.Random(2)])
+def test_what_the_script_does_not_make_again_is_left_out_and_said(made):
+    before, after = Recording(), Recording()
+    remembering = Remembering([before])
+    before.kept[0].loss = 1.0
+    before.kept += [3, made]
+    before.best = copy.copy(made)
+    state = remembering.state()
+    kind = type(made).__name__
+    assert remembering.lost() == [f"Recording.kept[2] ({kind})", f"Recording.best ({kind})"]
+    Remembering([after]).put_back(json.loads(json.dumps(state)))
+    assert (after.kept[0].loss, after.kept[1:], after.best) == (1.0, [3], None)
