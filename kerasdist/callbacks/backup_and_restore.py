@@ -426,7 +426,7 @@ class BackupAndRestore(Callback):
             "interval": self._interval.kept(),
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
-            "optimizers": optimized_by(self.model, variables),
+            "optimizers": optimized_by(keras_compat.model_of(self), variables),
             "shapes": [list(one.shape) for one in variables],
             "random": random_states.kept(),
             "callbacks": self._remembering.state(),
