@@ -282,7 +282,7 @@ class BackupAndRestore(Callback):
                 f"backup, {[form for _, *form in here][:10]} in the model. Take another folder."
             )
         numbers = [number for number, *_ in there]
-        pairs = zip(numbers, model.weights, strict=True)
+        pairs = list(zip(numbers, model.weights, strict=True))
         restore(model, pairs, stored, seen_by_all=self._files.in_parts)
 
     def _begin(self, facts: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import keras
 
+from kerasdist import keras_compat
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
@@ -61,15 +62,17 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         broadcast(self.model)
 
 
-def broadcast(model: Any, others: Sequence[keras.Variable] = ()) -> None:
-    """Gives every worker the chief's values of a model's variables, its optimizer's, and others.
+def broadcast(model: Any) -> None:
+    """Gives every worker the chief's values of a model's variables and its optimizers'.
 
     All workers must call it.
     """
     binding = binding_of(model)
     if binding is not None and binding.replicas.job is not None:
         binding.replicas.initial_broadcast.ensure()
-        binding.replicas.equalize([*model.variables, *model.optimizer.variables, *others])
+        optimizers = keras_compat.optimizers_of(model)
+        of_optimizers = [variable for one in optimizers for variable in one.variables]
+        binding.replicas.equalize([*model.variables, *of_optimizers])
 
 
 _REDUCTIONS = {

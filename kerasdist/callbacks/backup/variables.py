@@ -23,7 +23,6 @@ from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.encoding import filled
 from kerasdist.callbacks.backup.storage import StoredFile, Unread, bytes_of
-from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops
@@ -320,7 +319,7 @@ def with_arrays(
 
 def restore(
     model: Any,
-    variables: Iterable[tuple[int, Any]],
+    variables: Sequence[tuple[int, Any]],
     stored: StoredVariables | None,
     *,
     seen_by_all: bool,
@@ -335,7 +334,10 @@ def restore(
         if stored is not None:
             for number, variable in variables:
                 variable.assign(stored.whole(number))
-        broadcast(model, model.metrics_variables)
+        binding = binding_of(model)
+        if binding is not None and binding.replicas.job is not None:
+            binding.replicas.initial_broadcast.ensure()
+            binding.replicas.equalize([variable for _, variable in variables])
         return
     replicas.initial_broadcast.ensure()
     for number, variable in variables:
