@@ -62,17 +62,18 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         broadcast(self.model)
 
 
-def broadcast(model: Any) -> None:
-    """Gives every worker the chief's values of a model's variables and its optimizers'.
+def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
+    """Gives every worker the chief's values of variables; None: of a model's, its optimizers'.
 
     All workers must call it.
     """
     binding = binding_of(model)
     if binding is not None and binding.replicas.job is not None:
+        if variables is None:
+            optimizers = keras_compat.optimizers_of(model)
+            variables = [*model.variables, *(each for one in optimizers for each in one.variables)]
         binding.replicas.initial_broadcast.ensure()
-        optimizers = keras_compat.optimizers_of(model)
-        of_optimizers = [variable for one in optimizers for variable in one.variables]
-        binding.replicas.equalize([*model.variables, *of_optimizers])
+        binding.replicas.equalize(variables)
 
 
 _REDUCTIONS = {

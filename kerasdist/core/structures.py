@@ -68,8 +68,9 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
 
 
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
-    # A copy, as the class of a defaultdict takes other arguments.
-    filled = {} if type(original) is dict else copy.copy(original)
+    if type(original) is dict:
+        return items
+    filled = copy.copy(original)  # the class of a defaultdict takes other arguments
     for key, value in items.items():
         filled[key] = value
     return filled

@@ -231,15 +231,14 @@ def parts_of(model: keras.Model) -> list[Any]:
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     """Returns the optimizers that a model and its layers hold, alone or in a list or a dict."""
     held: list[object] = []
-    for one in (model, *flat_layers(model)):
-        for value in vars(one).values():
-            held += (
-                value.values()
-                if isinstance(value, dict)
-                else (value if isinstance(value, list | tuple) else [value])
-            )
-    optimizers = [one for one in held if isinstance(one, keras.optimizers.Optimizer)]
-    return list({id(one): one for one in optimizers}.values())
+    for value in (each for one in (model, *flat_layers(model)) for each in vars(one).values()):
+        if isinstance(value, dict):
+            held += value.values()
+        elif isinstance(value, list | tuple):
+            held += value
+        else:
+            held.append(value)
+    return list({id(one): one for one in held if isinstance(one, keras.Optimizer)}.values())
 
 
 def has_built_layers(model: Any) -> bool:

@@ -23,6 +23,7 @@ from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.encoding import filled
 from kerasdist.callbacks.backup.storage import StoredFile, Unread, bytes_of
+from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops
@@ -220,7 +221,7 @@ def _without_doubles(variables: Iterable[keras.Variable]) -> list[keras.Variable
 
 
 def all_variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns the same, and those of optimizers which the steps of the user's model have built."""
+    """Returns these, and the variables of all other optimizers that the model holds."""
     more = [variable for one in keras_compat.optimizers_of(model) for variable in one.variables]
     return _without_doubles([*variables_of(model), *more])
 
@@ -334,10 +335,7 @@ def restore(
         if stored is not None:
             for number, variable in variables:
                 variable.assign(stored.whole(number))
-        binding = binding_of(model)
-        if binding is not None and binding.replicas.job is not None:
-            binding.replicas.initial_broadcast.ensure()
-            binding.replicas.equalize([variable for _, variable in variables])
+        broadcast(model, [variable for _, variable in variables])
         return
     replicas.initial_broadcast.ensure()
     for number, variable in variables:
