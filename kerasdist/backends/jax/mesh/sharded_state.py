@@ -24,7 +24,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced
-from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, make_slot, weight_of
+from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
 
@@ -52,11 +52,7 @@ def add(replica_set: ReplicaSet) -> None:
 def install() -> None:
     """Changes how Keras reads, writes and updates variables."""
     keras_compat.install(
-        initialize=_initialize,
-        store=_store,
-        read_whole=_read,
-        slot=make_slot,
-        stateless_apply=_apply,
+        initialize=_initialize, store=_store, read_whole=_read, stateless_apply=_apply
     )
 
 
