@@ -40,7 +40,9 @@ def all_of_it():
 @case("strategies", replicas=REPLICAS)
 def central_storage(lab):
     """`CentralStorageStrategy`: variables on one device; BatchNormalization, clipping, ragged."""
-    strategy = kd.CentralStorageStrategy(lab.devices, "cpu:0")
+    strategy, alone = (
+        kd.CentralStorageStrategy(devices, "cpu:0") for devices in (lab.devices, lab.devices[-1:])
+    )
 
     def build():
         layers = keras.layers
@@ -53,6 +55,7 @@ def central_storage(lab):
             layer.kernel.assign(np.random.default_rng(0).normal(size=layer.kernel.shape))
         return model
 
+    lab.same(build, *all_of_it(), strategy=alone)
     model = lab.same(build, *all_of_it(), strategy=strategy)
     lab.equal(1, len(strategy.extended.parameter_devices))
     lab.equal(lab.replicas, len(strategy.extended.worker_devices))

@@ -165,8 +165,19 @@ def tensors(count, device):
 
 def copies_of_gradients(count, copies):
     given = [tensors(count, f"cuda:{rank}") for rank in range(3)]
-    gradients.weighted_sum(given, [0.5, 0.25, 0.25], [Variable()] * count)
-    gradients.weighted_sum(given, [1.0, 1.0, 1.0], [Variable()] * count)
+    for weights in ([0.5, 0.25, 0.25], [1.0, 1.0, 1.0]):
+        gradients.weighted_sum(given, weights, [Variable()] * count, torch.device("cuda:0"))
+
+
+@case
+def gradients_are_summed_where_variables_are(strategy):
+    with counted_copies()[0]:
+        for home in (torch.device("cpu"), torch.device("cuda:1")):
+            for weights in ([1.0], [0.5], [0.5, 0.25, 0.25]):
+                given = [[*tensors(2, f"cuda:{rank}"), None] for rank in range(len(weights))]
+                *sums, none = gradients.weighted_sum(given, weights, [Variable()] * 3, home)
+                assert [one.device for one in sums] == [home] * 2
+                assert none is None
 
 
 def copies_of_variables(count, copies):

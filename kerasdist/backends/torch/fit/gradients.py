@@ -19,23 +19,25 @@ def weighted_sum(
     all_gradients: Sequence[Gradients],
     weights: Sequence[float],
     variables: Sequence[keras.Variable],
+    home: torch.device,
 ) -> list[torch.Tensor | None]:
-    """Returns the weighted sum of the gradients of a process's replicas, in the order of ranks."""
-    if len(all_gradients) == 1 and weights[0] == 1.0:
-        return list(all_gradients[0])
+    """Returns the weighted sum, in the order of ranks, of the gradients of a process's replicas.
+
+    It is on `home`, the device of the variables.
+    """
+    is_sum = len(all_gradients) > 1
     totals: list[torch.Tensor | None] = [None] * len(all_gradients[0])
     # Those whose gradient is the next value (float8: scales, maxima) get the maximum.
     overwritten = {i for i, one in enumerate(variables) if one.overwrite_with_gradient}
-    home: torch.device | None = None
     for gradients, weight in zip(all_gradients, weights, strict=True):
         given = {index: one for index, one in enumerate(gradients) if one is not None}
         if not given:
             continue
-        home = home or next(iter(given.values())).device
         here = moved_together(home, list(given.values()))
         sums: list[torch.Tensor] = []
         further: list[torch.Tensor] = []
-        for index, own, weighted in zip(given, here, torch._foreach_mul(here, weight), strict=True):
+        all_weighted = torch._foreach_mul(here, weight) if is_sum or weight != 1.0 else here
+        for index, own, weighted in zip(given, here, all_weighted, strict=True):
             total = totals[index]
             if index in overwritten:
                 totals[index] = own if total is None else torch.maximum(total, own)

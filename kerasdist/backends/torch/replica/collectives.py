@@ -25,7 +25,7 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Co
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
-from kerasdist.backends.torch.replica.placing import added, computing_on
+from kerasdist.backends.torch.replica.placing import added, computing_on, torch_device
 from kerasdist.backends.torch.replica.threads import ThreadPool
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.components import Components
@@ -193,7 +193,8 @@ class TorchCollectives(Collectives):
             if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
             else:
-                reduced = weighted_sum(all_gradients, weights, known)
+                home = torch_device(self._device)
+                reduced = weighted_sum(all_gradients, weights, known, home)
                 if self._gradient_sum is not None:
                     shards = NONE_SHARDED
                     if self.scope.weights is not None:

@@ -122,8 +122,9 @@ class TorchReplicaSet(ReplicaSet):
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is only one replica, which runs plain Keras's steps."""
-        return self.job is None and self.num_replicas == 1
+        """Whether one device holds and computes all, so that plain Keras's steps run."""
+        alone = self.job is None and self.num_replicas == 1
+        return alone and self.variable_devices == self.devices
 
     @property
     def on_cpu(self) -> bool:
@@ -279,7 +280,7 @@ class LocalReplicas:
                 rank,
                 device,
                 copies=device != torch_device(home),
-                is_only=len(devices) == 1,
+                is_only=[*devices] == [home],
                 weights=self._weights,
             )
             for rank, device in zip(

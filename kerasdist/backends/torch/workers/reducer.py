@@ -79,7 +79,8 @@ class GradientReducer:
         shards = sharded_optimizers.of_gradients(optimizer, variables)
         buckets = self._buckets if optimizer is self._optimizer else None
         if buckets is None:
-            totals = self._sum(weighted_sum([gradients], [weight], variables), variables, shards)
+            own_sum = weighted_sum([gradients], [weight], variables, scope.device)
+            totals = self._sum(own_sum, variables, shards)
             if optimizer is self._optimizer:
                 self._buckets = self._new_buckets(totals, variables, scope)
             return totals
@@ -87,7 +88,7 @@ class GradientReducer:
         if unserved:
             own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
             held = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
-            rest = self._sum(weighted_sum([own], [weight], theirs), theirs, held)
+            rest = self._sum(weighted_sum([own], [weight], theirs, scope.device), theirs, held)
             for index, total in zip(unserved, rest, strict=True):
                 totals[index] = total
             self._drop()  # the next step makes new ones
