@@ -185,8 +185,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
         if drawn_alike and job is not None:
             # All workers have computed this step from the same rows.
-            on_cpus = all(device.kind == "cpu" for device in replicas.devices)
-            dtypes = _compute_dtypes(model) if on_cpus else None
+            dtypes = _compute_dtypes(model) if replicas.on_cpu else None
             results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
         with _all_do(job, "the first step under the strategy"):
             received, replicated = steps.taken(alone=False)

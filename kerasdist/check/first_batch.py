@@ -6,6 +6,7 @@ global program, whose numbers are those of one device, so nothing is compared th
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from typing import Any, final
@@ -94,6 +95,9 @@ class FirstBatchCheck:
             self.is_done = True
             _leave_out(self._model, error)
             return
+        finally:
+            if not self._model.replica_set.on_cpu:
+                gc.collect()  # copies of the state in circles may take the room of the step itself
         if message is None:
             return
         self.is_done = True

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import logging
 import warnings
 from unittest import mock
@@ -307,3 +308,34 @@ def little_memory(lab):
     with checked(logging.INFO) as checks:
         warned(model, regression(11))
     lab.check(len(checks) == 1 and "for lack of memory: no room" in checks[0], checks)
+
+
+@case(TOPIC, backends=CHECKED, replicas=(2,), like="check.later_batch")
+def copies_are_freed(lab):
+    """On accelerators no copy of the state outlives the comparison, or one without memory."""
+
+    def loss(y_true, y_pred):
+        sizes.append(y_true.shape[0])
+        if len(sizes) > 1 and sizes[-1] in full:  # the first call is symbolic
+            raise MemoryError("no room")
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+    def alive():
+        tensors = [one for one in gc.get_objects() if type(one).__name__ in names]
+        return sum(one.shape == (6, 37) for one in tensors)
+
+    names = ("Tensor", "EagerTensor")
+    for full, expected in (((), "compared"), ((11,), "for lack of memory: no room")):
+        sizes = []
+        fresh()
+        model = lab.made(lambda: network(keras.layers.Dense(37), loss=loss))
+        accelerators = mock.patch.object(type(model.replica_set), "on_cpu", False)
+        gc.collect()
+        gc.disable()
+        with checked(logging.DEBUG) as checks, accelerators:
+            warned(model, regression(11))
+        found = alive()
+        gc.enable()
+        gc.collect()
+        lab.equal(alive(), found)
+        lab.check(expected in checks[0], checks)

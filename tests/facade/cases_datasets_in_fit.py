@@ -50,7 +50,7 @@ for _name in FITTED:
 @case
 def fit_of_one_replica(lab):
     """With one device, or no strategy, a distributed dataset is the dataset itself."""
-    single = kd.OneDeviceStrategy("cpu:0")
+    single = kd.OneDeviceStrategy(lab.devices[0])
     data = single.distribute_dataset(tuple(pairs()))
     lab.equal(pairs(), list(data))
     data = single.distribute_dataset(Sequence())

@@ -243,8 +243,7 @@ class ReplicaSet(abc.ABC):
             count_begun: Returns how many batches steps have ever read, if only graphs count them.
         """
         self.devices = tuple(devices)
-        on_cpu = all(device.kind == "cpu" for device in self.devices)
-        self.steps_ahead = 1 if on_cpu else _STEPS_AHEAD
+        self.steps_ahead = 1 if self.on_cpu else _STEPS_AHEAD
         self.options = options
         self.job = job
         here = len(self.devices) // options.devices_per_replica
@@ -312,6 +311,11 @@ class ReplicaSet(abc.ABC):
             f"model made under one of devices={[str(device) for device in self.devices]}. There is "
             "nothing to compare."
         )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all devices are CPUs."""
+        return all(device.kind == "cpu" for device in self.devices)
 
     def free_bytes(self) -> int | None:
         """Returns how much memory is free on the fullest device here; None if that is unknown."""

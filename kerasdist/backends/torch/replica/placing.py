@@ -31,7 +31,8 @@ def computing_on(device: Device) -> AbstractContextManager[object]:
 
 @contextmanager
 def _computing_on_gpu(device: Device) -> Iterator[None]:
-    with keras.device(str(device)), torch.cuda.device(device.index):
+    # For "cuda", the current GPU, Keras replaces operations that CUDA lacks; not for "cuda:0".
+    with keras.device("cuda"), torch.cuda.device(device.index):
         yield
 
 

@@ -126,11 +126,6 @@ class TorchReplicaSet(ReplicaSet):
         alone = self.job is None and self.num_replicas == 1
         return alone and self.variable_devices == self.devices
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether all replicas are on the CPU, and share it."""
-        return all(device.kind == "cpu" for device in self.devices)
-
     @cached_property
     def runner(self) -> Runner:
         """The runner of user functions on the devices."""
