@@ -193,8 +193,7 @@ class TorchCollectives(Collectives):
             if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
             else:
-                home = torch_device(self._device)
-                reduced = weighted_sum(all_gradients, weights, known, home)
+                reduced = weighted_sum(all_gradients, weights, known, torch_device(self._device))
                 if self._gradient_sum is not None:
                     shards = NONE_SHARDED
                     if self.scope.weights is not None:

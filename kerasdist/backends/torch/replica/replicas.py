@@ -123,8 +123,7 @@ class TorchReplicaSet(ReplicaSet):
     @property
     def is_plain(self) -> bool:
         """Whether one device holds and computes all, so that plain Keras's steps run."""
-        alone = self.job is None and self.num_replicas == 1
-        return alone and self.variable_devices == self.devices
+        return self.job is None and len(self.devices) == 1 and self.variable_devices == self.devices
 
     @cached_property
     def runner(self) -> Runner:
