@@ -53,7 +53,7 @@ class BackupAndRestore(Callback):
     The run that was interrupted ends with the numbers of the run that was not, to the last bit. A
     backup holds the weights, the optimizer's state, the metrics, the seeds and the states of the
     random generators, the epoch and the batch, what has changed of the other callbacks and of the
-    source of the data, and the place in the data. ``tf.data`` pipelines, Grain's and loaders that
+    sources of the data, and the place in the data. ``tf.data`` pipelines, Grain's and loaders that
     have ``state_dict()`` and ``load_state_dict(state)`` go on at their place. Of other data the
     batches of an epoch that a run has seen are read again and passed over, of generators with
     ``steps_per_epoch`` those of all epochs; other callbacks hear nothing of them.
@@ -156,7 +156,7 @@ class BackupAndRestore(Callback):
         self._others: Sequence[Callback] = ()
         self._listed: Sequence[Callback] = ()
         self._unmute = contextlib.ExitStack()
-        self._position = Position()
+        self._position, self._validation = Position(), Position()
         self._epoch = 0
         self._logs: dict[str, object] | None = None
         self._resumed: Mapping[str, Any] | None = None
@@ -188,9 +188,9 @@ class BackupAndRestore(Callback):
         """
         self._others, self._listed = others, listed
 
-    def reads(self, position: Position) -> None:
-        """Takes the position in the data of the call, which each backup keeps."""
-        self._position = position
+    def reads(self, position: Position, validation: Position) -> None:
+        """Takes the positions in the data of the call, which each backup keeps."""
+        self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Restores the newest backup that fits. All workers must call it."""
@@ -289,6 +289,8 @@ class BackupAndRestore(Callback):
         """Restores what must be in place before the epoch begins."""
         model = self.model
         self._remembering.put_back(facts["callbacks"])
+        if "validation" in facts:
+            self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
             # The uninterrupted run would not have had another epoch.
@@ -328,6 +330,10 @@ class BackupAndRestore(Callback):
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
+
+    def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
+        """Keeps that the data of validation are read once more."""
+        self._validation.epoch_begins()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up if it is time, and at the end of the last epoch."""
@@ -388,7 +394,7 @@ class BackupAndRestore(Callback):
         of_gpus = [random_states.of_gpus()]
         if job is not None:
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
-        position = self._position.kept(batches)
+        position, validation = self._position.kept(batches), self._validation.kept(0)
         parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
             return
@@ -396,7 +402,8 @@ class BackupAndRestore(Callback):
         if job is None or job.is_chief:
             facts = self._facts_for_file(variables, epoch, batches)
             self._say_what_is_lost()
-            facts |= {"random of gpus": of_gpus, "position": position, "parts": parts}
+            facts |= {"random of gpus": of_gpus, "parts": parts}
+            facts |= {"position": position, "validation": validation}
             facts = numbered(facts, arrays)
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
@@ -435,7 +442,8 @@ class BackupAndRestore(Callback):
 
     def _say_what_is_lost(self) -> None:
         """Warns of what a restart would not bring back, once of each attribute."""
-        lost = [*self._position.lost(), *self._remembering.lost()]
+        lost = [f"of validation_data, {one}" for one in self._validation.lost()]
+        lost += [*self._position.lost(), *self._remembering.lost()]
         if binding_of(self.model) is None:
             lost.append(
                 "the place in the data and the other callbacks, since the model was made outside "

@@ -88,16 +88,18 @@ def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     return meter
 
 
-def position_of(given: Mapping[str, Any]) -> Position | None:
-    """Returns the position in the data that a backup keeps, None if there is no backup."""
+def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | None]:
+    """Returns the positions in the data, and in those of validation, None if there is no backup."""
     backups = [one for one in callbacks_of(given["callbacks"]) if isinstance(one, BackupAndRestore)]
     if not backups:
-        return None
+        return None, None
     position = Position(given["x"], given["steps_per_epoch"])
     position.facts = fit_call.of_data(given)
+    steps = given["validation_steps"]
+    validation = Position(given["validation_data"], steps, begins_anew=True)
     for backup in backups:
-        backup.reads(position)
-    return position
+        backup.reads(position, validation)
+    return position, validation
 
 
 @contextmanager

@@ -127,17 +127,18 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         )
         given["x"], given["y"], given["sample_weight"] = arrays
         given["validation_split"] = 0.0
+    position, validation = on_workers.positions_of(given)
     if given["validation_data"] is not None:
         x, y, weight = keras_compat.unpack_x_y_sample_weight(given["validation_data"])
         given["validation_data"] = _adapted(
             binding,
             x,
+            validation,
             y=y,
             sample_weight=weight,
             batch_size=given["validation_batch_size"] or given["batch_size"],
             steps_per_epoch=given["validation_steps"],
         )
-    position = on_workers.position_of(given)
     _adapt(binding, given, given["steps_per_epoch"], position)
     meter = on_workers.meter_of(given, binding.replicas)
     if meter is not None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -112,6 +113,8 @@ class Places:
 
     def next(self) -> Place | None:
         """Returns where the next iteration begins, None where each begins alike."""
+        if self._to is not None:  # nothing was read since
+            return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self._source):
             return None
         if self._ahead is None:
@@ -172,14 +175,26 @@ class Position:
         unread: How many batches of the present epoch the data begin after.
     """
 
-    def __init__(self, source: object = None, steps_per_epoch: int | None = None) -> None:
+    def __init__(
+        self, source: object = None, steps: int | None = None, *, begins_anew: bool = False
+    ) -> None:
+        """Takes the data, of which `fit` reads ``steps`` batches an epoch, and then goes on.
+
+        ``begins_anew``: it reads so many from the beginning each time, as for validation.
+        """
         self.facts: dict[str, object] = {}
-        self._source = Remembering(_objects_of(source))
-        self._steps = steps_per_epoch
-        self._goes_on = steps_per_epoch is not None
+        objects = _objects_of(source)
+        self._source = Remembering(objects)
+        self._steps = steps
+        is_read_ahead = keras_compat.backend_name() == "tensorflow"
+        self._may_read_on = begins_anew and is_read_ahead and bool(objects)
+        self._goes_on = steps is not None and not begins_anew
         self._places: Places | None = None
         self._read_by_python, self._draws = True, False
         self._lost = _lost_of(source)
+        if begins_anew and isinstance(source, Iterator):
+            self._lost.append("the place of a generator (give data that begin anew)")
+        self._peeked: Sequence[Any] | None = None
         self._begin: _Begin | None = None
         self._reads_aside = False
         self._interval: Interval | None = None
@@ -219,6 +234,11 @@ class Position:
             self._lost.append(
                 f"the place in {batches} batches of which an epoch takes "
                 f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
+            )
+        if self._may_read_on and self._steps not in (None, self._length):
+            self._lost.append(
+                f"what is drawn for the batches that TensorFlow reads ahead, of {self._length} of "
+                f"which validation_steps={self._steps} are taken (leave it out)"
             )
         source = keras_compat.source_of(adapter)
         if source is None:
@@ -322,6 +342,16 @@ class Position:
             self._begin = self._since(self._begin, random_states.kept())
             self._is_made, self._is_late = False, True
         self._epochs += 1
+        self._peeked = None
+
+    @contextmanager
+    def looked_at(self) -> Generator[None]:
+        """Undoes what Keras's first look at data changes that were restored before it."""
+        random = random_states.kept()
+        yield
+        if self._peeked is not None:
+            self._source.put_back(self._peeked)
+            random_states.put_back(random)
 
     def _is_over(self) -> bool:
         """Returns whether data that go on over epochs have ended, so that Keras restarts them."""
@@ -335,12 +365,12 @@ class Position:
     def kept(self, batches: int) -> dict[str, object]:
         """Returns the position in the form that a backup keeps."""
         begin, places = self._begin, self._places
-        assert begin is not None  # since `epoch_begins`
         goes_on = self._goes_on and not (self._is_over() and not batches)
         passed = self._passed_before + (0 if batches else self._passed)
         if not batches and not goes_on:
             begin, passed = self._now(None), 0
-        elif not batches and self._is_made:
+        assert begin is not None  # since `epoch_begins`
+        if goes_on and not batches and self._is_made:
             begin = self._since(begin, begin["random"])
         place = following = None
         if places is not None:
@@ -358,6 +388,7 @@ class Position:
 
     def go_to(self, form: Mapping[str, Any], *, within: bool) -> None:
         """Continues from a position that a backup kept."""
+        self._peeked = form["source"]
         self._source.put_back(form["source"])
         self._passed_before, self._passed = int(form["passed"]), 0
         self._epochs = int(form["epochs"])
@@ -408,7 +439,8 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Returns the inner adapter's batches."""
-        return self._inner.get_tf_dataset(self._position.begun_pipeline)
+        with self._position.looked_at():
+            return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
     def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""

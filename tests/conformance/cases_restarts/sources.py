@@ -89,6 +89,31 @@ def shuffling():
     return {"x": Shuffling(), "shuffle": False}
 
 
+@case("restarts", replicas=(2,))
+def validation_data(lab):
+    """Data of validation that are other ones each time, of which some are read (`val_loss`)."""
+
+    def validated(source, **options):
+        return lambda: {**arrays()(), "validation_data": source()["x"], **options}
+
+    shuffled = tf_data(lambda rows: rows.shuffle(16).batch(BATCH).prefetch(2))
+    some = {"validation_steps": 3}
+    reads_ahead = lab.backend == "tensorflow"
+    for source in (shuffling, shuffled, lambda: loader(own=True)):
+        steps = {} if reads_ahead else some
+        # From a backup before any validation, of an epoch's end, and within the third epoch.
+        exact(lab, validated(source, **steps), at=(7, 10, 20))
+    if reads_ahead:
+        exact(lab, validated(shuffling, **some), at=(), lost=["of 8 of which validation_steps=3"])
+
+    def batches():
+        while True:
+            yield regression(BATCH)
+
+    endless = validated(lambda: {"x": batches()}, **some)
+    exact(lab, endless, at=(), lost=["of validation_data, the place of a generator"])
+
+
 class Rows:
     """Rows to read by number, which reports what is read, and may add noise."""
 
