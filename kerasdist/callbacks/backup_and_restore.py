@@ -394,7 +394,7 @@ class BackupAndRestore(Callback):
         of_gpus = [random_states.of_gpus()]
         if job is not None:
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
-        position, validation = self._position.kept(batches), self._validation.kept(0)
+        kept = {"position": self._position.kept(batches), "validation": self._validation.kept(0)}
         parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
             return
@@ -402,8 +402,7 @@ class BackupAndRestore(Callback):
         if job is None or job.is_chief:
             facts = self._facts_for_file(variables, epoch, batches)
             self._say_what_is_lost()
-            facts |= {"random of gpus": of_gpus, "parts": parts}
-            facts |= {"position": position, "validation": validation}
+            facts |= {"random of gpus": of_gpus, "parts": parts, **kept}
             facts = numbered(facts, arrays)
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
