@@ -68,7 +68,9 @@ def set_draws(draws: Draws) -> None:
 
     It concerns `keras.random.normal`, `uniform`, `truncated_normal`, `randint`, `categorical` and
     `dropout`, and the layers that use them, in `fit`, `evaluate` and `predict`. Other draws,
-    and those in `Strategy.run`, stay the replica's own.
+    and those in `Strategy.run`, stay the replica's own. Where several batches are stacked along
+    axis 0, as a GAN does with real and generated examples, the draws of their rows are not one
+    device's: call the layer once for each.
 
     All workers must call it with the same value, before the first step.
 

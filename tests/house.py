@@ -60,6 +60,7 @@ ADDED = {
     "stopped workers": 23,
     "all optimizers, and objects of callbacks, in backups": 88,
     "the data of validation, in backups": 34,
+    "stacked batches in the check": 13,
 }
 
 FIGURES = (

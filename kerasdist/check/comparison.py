@@ -187,19 +187,32 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             # All workers have computed this step from the same rows.
             dtypes = _compute_dtypes(model) if replicas.on_cpu else None
             results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
-        with _all_do(job, "the first step under the strategy"):
-            received, replicated = steps.taken(alone=False)
-            found = differences(expected, received, precision)
-            found = replace(found, outputs=_of_outputs(alone, replicated, steps.batch, precision))
-            suspicious = [one for one in found.deciding if one.is_more_than_rounding]
-        del alone, replicated  # frees the copies of the state
+        found, suspicious = _under_strategy(job, steps, expected, alone, precision)
+        is_any = _is_any(job, bool(suspicious))
+        if is_any and _is_any(job, steps.draws.may_be_stacked):
+            steps.draws.are_stacked = True
+            again = _under_strategy(job, steps, expected, alone, precision)
+            found, suspicious = min((found, suspicious), again, key=lambda one: len(one[1]))
+            is_any = _is_any(job, bool(suspicious))
+        del alone  # frees the copies of the state
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
-        if _is_any(job, bool(suspicious)):
+        if is_any:
             with _all_do(job, "the first step on one device, again"):
                 suspicious = _beyond_chance(steps, suspicious, expected, precision)
     found, suspicious, misfit = _common(job, found, suspicious, steps.draws.misfit)
     return Comparison(steps.batch.examples, found, suspicious, misfit)
+
+
+def _under_strategy(
+    job: Job | None, steps: _Steps, expected: StepResult, alone: Trial, precision: Precision
+) -> tuple[Differences, list[Difference]]:
+    """Takes the step on the replicas; returns all differences, and those that rounding isn't."""
+    with _all_do(job, "the first step under the strategy"):
+        received, replicated = steps.taken(alone=False)
+        found = differences(expected, received, precision)
+        found = replace(found, outputs=_of_outputs(alone, replicated, steps.batch, precision))
+    return found, [one for one in found.deciding if one.is_more_than_rounding]
 
 
 @contextmanager
@@ -343,7 +356,11 @@ class RecordedDraws:
 
     Attributes:
         misfit: Why a draw could not be repeated, None if all could. The step then drew anew.
+        may_be_stacked: Whether a draw has several entries for each row.
+        are_stacked: Whether such a draw has them as batches, one after the other.
     """
+
+    may_be_stacked = are_stacked = False
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = tuple(sizes)
@@ -413,6 +430,8 @@ class RecordedDraws:
         times, rest = divmod(whole[axis], total)
         if rest or shape[axis] != self._sizes[number] * times:
             return None
-        begin = sum(self._sizes[:number]) * times
-        rows = (slice(None),) * axis + (slice(begin, begin + shape[axis]),)
-        return recorded[rows]
+        self.may_be_stacked |= times > 1
+        each, blocks = (1, times) if self.are_stacked else (times, 1)
+        begin, size = sum(self._sizes[:number]) * each, self._sizes[number] * each
+        parts = [slice(at + begin, at + begin + size) for at in range(0, total * blocks, total)]
+        return ops.concatenate([recorded[(*[slice(None)] * axis, one)] for one in parts], axis)

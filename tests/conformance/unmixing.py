@@ -69,6 +69,22 @@ def noisy():
     return network(Sampling())
 
 
+def stacked():
+    """A layer that drops units of two batches of rows, one after the other, as a GAN does."""
+
+    class Both(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.drop = keras.layers.Dropout(0.5)
+
+        def call(self, x, training=None):
+            both = self.drop(keras.ops.concatenate([x, -x]), training=training)
+            rows = keras.ops.shape(x)[0]
+            return both[:rows] - 2 * both[rows:]
+
+    return network(Both())
+
+
 def attention():
     class Attending(keras.layers.Layer):
         def __init__(self):
@@ -111,6 +127,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "unseeded noise": (lambda: network(keras.layers.GaussianDropout(0.5)), numbers),
     "a layer with norm and dropout": (residual, numbers),
     "draws in a layer": (noisy, numbers),
+    "two batches in one": (stacked, numbers),
     "attention and recurrence, with a mask": (attention, words),
     "mixed_bfloat16": (mixed("mixed_bfloat16"), numbers),
     "mixed_float16": (mixed("mixed_float16"), numbers),
