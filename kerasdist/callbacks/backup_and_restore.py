@@ -204,6 +204,7 @@ class BackupAndRestore(Callback):
             )
         job = current_job()
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
+        self._trainable = keras_compat.trainable_layers(model)
         binding = binding_of(model)
         run = in_memory = None
         if self._keeps_in_memory:
@@ -443,6 +444,8 @@ class BackupAndRestore(Callback):
         """Warns of what a restart would not bring back, once of each attribute."""
         lost = [f"of validation_data, {one}" for one in self._validation.lost()]
         lost += [*self._position.lost(), *self._remembering.lost()]
+        if keras_compat.trainable_layers(self.model) != self._trainable:
+            lost.append("which layers are trainable, which a callback has changed")
         if binding_of(self.model) is None:
             lost.append(
                 "the place in the data and the other callbacks, since the model was made outside "

@@ -91,6 +91,11 @@ def flat_layers(model: keras.Model) -> list[Any]:
     return list(model._flatten_layers(include_self=False))
 
 
+def trainable_layers(model: keras.Model) -> list[bool]:
+    """Returns which of a model's layers are trained."""
+    return [one.trainable for one in flat_layers(model)]
+
+
 def attached_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of a model and its layers, those that its `metrics` leaves out, too."""
     attached = [metric for one in (model, *flat_layers(model)) for metric in one._metrics]

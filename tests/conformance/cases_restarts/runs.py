@@ -193,11 +193,17 @@ def said(lab):
     exact(lab, arrays(), lambda folder: [Saying()], at=(13,))
     seen = []
     note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+
+    class Freezing(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.layers[1].trainable = False  # it has no weights
+
     with lab.folder() as folder, lab.told("cannot bring back") as told:
-        run(lab, folder, arrays(), lambda folder: [Counting(), note])
+        run(lab, folder, arrays(), lambda folder: [Counting(), note, Freezing()])
         messages = lab.everyone(told)[0]
     lab.check(len(messages) == 1, f"{len(messages)} warnings")
-    for part in ("Counting.hidden (Hidden)", "LambdaCallback: seen (list)", "state_dict()"):
+    hidden = "Counting.hidden (Hidden)", "LambdaCallback: seen (list)"
+    for part in (*hidden, "which layers are trainable", "state_dict()"):
         lab.check(part in messages[0], f"{part!r} is not in {messages[0]!r}")
 
 
