@@ -61,7 +61,7 @@ ADDED = {
     "all optimizers, and objects of callbacks, in backups": 88,
     "the data of validation, in backups": 34,
     "stacked batches in the check": 13,
-    "frozen layers, said of backups": 5,
+    "what backups say that they lack": 11,
 }
 
 FIGURES = (

@@ -196,7 +196,7 @@ class Position:
             self._lost.append("the place of a generator (give data that begin anew)")
         self._peeked: Sequence[Any] | None = None
         self._begin: _Begin | None = None
-        self._reads_aside = False
+        self._reads_aside = self._calls_python = False
         self._interval: Interval | None = None
         self._at_once = 1
         self._passed_before, self._passed = 0, 0
@@ -246,6 +246,7 @@ class Position:
         if keras_compat.is_tf_dataset(source):
             facts = keras_compat.facts_of(source)
             self._lost += [f"in the tf.data pipeline: {one}" for one in facts.unrepeatable]
+            self._calls_python = facts.calls_python
             if batches is not None:
                 self._lost.append(
                     f"the place in a tf.data pipeline with an end, with steps_per_epoch="
@@ -287,6 +288,11 @@ class Position:
 
     def lost(self) -> list[str]:
         """Returns what a backup cannot bring back, a line each."""
+        if self._calls_python and self._begin is not None:
+            now, before = random_states.kept(), self._begin["random"]
+            if (now["numpy"], now["python"]) != (before["numpy"], before["python"]):
+                how = "for a tf.data pipeline, which reads ahead (seed a generator as it begins)"
+                return [f"what Python draws {how}", *self._lost]
         return [*self._lost, *self._source.lost()]
 
     def begun(self, make: Callable[[], Any]) -> Any:

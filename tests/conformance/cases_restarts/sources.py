@@ -1,5 +1,6 @@
 """Each source of data goes on where the interrupted run was."""
 
+import random
 from unittest import mock
 
 import numpy as np
@@ -31,6 +32,16 @@ def tf_data_shuffled(lab):
         return made.shuffle(16).batch(BATCH)
 
     exact(lab, tf_data(pipeline_of_python), at=(13,))  # which is read again
+
+    def pipeline_that_draws(rows):
+        def drawn():
+            for x, y in rows.as_numpy_iterator():
+                yield x + np.random.normal(size=x.shape), y + random.random()
+
+        signature = rows.element_spec
+        return tf.data.Dataset.from_generator(drawn, output_signature=signature).batch(BATCH)
+
+    exact(lab, tf_data(pipeline_that_draws), at=(), lost=["what Python draws for a tf.data"])
 
 
 @case("restarts", replicas=(2,), like="restarts.tf_data_shuffled")
