@@ -444,7 +444,7 @@ class BackupAndRestore(Callback):
         """Warns of what a restart would not bring back, once of each attribute."""
         lost = [f"of validation_data, {one}" for one in self._validation.lost()]
         lost += [*self._position.lost(), *self._remembering.lost()]
-        if keras_compat.trainable_layers(self.model) != self._trainable:
+        if keras_compat.trainable_layers(keras_compat.model_of(self)) != self._trainable:
             lost.append("which layers are trainable, which a callback has changed")
         if binding_of(self.model) is None:
             lost.append(
