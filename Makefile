@@ -16,7 +16,8 @@ SUITES := $(BESIDE_OTHERS:%=test-%) test-others
 
 # What is left to `make test-everything`; of other folders it runs a part there.
 REST := gpu_like sharded keras_suites versions/test_oldest_keras.py versions/test_comparison.py
-IN_PART := conformance examples facade in_scope ahead_of_time $(addprefix multiprocess/test_,elastic.py failures.py memory.py one_device.py warm.py) $(addprefix unit/,agreement/test_measures.py backends/test_torch_scale.py job/test_gate.py job/test_scale.py)
+IN_PART := conformance examples facade in_scope ahead_of_time $(addprefix unit/,agreement/test_measures.py backends/test_torch_scale.py job/test_gate.py job/test_scale.py)
+OF_WORKERS := $(addprefix multiprocess/test_,elastic.py failures.py memory.py one_device.py warm.py)
 
 # What is installed into folders of its own, beside the locked packages.
 BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
@@ -25,7 +26,7 @@ BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test test-slow $(SUITES) test-everything test-rest test-in-part versions install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test test-slow $(SUITES) test-everything test-rest test-in-part test-of-workers versions install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -94,13 +95,14 @@ test-others:
 	$(PYTEST) -q -p no:cacheprovider -m "$(SPEED)" tests $(BESIDE_OTHERS:%=--ignore=tests/%) $(REST:%=--ignore=tests/%)
 
 test-everything: test-slow ## all that `make test` leaves out: 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions too (longer)
-	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-in-part
+	+$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-of-workers test-in-part test-rest
 
-test-rest:
-	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q -p no:cacheprovider $(REST:%=tests/%)
-
-test-in-part:
-	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q -p no:cacheprovider $(IN_PART:%=tests/%)
+test-rest: LEFT := $(REST)
+test-in-part: LEFT := $(IN_PART)
+test-of-workers: LEFT := $(OF_WORKERS)
+test-rest test-in-part: NICE := nice -n 5
+test-rest test-in-part test-of-workers:
+	KERASDIST_TEST_EVERYTHING=1 $(NICE) $(PYTEST) -q -p no:cacheprovider $(LEFT:%=tests/%)
 
 keras-tests: $(STAMP) ## Keras's own tests in a scope; writes docs/keras_tests.md (an hour)
 	$(BIN)/python -m tests.keras_suites.suite report

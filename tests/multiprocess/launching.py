@@ -135,7 +135,7 @@ def alive(process: int) -> bool:
     """Whether a process runs; one that nobody has waited for does not."""
     try:
         state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state.split()[0] != "Z"
 

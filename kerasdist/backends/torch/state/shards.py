@@ -67,7 +67,8 @@ class Shard:
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this worker's shard of a whole value, as a view where torch can."""
-        return whole.detach().reshape(-1)[self.begin : self.end]
+        # Gradients of torch's embeddings may be sparse.
+        return whole.detach().to_dense().reshape(-1)[self.begin : self.end]
 
     @torch.no_grad()
     def gather(self, own: torch.Tensor) -> torch.Tensor:
