@@ -75,7 +75,7 @@ def test_the_targets_of_make_exist():
 
 
 def test_everything_runs_each_file_that_has_more_there():
-    command = ["make", "-n", "test-rest", "test-in-part"]
+    command = ["make", "-n", "test-rest", "test-in-part", "test-of-workers"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     there = tuple(re.findall(r"tests/[\w/.]+", printed))
     more = [

@@ -25,6 +25,7 @@ NOT_HERE = (
     "async_checkpoint.",  # on workers: `cases_worker_callbacks`
     "callbacks.model_checkpoint",
     "restarts.one_device",  # there each worker would train alone, with backups in one folder
+    "restarts.pipeline_that_draws",  # there each worker would draw other numbers
     "newer_keras.orbax_checkpoint",  # on workers: `cases_worker_callbacks`
     "training.verbose",
     "reading.central_storage",
