@@ -59,7 +59,7 @@ ADDED = {
     "passes of a call": 445,
     "stopped workers": 23,
     "all optimizers, and objects of callbacks, in backups": 88,
-    "the data of validation, in backups": 34,
+    "the data of validation, in backups": 36,
     "stacked batches in the check": 13,
     "what backups say that they lack": 11,
 }

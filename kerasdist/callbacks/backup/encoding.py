@@ -318,9 +318,9 @@ class Remembering:
             values = _values(one).items()
             yield {key: encoder.encode(value, f"{name}.{key}") for key, value in values}, encoder
 
-    def state(self) -> list[object]:
-        """Returns a form for each object."""
-        states: list[object] = []
+    def state(self) -> list[list[Any]]:
+        """Returns a form for each object: its class, and what has changed, by name."""
+        states: list[list[Any]] = []
         self._lost = []
         for one, begin, (forms, encoder) in zip(
             self._objects, self._at_begin, self._encoded(), strict=True

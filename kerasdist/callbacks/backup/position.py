@@ -235,11 +235,7 @@ class Position:
                 f"the place in {batches} batches of which an epoch takes "
                 f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
             )
-        if self._may_read_on and self._steps not in (None, self._length):
-            self._lost.append(
-                f"what is drawn for the batches that TensorFlow reads ahead, of {self._length} of "
-                f"which validation_steps={self._steps} are taken (leave it out)"
-            )
+        self._may_read_on &= self._steps not in (None, self._length)
         source = keras_compat.source_of(adapter)
         if source is None:
             return
@@ -293,7 +289,13 @@ class Position:
             if (now["numpy"], now["python"]) != (before["numpy"], before["python"]):
                 how = "for a tf.data pipeline, which reads ahead (seed a generator as it begins)"
                 return [f"what Python draws {how}", *self._lost]
-        return [*self._lost, *self._source.lost()]
+        lost = [*self._lost, *self._source.lost()]
+        if self._may_read_on and any(changed for _, changed in self._source.state()):
+            lost.append(
+                f"what changes as TensorFlow reads ahead, of {self._length} batches of which "
+                f"validation_steps={self._steps} are taken (leave it out)"
+            )
+        return lost
 
     def begun(self, make: Callable[[], Any]) -> Any:
         """Returns an iterator over the data, at the position where the run continues."""

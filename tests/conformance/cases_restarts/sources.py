@@ -120,7 +120,8 @@ def validation_data(lab):
         # From a backup before any validation, of an epoch's end, and within the third epoch.
         exact(lab, validated(source, **steps), at=(7, 10, 20))
     if reads_ahead:
-        exact(lab, validated(shuffling, **some), at=(), lost=["of 8 of which validation_steps=3"])
+        said = ["of 8 batches of which validation_steps=3"]
+        exact(lab, validated(counting, **some), at=(), lost=said)
 
     def batches():
         while True:
@@ -128,6 +129,26 @@ def validation_data(lab):
 
     endless = validated(lambda: {"x": batches()}, **some)
     exact(lab, endless, at=(), lost=["of validation_data, the place of a generator"])
+
+
+def counting():
+    """The arguments to fit of a PyDataset that counts what is read of it."""
+
+    class Counting(keras.utils.PyDataset):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.targets = regression(ROWS)
+            self.read = 0
+
+        def __len__(self):
+            return BATCHES
+
+        def __getitem__(self, index):
+            self.read += 1
+            chosen = slice(index * BATCH, (index + 1) * BATCH)
+            return self.rows[chosen], self.targets[chosen]
+
+    return {"x": Counting()}
 
 
 class Rows:
