@@ -360,14 +360,13 @@ class RecordedDraws:
         are_stacked: Whether such a draw has them as batches, one after the other.
     """
 
-    may_be_stacked = are_stacked = False
-
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = tuple(sizes)
         self._recorded: list[_Recorded] = []
         self._is_recorded = False
         self._position: dict[Any, int] = {}
         self.misfit: str | None = None
+        self.may_be_stacked = self.are_stacked = False
 
     def begin(self) -> None:
         """Begins a step of the trial."""

@@ -333,10 +333,12 @@ def copies_are_freed(lab):
         accelerators = mock.patch.object(type(model.replica_set), "on_cpu", False)
         gc.collect()
         gc.disable()
-        with checked(logging.DEBUG) as checks, accelerators:
-            warned(model, regression(11))
-        found = alive()
-        gc.enable()
+        try:
+            with checked(logging.DEBUG) as checks, accelerators:
+                warned(model, regression(11))
+            found = alive()
+        finally:
+            gc.enable()
         gc.collect()
         lab.equal(alive(), found)
         lab.check(expected in checks[0], checks)

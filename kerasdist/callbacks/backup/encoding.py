@@ -296,7 +296,12 @@ class Remembering:
 
     The script sets all others again. So little is kept, and attributes that differ by process, such
     as a start time, stay those of the new process.
+
+    Attributes:
+        has_changed: Whether the newest state has an attribute.
     """
+
+    has_changed = False
 
     def __init__(self, objects: Sequence[object], elsewhere: Sequence[object] = ()) -> None:
         """Takes the objects before anything is restored."""
@@ -318,10 +323,10 @@ class Remembering:
             values = _values(one).items()
             yield {key: encoder.encode(value, f"{name}.{key}") for key, value in values}, encoder
 
-    def state(self) -> list[list[Any]]:
-        """Returns a form for each object: its class, and what has changed, by name."""
-        states: list[list[Any]] = []
-        self._lost = []
+    def state(self) -> list[object]:
+        """Returns a form for each object."""
+        states: list[object] = []
+        self._lost, self.has_changed = [], False
         for one, begin, (forms, encoder) in zip(
             self._objects, self._at_begin, self._encoded(), strict=True
         ):
@@ -332,6 +337,7 @@ class Remembering:
                 if key == _CONTENT or begin.get(key) != digest(form)
             ]
             states.append([type(one).__name__, {key: forms[key] for key in changed}])
+            self.has_changed |= bool(changed)
             self._lost.append(encoder.lost)
         return states
 

@@ -183,11 +183,8 @@ class Position:
         ``begins_anew``: it reads so many from the beginning each time, as for validation.
         """
         self.facts: dict[str, object] = {}
-        objects = _objects_of(source)
-        self._source = Remembering(objects)
-        self._steps = steps
-        is_read_ahead = keras_compat.backend_name() == "tensorflow"
-        self._may_read_on = begins_anew and is_read_ahead and bool(objects)
+        self._source = Remembering(_objects_of(source))
+        self._steps, self._begins_anew = steps, begins_anew
         self._goes_on = steps is not None and not begins_anew
         self._places: Places | None = None
         self._read_by_python, self._draws = True, False
@@ -235,7 +232,6 @@ class Position:
                 f"the place in {batches} batches of which an epoch takes "
                 f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
             )
-        self._may_read_on &= self._steps not in (None, self._length)
         source = keras_compat.source_of(adapter)
         if source is None:
             return
@@ -284,13 +280,15 @@ class Position:
 
     def lost(self) -> list[str]:
         """Returns what a backup cannot bring back, a line each."""
+        lost = [*self._lost, *self._source.lost()]
         if self._calls_python and self._begin is not None:
             now, before = random_states.kept(), self._begin["random"]
             if (now["numpy"], now["python"]) != (before["numpy"], before["python"]):
                 how = "for a tf.data pipeline, which reads ahead (seed a generator as it begins)"
-                return [f"what Python draws {how}", *self._lost]
-        lost = [*self._lost, *self._source.lost()]
-        if self._may_read_on and any(changed for _, changed in self._source.state()):
+                lost.append(f"what Python draws {how}")
+        reads_some = self._begins_anew and self._steps not in (None, self._length)
+        is_read_ahead = keras_compat.backend_name() == "tensorflow"
+        if reads_some and is_read_ahead and self._source.has_changed:
             lost.append(
                 f"what changes as TensorFlow reads ahead, of {self._length} batches of which "
                 f"validation_steps={self._steps} are taken (leave it out)"

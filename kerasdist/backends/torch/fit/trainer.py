@@ -175,8 +175,8 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def compiles_in_replicas(self) -> bool:
         """Whether the model is compiled where it is called in a step of a replica."""
-        has_process = self.replica_set.job is not None  # its variables are where it computes
-        return has_process and not self._gathers_weights and self._should_torch_compile()
+        is_worker = self.replica_set.job is not None  # whose variables are where it computes
+        return is_worker and not self._gathers_weights and self._should_torch_compile()
 
     @property
     def _gathers_weights(self) -> bool:

@@ -97,7 +97,7 @@ class TorchCollectives(Collectives):
         self._group = group
         self._gradient_sum = gradient_sum
         self._components = components
-        self._device = device
+        self._device, self._home = device, torch_device(device)
         self._number = 0
         self._count = 0
 
@@ -193,7 +193,7 @@ class TorchCollectives(Collectives):
             if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
             else:
-                reduced = weighted_sum(all_gradients, weights, known, torch_device(self._device))
+                reduced = weighted_sum(all_gradients, weights, known, self._home)
                 if self._gradient_sum is not None:
                     shards = NONE_SHARDED
                     if self.scope.weights is not None:
