@@ -10,8 +10,7 @@ from typing import Any
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives, SoleReplica
-from kerasdist.core import context
-from kerasdist.core.context import StrategyLike
+from kerasdist.core.context import StrategyLike, current, replica_context_in_force, replica_scope
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
@@ -89,12 +88,6 @@ class ReplicaContext:
     layer_losses: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict, repr=False)
     # The `with` blocks that are open on this context.
     _entered: list[AbstractContextManager[None]] = field(default_factory=list, repr=False)
-
-    @property
-    def weight(self) -> Any:
-        """This replica's part of the examples, in a step of `fit`, `evaluate` or `predict`."""
-        assert self.local_batch is not None
-        return self.local_batch.weight
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -185,7 +178,7 @@ class ReplicaContext:
         return map_leaves(lambda leaf: gather(leaf, checked_axis(leaf, axis)), value)
 
     def __enter__(self) -> ReplicaContext:
-        scope = context.replica_scope(self)
+        scope = replica_scope(self)
         scope.__enter__()
         self._entered.append(scope)
         return self
@@ -194,7 +187,7 @@ class ReplicaContext:
         self._entered.pop().__exit__(*error)
 
     def _require_in_force(self, call: str) -> None:
-        if context.replica_context_in_force() is not self:
+        if replica_context_in_force() is not self:
             raise ScopeError(
                 f"Expected {call} of the replica whose code this is. Received: a call on replica "
                 f"{self.replica_id_in_sync_group} of {self.strategy}, from another context. Get "
@@ -223,5 +216,5 @@ def global_batch(tensor: object) -> Any:
     Returns:
         A tensor of shape ``(N, ...)``, N the number of examples in the global batch.
     """
-    replica = context.replica()
+    replica = current.replica
     return tensor if replica is None else replica.collectives.all_gather(tensor)

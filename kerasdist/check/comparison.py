@@ -28,8 +28,7 @@ from kerasdist.check.differences import (
     differences,
     worst,
 )
-from kerasdist.core import context
-from kerasdist.core.context import ReplicaLike
+from kerasdist.core.context import ReplicaLike, enclosing_replica
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
@@ -398,7 +397,7 @@ class RecordedDraws:
         return self._repeated(name, drawn)
 
     def _repeated(self, name: str, drawn: Any) -> Any:
-        replica = context.enclosing_replica()
+        replica = enclosing_replica()
         key = None if replica is None else int(replica.replica_id_in_sync_group)
         if key is not None and not self._sizes[key]:
             return drawn  # an empty replica's stand-in row does not count

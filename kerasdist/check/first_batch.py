@@ -16,7 +16,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.check.comparison import bytes_of_copies, compare
 from kerasdist.check.report import places, user_code
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError
 
@@ -32,7 +32,7 @@ def is_wanted(model: Any) -> bool:
     replicas = model.replica_set
     if replicas.num_replicas == 1 or replicas.options.check == "off":
         return False
-    if context.replica() is not None or not any(True for _ in user_code(model)):
+    if current.replica is not None or not any(True for _ in user_code(model)):
         return False
     if replicas.options.batch_norm == "per_replica" and any(
         isinstance(layer, keras.layers.BatchNormalization)

@@ -84,26 +84,33 @@ class ReplicaLike(Protocol):
         ...
 
     @property
-    def weight(self) -> Any:
-        """Its weight among the examples in a step of `fit`."""
-        ...
-
-    @property
     def layer_losses(self) -> dict[int, tuple[Any, list[Any]]]:
         """Losses that layers added in this replica."""
         ...
 
 
-class _Here(threading.local):
-    """The scopes and the replica of the calling thread."""
+class Current(threading.local):
+    """What the code of the calling thread belongs to.
+
+    Attributes:
+        replica: The replica; None outside of replicas and in the default strategy.
+        fit_replica: The replica in a step of `fit`, `evaluate` or `predict`, else None.
+        trial: The trial of a training step that the thread takes part in, or None.
+        scopes: The open scopes of strategies, the innermost last; so are the next two.
+        replicas: The open contexts of replicas; None: cross-replica code that a replica called.
+        placements: The open placements.
+    """
 
     def __init__(self) -> None:
+        self.replica: ReplicaLike | None = None
+        self.fit_replica: ReplicaLike | None = None
+        self.trial: Any = None
         self.scopes: list[StrategyLike] = []
         self.replicas: list[ReplicaLike | None] = []
         self.placements: list[Placement] = []
 
 
-_here = _Here()
+current = Current()
 _default: list[StrategyLike] = []
 
 # By name, since that module imports this one.
@@ -120,24 +127,24 @@ def default_strategy() -> StrategyLike:
 @contextmanager
 def strategy_scope(strategy: StrategyLike) -> Generator[None]:
     """Makes `strategy` the one in force in this thread."""
-    inside = replica()
+    inside = current.replica
     if inside is not None:
         raise ScopeError(
             "Expected strategy.scope() in cross-replica code. Received: a call from inside replica "
             f"{inside.replica_id_in_sync_group} of {inside.strategy}. Enter the scope outside of "
             "the step."
         )
-    if _here.scopes and _here.scopes[-1] is not strategy:
+    if current.scopes and current.scopes[-1] is not strategy:
         raise ScopeError(
             "Expected one strategy at a time. Received: the scope of "
-            f"{strategy} inside the scope of {_here.scopes[-1]}. Leave the first scope before you "
-            "enter another strategy's."
+            f"{strategy} inside the scope of {current.scopes[-1]}. Leave the first scope before "
+            "you enter another strategy's."
         )
-    _here.scopes.append(strategy)
+    current.scopes.append(strategy)
     try:
         yield
     finally:
-        _here.scopes.pop()
+        current.scopes.pop()
 
 
 @contextmanager
@@ -146,11 +153,15 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
 
     None stands for cross-replica code that replica code calls.
     """
-    _here.replicas.append(context)
+    outer = current.replica, current.fit_replica
+    is_fit = context is not None and context.local_batch is not None
+    current.replica, current.fit_replica = context, context if is_fit else None
+    current.replicas.append(context)
     try:
         yield
     finally:
-        _here.replicas.pop()
+        current.replicas.pop()
+        current.replica, current.fit_replica = outer
 
 
 class Placement(abc.ABC):
@@ -158,10 +169,10 @@ class Placement(abc.ABC):
 
     def __enter__(self) -> None:
         self.renew()
-        _here.placements.append(self)
+        current.placements.append(self)
 
     def __exit__(self, *error: object) -> None:
-        _here.placements.remove(self)
+        current.placements.remove(self)
         self.leave(*error)
 
     @abc.abstractmethod
@@ -175,13 +186,13 @@ class Placement(abc.ABC):
 
 def open_placements() -> list[Placement]:
     """Returns the placements that are open in this thread, the outermost first."""
-    return _here.placements
+    return current.placements
 
 
 @contextmanager
 def placements_left() -> Generator[None]:
     """Runs code as if no placement were open in this thread."""
-    placements, _here.placements = _here.placements, []
+    placements, current.placements = current.placements, []
     for one in reversed(placements):
         one.leave()
     try:
@@ -189,23 +200,12 @@ def placements_left() -> Generator[None]:
     finally:
         for one in placements:
             one.renew()
-        _here.placements = placements
-
-
-def replica() -> ReplicaLike | None:
-    """Returns the current replica, None outside of replicas and in the default strategy."""
-    return _here.replicas[-1] if _here.replicas else None
-
-
-def one_device_replica() -> ReplicaLike | None:
-    """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
-    found = _here.replicas[-1] if _here.replicas else None
-    return None if found is None or found.local_batch is None else found
+        current.placements = placements
 
 
 def enclosing_replica() -> ReplicaLike | None:
     """Returns the replica whose code called this code, even through `merge_call`."""
-    for context in reversed(_here.replicas):
+    for context in reversed(current.replicas):
         if context is not None:
             return context
     return None
@@ -213,10 +213,10 @@ def enclosing_replica() -> ReplicaLike | None:
 
 def scoped_strategy() -> StrategyLike | None:
     """Returns the strategy of the open scope or the current replica, None outside of both."""
-    inside = enclosing_replica() if _here.replicas else None
+    inside = enclosing_replica() if current.replicas else None
     if inside is not None:
         return inside.strategy
-    return _here.scopes[-1] if _here.scopes else None
+    return current.scopes[-1] if current.scopes else None
 
 
 def strategy_in_force() -> StrategyLike:
@@ -226,16 +226,16 @@ def strategy_in_force() -> StrategyLike:
 
 def replica_context_in_force() -> ReplicaLike | None:
     """Returns the context of the replica whose code this is, None in cross-replica code."""
-    if _here.replicas:
-        return _here.replicas[-1]
-    if _here.scopes and _here.scopes[-1] is not default_strategy():
+    if current.replicas:
+        return current.replicas[-1]
+    if current.scopes and current.scopes[-1] is not default_strategy():
         return None
     return default_strategy().sole_replica_context
 
 
 def require_cross_replica(call: str, instead: str) -> None:
     """Refuses a method of a strategy in a replica's code, unless there is but one replica."""
-    inside = replica()
+    inside = current.replica
     if inside is not None and inside.num_replicas_in_sync > 1:
         raise ScopeError(
             f"Expected strategy.{call} in cross-replica context. Received: a call in replica "

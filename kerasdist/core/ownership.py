@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Generic, TypeVar, final
 
-from kerasdist.core import context
-from kerasdist.core.context import StrategyLike
+from kerasdist.core.context import StrategyLike, current
 from kerasdist.errors import ScopeError
 
 _Entry = TypeVar("_Entry")
@@ -73,7 +72,7 @@ def record_owner(variable: object, strategy: StrategyLike) -> None:
 
 def require_own(variable: Any) -> None:
     """Refuses an assignment in a custom loop to a variable of another strategy."""
-    replica = context.replica()
+    replica = current.replica
     if replica is None or replica.local_batch is not None:
         return
     owner = strategy_of(variable)

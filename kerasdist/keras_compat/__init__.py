@@ -8,6 +8,7 @@ cases in the suites, which run over the oldest Keras, too.
 from __future__ import annotations
 
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.losses.loss import apply_mask, reduce_values
 from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter

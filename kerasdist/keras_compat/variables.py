@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
+
+from kerasdist.core.context import current
 
 # The names under which Keras keeps a thread's state; from 3.13 on it has a constant for the second.
 _STATELESS_SCOPE = "stateless_scope"
@@ -37,29 +38,15 @@ def reinitialize(variable: keras.Variable) -> None:
     variable._initialize(variable.numpy())
 
 
-class _Here(threading.local):
-    """The trial of a training step that the calling thread takes part in."""
-
-    trial: Any = None
-
-
-_here = _Here()
-
-
-def trial() -> Any:
-    """Returns the trial that this thread takes part in, or None."""
-    return _here.trial
-
-
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
     """Lets this thread read and write a trial's copies of variables; None: the variables."""
-    before, _here.trial = _here.trial, trial
+    before, current.trial = current.trial, trial
     try:
         with outside_stateless_scopes():
             yield
     finally:
-        _here.trial = before
+        current.trial = before
 
 
 @contextmanager
@@ -69,16 +56,11 @@ def outside_stateless_scopes() -> Iterator[None]:
     That is the variables themselves, in a trial the trial's copies.
     """
     scope = global_state.get_global_attribute(_STATELESS_SCOPE)
-    global_state.set_global_attribute(_STATELESS_SCOPE, _here.trial)
+    global_state.set_global_attribute(_STATELESS_SCOPE, current.trial)
     try:
         yield
     finally:
         global_state.set_global_attribute(_STATELESS_SCOPE, scope)
-
-
-def stateless_scope() -> Any:
-    """Returns the ``keras.StatelessScope`` that is open in this thread, or None."""
-    return global_state.get_global_attribute(_STATELESS_SCOPE)
 
 
 def initialize_waiting_variables() -> None:
@@ -101,13 +83,13 @@ def stored_value(variable: keras.Variable) -> Any:
 
     In a trial it is the value of the trial's copy.
     """
-    trial = _here.trial
+    trial = current.trial
     return variable._value if trial is None else trial.get_current_value(variable)
 
 
 def value_reader() -> Callable[[keras.Variable], Any]:
     """Returns what reads stored values as `stored_value` does, as long as no other trial begins."""
-    return attrgetter("_value") if _here.trial is None else _here.trial.get_current_value
+    return attrgetter("_value") if current.trial is None else current.trial.get_current_value
 
 
 def held_value(variable: keras.Variable) -> Any:
@@ -117,10 +99,7 @@ def held_value(variable: keras.Variable) -> Any:
 
 def stored_values(variables: Iterable[keras.Variable]) -> list[Any]:
     """Returns the stored values of variables (see `stored_value`), at less cost."""
-    trial = _here.trial
-    if trial is not None:
-        return [trial.get_current_value(variable) for variable in variables]
-    return [variable._value for variable in variables]
+    return list(map(value_reader(), variables))
 
 
 def store_value(variable: Any, value: Any) -> None:

@@ -26,8 +26,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Collectives, SoleReplica
-from kerasdist.core import context
-from kerasdist.core.context import ReplicaLike
+from kerasdist.core.context import ReplicaLike, current, scoped_strategy
 from kerasdist.keras_compat import ops
 
 Original = Callable[..., Any]
@@ -39,7 +38,7 @@ MOST_GATHERED = 64
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
     """Lets a layer be synchronized in a scope, on the backends where Keras itself refuses it."""
-    if keras_compat.KNOWS_SYNCHRONIZED or context.scoped_strategy() is None:
+    if keras_compat.KNOWS_SYNCHRONIZED or scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
     synchronized = kwargs.pop("synchronized", False)
@@ -52,7 +51,7 @@ _makes_statistics = ContextVar("makes moving statistics", default=False)
 
 def weight_made(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
     """Makes moving statistics that replicas aggregate by their mean."""
-    strategy = context.scoped_strategy()
+    strategy = scoped_strategy()
     if kwargs.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
         return original(layer, *args, **kwargs)
     kwargs["aggregation"] = "mean"
@@ -76,7 +75,7 @@ def called(original: Original, layer: keras.Layer, *args: object, **kwargs: obje
 
     Custom loops treat statistics made outside of the scope as those made in it.
     """
-    replica = context.replica()
+    replica = current.replica
     if replica is None:
         return original(layer, *args, **kwargs)
     if replica.local_batch is None and replica.num_replicas_in_sync > 1:
@@ -101,7 +100,7 @@ def keep_statistics(layer: Any, batch_norm: str | None, is_outside: Callable[[An
 
 def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
     """Returns mean and variance of a batch: the global one, or a replica's own rows."""
-    replica = context.replica()
+    replica = current.replica
     if replica is None:
         if not layer.synchronized or keras_compat.KNOWS_SYNCHRONIZED:
             return original(layer, inputs, mask)
@@ -202,5 +201,5 @@ def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any
 
 def _number(inputs: Any, axes: Sequence[int]) -> Any:
     """Returns the number of values per channel: an int, or a scalar for a dynamic shape."""
-    number = math.prod([ops.shape(inputs)[axis] for axis in axes])
+    number = math.prod(map(ops.shape(inputs).__getitem__, axes))
     return number if isinstance(number, int) else ops.cast(number, inputs.dtype)

@@ -20,8 +20,8 @@ from kerasdist.agreement import description
 from kerasdist.backends.base import metering
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
-from kerasdist.core import context, ownership
-from kerasdist.core.context import one_device_replica
+from kerasdist.core import ownership
+from kerasdist.core.context import current, placements_left, scoped_strategy
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.fit_adapter import as_plain_keras, whole
 from kerasdist.input.options import InputOptions
@@ -81,7 +81,7 @@ def install() -> None:
 
 def _model_created(original: Original, model: keras.Model, *args: object, **kwargs: object) -> None:
     original(model, *args, **kwargs)
-    strategy = context.scoped_strategy()
+    strategy = scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
         remember(model, Binding(cast("Strategy", strategy), strategy.replica_set))
@@ -92,7 +92,7 @@ def _variable_created(
     original: Original, variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
     original(variable, *args, **batch_norm.statistics_options(kwargs))
-    strategy = context.scoped_strategy()
+    strategy = scoped_strategy()
     if strategy is not None:
         ownership.record_owner(variable, strategy)
         if strategy.replica_set is not None:
@@ -194,7 +194,7 @@ def _plain(
     def given(value: object) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
 
-    with nullcontext() if context.replica() else context.placements_left():
+    with nullcontext() if current.replica else placements_left():
         return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
 
 
@@ -242,34 +242,29 @@ def _run(
 def _apply(
     original: Original, optimizer: keras.Optimizer, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    replica = context.replica()
-    if replica is None:
-        trial = keras_compat.trial()
-        if trial is not None:
-            return trial.apply(original, optimizer, list(grads), _listed(trainable_variables))
-        return original(optimizer, grads, trainable_variables)
-    variables = _listed(trainable_variables)
-    return replica.collectives.apply_gradients(original, optimizer, list(grads), variables)
-
-
-def _listed(variables: Any) -> list[Any] | None:
-    return None if variables is None else list(variables)
+    replica, trial = current.replica, current.trial
+    variables = None if trainable_variables is None else list(trainable_variables)
+    if replica is not None:
+        return replica.collectives.apply_gradients(original, optimizer, list(grads), variables)
+    if trial is not None:
+        return trial.apply(original, optimizer, list(grads), variables)
+    return original(optimizer, grads, variables)
 
 
 def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: object) -> Any:
-    replica = one_device_replica()
+    replica = current.fit_replica
     if replica is None:
         return original(optimizer, loss)
-    is_weighted = numerics.is_weighted_by_loss(optimizer)
+    is_weighted = isinstance(optimizer, keras_compat.LossScaleOptimizer)
     if is_weighted:
         # Before the scale: float16 gradients are then as large as on one device, not larger.
-        loss = numerics.weighted(loss, replica.weight)
+        loss = numerics.weighted(loss, replica.local_batch.weight)
     loss = original(optimizer, loss)
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
 
 
 def _assign(original: Original, variable: keras.Variable, value: object) -> Any:
-    replica = context.replica()
+    replica = current.replica
     if replica is None:
         return original(variable, value)
     ownership.require_own(variable)
@@ -278,7 +273,7 @@ def _assign(original: Original, variable: keras.Variable, value: object) -> Any:
 
 def _scale_loss(original: Original, value: Any) -> Any:
     """Divides a mean loss by the number of replicas, which Keras does on TensorFlow alone."""
-    replica = context.replica()
+    replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
     # In `fit` the loss is weighted instead.
@@ -286,7 +281,7 @@ def _scale_loss(original: Original, value: Any) -> Any:
 
 
 def _unscale_loss(original: Original, value: Any) -> Any:
-    replica = context.replica()
+    replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
     return value * replica.num_replicas_in_sync if replica.local_batch is None else value

@@ -19,9 +19,7 @@ from typing import Any
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.core import context
-from kerasdist.core.context import one_device_replica
+from kerasdist.core.context import ReplicaLike, current
 from kerasdist.keras_compat import ops
 from kerasdist.training import numerics
 from kerasdist.training.binding import bind
@@ -62,13 +60,13 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     layers = list(layer._flatten_layers())
     for inner in layers:
         losses.pop(id(inner), None)
-    if keras_compat.trial() is None:
+    if current.trial is None:
         keras_compat.clear_losses_on(layers)  # losses of a call before this step
 
 
-def hand_over(replicas: Sequence[ReplicaContext]) -> None:
+def hand_over(replicas: Sequence[ReplicaLike]) -> None:
     """Stores each added loss on its layer, as Keras does: the weighted mean of the replicas'."""
-    if keras_compat.trial() is not None:
+    if current.trial is not None:
         return
     everyones = [replica.layer_losses for replica in replicas]
     for key, (layer, _) in everyones[0].items():
@@ -76,7 +74,7 @@ def hand_over(replicas: Sequence[ReplicaContext]) -> None:
         if len(parts) == len(replicas):
             keras_compat.losses_on(layer)[:] = [
                 sum(
-                    numerics.weighted(ops.stop_gradient(loss), replica.weight)
+                    numerics.weighted(ops.stop_gradient(loss), replica.local_batch.weight)
                     for loss, replica in zip(losses, replicas, strict=True)
                 )
                 for losses in zip(*parts, strict=False)
@@ -85,9 +83,9 @@ def hand_over(replicas: Sequence[ReplicaContext]) -> None:
 
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
     """Returns the losses of the current replica, None where Keras keeps them itself."""
-    replica, scope = context.replica(), keras_compat.stateless_scope()
+    replica, scope = current.replica, keras_compat.get_stateless_scope()
     if replica is None:  # a trial on one device keeps them, for itself alone
-        return None if scope is None or scope is not keras_compat.trial() else scope.layer_losses
+        return None if scope is None or scope is not current.trial else scope.layer_losses
     if scope is None:
         # A single replica shares its layers with no other one: Keras's own list serves.
         return None if replica.num_replicas_in_sync == 1 else replica.layer_losses
@@ -99,14 +97,14 @@ class GlobalBatchRegularizer:
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty of the rows of all replicas; all replicas must call it."""
-        replica = one_device_replica()
+        replica = current.fit_replica
         if replica is None:
             return super().__call__(x)  # type: ignore[misc]
         penalty = super().__call__(replica.collectives.all_gather(x))  # type: ignore[misc]
         if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
             return penalty
         # Keras divides by this replica's number of rows, but the global batch's is right.
-        return numerics.weighted(penalty, replica.weight)
+        return numerics.weighted(penalty, replica.local_batch.weight)
 
 
 def prepare(model: keras.Model) -> None:

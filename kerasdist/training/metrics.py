@@ -22,8 +22,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.api.scopes import has_strategy
-from kerasdist.core import context
-from kerasdist.core.context import ReplicaLike, one_device_replica
+from kerasdist.core.context import ReplicaLike, current, replica_scope
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses, numerics
 from kerasdist.training.binding import bind
@@ -43,7 +42,7 @@ class ReplicatedMetric:
 
     def result(self) -> Any:
         """Returns the result over all replicas; all replicas must call it."""
-        replica = one_device_replica()
+        replica = current.fit_replica
         if replica is None:
             return super().result()  # type: ignore[misc]
         with summed(replica, [self]):
@@ -51,7 +50,7 @@ class ReplicatedMetric:
 
     def reset_state(self) -> None:
         """Resets the state, an empty replica's too."""
-        replica = one_device_replica()
+        replica = current.fit_replica
         with nullcontext() if replica is None else replica.collectives.equal_writes():
             super().reset_state()  # type: ignore[misc]
 
@@ -62,7 +61,7 @@ class KnownValues(keras.StatelessScope):
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
         self.own = frozenset(self.state_mapping)
-        self._outer = keras_compat.stateless_scope()
+        self._outer = keras_compat.get_stateless_scope()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns a variable's given value, else what the scope around this one returns."""
@@ -86,7 +85,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
     All replicas must call it. What one call sums is not summed again in the block.
     """
-    scope = keras_compat.stateless_scope()
+    scope = keras_compat.get_stateless_scope()
     known = scope.own if isinstance(scope, KnownValues) else ()
     variables = [
         variable
@@ -107,12 +106,12 @@ class GlobalBatchMetric:
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas; all replicas must call it."""
-        replica = context.replica()
+        replica = current.replica
         if replica is None or self not in _of_global_batch:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = numerics.gather_rows(replica, (args, kwargs))
         # The rows are the global batch now: metrics inside this one must not gather or weight them.
-        with context.replica_scope(None):
+        with replica_scope(None):
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
@@ -172,14 +171,14 @@ def update_wrapped(
     mix examples gets the rows of all replicas; all replicas must call it. Which it is, for a user's
     its first call tells.
     """
-    replica = one_device_replica()
+    replica = current.fit_replica
     if replica is None:
         return original(metric, y_true, y_pred, sample_weight)
     if _mixes(metric, y_true, y_pred):
         rows = numerics.gather_rows(replica, (y_true, y_pred, sample_weight))
         if replica.replica_id_in_sync_group:
             return None  # the first replica adds for all
-        with context.replica_scope(None):
+        with replica_scope(None):
             return original(metric, *rows)
     if sample_weight is None and not hasattr(y_pred, "_keras_mask") and _is_one_row(y_pred):
         # A user's function may return a scalar for a single row.
@@ -199,7 +198,7 @@ def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
         given: Any = (y_true, y_pred)
         if _is_one_row(y_pred):
             given = keras.tree.map_structure(lambda one: ops.concatenate([one, one]), given)
-        found = _returns_scalar[metric] = _is_scalar(metric._fn(*given, **metric._fn_kwargs))
+        found = _returns_scalar[metric] = ops.ndim(metric._fn(*given, **metric._fn_kwargs)) == 0
     return found
 
 
@@ -219,11 +218,11 @@ def reduce_values(
     A scalar, such as the loss of a batch, is a mean over the replica's own examples: it counts by
     the replica's weight, so that all replicas together add one value with weight 1.
     """
-    replica = one_device_replica()
+    replica = current.fit_replica
     if replica is None:
         return original(values, sample_weight, *args, **kwargs)
-    weight = replica.weight
-    if not _is_scalar(values):
+    weight = replica.local_batch.weight
+    if ops.ndim(values) > 0:
         if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
             # Keras weights an unreduced loss by its rows: the stand-in of an empty replica is none.
             sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
@@ -234,11 +233,6 @@ def reduce_values(
             values = ops.where(weight > 0, values, ops.zeros_like(values))
         sample_weight = weight if sample_weight is None else sample_weight
     return original(values, sample_weight, *args, **kwargs)
-
-
-def _is_scalar(value: object) -> bool:
-    """Returns whether a value, perhaps a plain number, has no dimension."""
-    return len(ops.convert_to_tensor(value).shape) == 0
 
 
 def _is_number_of_rows(sample_weight: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.core.context import ReplicaLike, one_device_replica
+from kerasdist.core.context import ReplicaLike, current
 from kerasdist.keras_compat import ops
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -36,11 +36,6 @@ def weighted(gradient: Any, weight: Any) -> Any:
     return ops.where(weight > 0, gradient, ops.zeros_like(gradient)) * weight
 
 
-def is_weighted_by_loss(optimizer: keras.Optimizer) -> bool:
-    """Returns whether the weight multiplies the loss, not the gradients: if the loss is scaled."""
-    return isinstance(optimizer, keras_compat.LossScaleOptimizer)
-
-
 def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     """Returns the weight by which a replica's gradients must still be multiplied.
 
@@ -48,7 +43,7 @@ def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     LossScaleOptimizer scaled it.
     """
     # Still 0 for an empty replica, whose gradients may be NaN.
-    return presence(weight) if is_weighted_by_loss(optimizer) else weight
+    return presence(weight) if isinstance(optimizer, keras_compat.LossScaleOptimizer) else weight
 
 
 def presence(weight: Any) -> Any:
@@ -68,7 +63,7 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
 
     All replicas must call it. It returns one value for all rows; of `circle` the own rows' values.
     """
-    replica = one_device_replica()
+    replica = current.fit_replica
     if replica is None or not keras_compat.mixes_examples(loss.fn, loss._fn_kwargs, y_pred):
         return original(loss, y_true, y_pred)
     values = original(loss, *gather_rows(replica, (y_true, y_pred)))
@@ -113,24 +108,22 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     All replicas must call it: some reductions need the sum of the divisors. The values are those
     of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean of the replica's.
     """
-    replica = one_device_replica()
+    replica = current.fit_replica
     if replica is None:
         return original(values, sample_weight, mask, reduction, dtype)
     values = ops.convert_to_tensor(values, dtype=dtype)
 
-    def reduced(how: str | None) -> Any:
-        return original(values, sample_weight, mask, how, dtype)
-
     is_reduced = len(values.shape) == 0 and sample_weight is None and mask is None
     if reduction in (None, "none") or is_reduced:
-        return reduced(reduction)
+        return original(values, sample_weight, mask, reduction, dtype)
     # All weights of a replica may be zero, and 0 / 0 has the gradient NaN on PyTorch before Keras
     # 3.15. So the loss is a sum, which is divided once, by the weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
-    loss = reduced("sum" if divides_sum else reduction)
+    own_reduction = "sum" if divides_sum else reduction
+    loss = original(values, sample_weight, mask, own_reduction, dtype)
     if len(loss.shape) > 0:
         loss = ops.sum(loss)  # Keras leaves the losses of no example unreduced: shape (0,)
-    weight = replica.weight
+    weight = replica.local_batch.weight
     if reduction == "sum":
         return per_weight(loss, weight)
     divisor = _own_divisor(sample_weight, mask, reduction, loss.dtype)

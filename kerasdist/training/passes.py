@@ -13,13 +13,14 @@ import keras
 import numpy as np
 
 from kerasdist import config, keras_compat
+from kerasdist.core.context import current
 from kerasdist.core.structures import flatten
 from kerasdist.errors import UnsupportedError
 
 
 def most_rows() -> int | None:
     """Returns how many rows a replica has in a pass at most; None: a call is one pass."""
-    return None if keras_compat.trial() is not None else config.most_examples_at_once()
+    return None if current.trial is not None else config.most_examples_at_once()
 
 
 def rows_of(args: Sequence[Any]) -> int:

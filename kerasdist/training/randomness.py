@@ -16,7 +16,7 @@ from typing import Any
 
 from kerasdist import config
 from kerasdist.backends.base import random_states
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.job.comparison import named_workers
 from kerasdist.job.job import Job
@@ -41,7 +41,7 @@ _draws_for_all = ContextVar("draws for all replicas", default=False)
 
 def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Draws what one device draws for the global batch, and returns this replica's rows of it."""
-    replica, sized_by = context.replica(), _SIZED_BY.get(original.__name__)
+    replica, sized_by = current.replica, _SIZED_BY.get(original.__name__)
     if sized_by is None or not _wants_rows(replica) or _draws_for_all.get():
         return original(*args, **kwargs)
     call = inspect.signature(original).bind(*args, **kwargs)
@@ -119,7 +119,7 @@ def draw_seed(
 
     Returns an integer tensor of shape ``(2,)``.
     """
-    replica = context.replica()
+    replica = current.replica
     if replica is None:
         return original(generator, *args, **kwargs)
     with replica.collectives.equal_writes():  # every replica counts the generator's state up alike

@@ -13,8 +13,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.core import context
-from kerasdist.core.context import one_device_replica
+from kerasdist.core.context import current
 from kerasdist.training import saving, worker_agreement
 from kerasdist.training.binding import Binding, binding_of
 from kerasdist.training.metrics import summed
@@ -98,11 +97,11 @@ class ReplicatedTrainer(_Model):
     def _building(self) -> AbstractContextManager[Any]:
         """Opens the scope, so that the variables that building makes belong to the strategy."""
         # In a replica, where a step may train another model, the strategy is in force already.
-        return nullcontext() if context.replica() is not None else self.bound_strategy.scope()
+        return nullcontext() if current.replica is not None else self.bound_strategy.scope()
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics' results; {} in a replica that runs Keras's own step."""
-        replica = one_device_replica()
+        replica = current.fit_replica
         if replica is None:
             return super().get_metrics_result()
         if self.runs_builtin_steps:

@@ -11,8 +11,7 @@ import keras
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.values import sole_component
-from kerasdist.core import context
-from kerasdist.core.context import StrategyLike
+from kerasdist.core.context import StrategyLike, replica_scope
 from kerasdist.core.structures import Arguments
 
 # The variables of gradients; None: all that the optimizer was built for.
@@ -153,7 +152,7 @@ class SoleReplica(Collectives):
         self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
     ) -> Any:
         """Calls the function, in cross-replica context."""
-        with context.replica_scope(None):
+        with replica_scope(None):
             return sole_component(given.call(function, strategy))
 
     def all_sum(

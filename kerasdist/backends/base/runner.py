@@ -14,8 +14,7 @@ import numpy as np
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, sole_component
 from kerasdist.backends.base.checks import checked_axis
-from kerasdist.core import context
-from kerasdist.core.context import StrategyLike
+from kerasdist.core.context import StrategyLike, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.input.sharding import split_batch
 from kerasdist.keras_compat import ops
@@ -44,7 +43,7 @@ class Runner(abc.ABC):
 
         Args:
             strategy: The strategy, whose scope is open.
-            function: The function; in it, `context.replica()` returns its replica's context.
+            function: The function; in it, `current.replica` returns its replica's context.
             given: Its arguments.
 
         Returns:
@@ -177,7 +176,7 @@ class SoleRunner(Runner):
 
     def run(self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function, in the context of the only replica."""
-        with self._placement(), context.replica_scope(strategy.sole_replica_context):
+        with self._placement(), replica_scope(strategy.sole_replica_context):
             return sole_component(given).call(function)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:

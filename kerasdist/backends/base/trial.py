@@ -13,7 +13,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Apply, Variables
 from kerasdist.backends.base.metering import rows_of
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.input import sharding
 
 
@@ -172,7 +172,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     def record_outputs(self, model: keras.Model, outputs: Any) -> None:
         """Keeps what the first call of the model returns, on one device or a replica."""
-        replica = context.replica()
+        replica = current.replica
         key = None if replica is None else replica.replica_id_in_sync_group
         if self._wants_outputs and model is self._model and key not in self.outputs:
             tensors = [one for one in keras.tree.flatten(outputs) if keras.ops.is_tensor(one)]

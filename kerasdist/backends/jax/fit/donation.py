@@ -73,7 +73,7 @@ def passing(keys: Iterable[int]) -> Generator[None]:
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     """Reads a Keras variable, in spite of steps that have its value; `mark_read` comes first."""
     known = _in_steps.get(variable)
-    while known is not None and keras_compat.stateless_scope() is None:
+    while known is not None and keras_compat.get_stateless_scope() is None:
         is_stored = keras_compat.stored_value(variable) is not None
         copied = known.copied()
         if copied is None or (is_stored and threading.get_ident() == known.thread):
@@ -88,7 +88,7 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     if own is stored:
         return original(variable)
     # On workers a variable holds a global array, with which a worker alone cannot compute.
-    scope = keras_compat.stateless_scope()
+    scope = keras_compat.get_stateless_scope()
     value = None if scope is None else scope.get_current_value(variable)
     return keras_compat.autocast(variable, own if value is None else value)
 

@@ -16,7 +16,7 @@ import jax
 from jax import numpy as jnp
 
 from kerasdist import keras_compat
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments, flatten, pack
 from kerasdist.training import passes
 
@@ -61,7 +61,7 @@ class Rows:
 
 def rows_of_passes(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rows | None:
     """Returns what a call in a step is to be divided into; None if it is one pass."""
-    most, replica = passes.most_rows(), context.replica()
+    most, replica = passes.most_rows(), current.replica
     if most is None or replica is None or replica.num_replicas_in_sync > 1:
         return None
     if kwargs.get("training") is False:

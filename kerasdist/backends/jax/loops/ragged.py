@@ -32,7 +32,7 @@ from kerasdist.backends.jax.loops.replica_scope import (
 )
 from kerasdist.backends.jax.mesh.arrays import cut, is_array, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
-from kerasdist.core import context
+from kerasdist.core.context import current, replica_scope
 from kerasdist.errors import ReplicaError, UnsupportedError
 
 
@@ -115,7 +115,7 @@ class _Replay(Exchange):
                 return alone()
             except _Inside:
                 pass
-        return self._next(kind, scope, by, (*joint, context.replica()))
+        return self._next(kind, scope, by, (*joint, current.replica))
 
     def _next(self, kind: str, scope: Any, brought: Sequence[Any], how: Any) -> Any:
         if scopes.current() is not self.base:
@@ -209,7 +209,7 @@ class Groups:
         every = {key: value for state in states for key, value in state.items()}
         values = {k: self._own([s.get(k, value) for s in states]) for k, value in every.items()}
         scope = first.scope.beside(values, ByName(), apart)
-        with scope, context.replica_scope(None):
+        with scope, replica_scope(None):
             leaves = [self._own(column) if is_array(column[0]) else column[0] for column in columns]
             result = first.how(leaves)
         written = [(one, scope.state_mapping[key]) for key, one in scope.variables.items()]
@@ -229,7 +229,7 @@ class Groups:
                 scope.exchange = exchange
                 inner = overlay(values, scope)
                 exchange.base = inner
-                with scope, context.replica_scope(replica):
+                with scope, replica_scope(replica):
                     return call(inner)
 
             ends = self._ends(trace)

@@ -152,7 +152,7 @@ class ReplicaScope(Scope):
         """Returns this replica's value, or in cross-replica context the aggregate."""
         self.read[id(variable)] = variable
         value = self.peek(variable)
-        if self._is_apart(variable) and context.replica() is None and self._writes != "copy":
+        if self._is_apart(variable) and context.current.replica is None and self._writes != "copy":
             return self.aggregates([variable], [value])[0]
         return value
 
@@ -170,7 +170,7 @@ class ReplicaScope(Scope):
         apart = self._is_apart(variable)
         if self._writes == "copy":
             self.apart[id(variable)] = variable
-        elif context.replica() is None:
+        elif context.current.replica is None:
             if is_sum_on_read(variable):
                 first, share = split_sum(value, self._replicas)
                 return share if first is share else jnp.where(is_first(), first, share)

@@ -169,7 +169,7 @@ _Kind = TypeVar("_Kind", bound=Scope)
 
 def innermost(kind: type[_Kind]) -> _Kind | None:
     """Returns the innermost scope of a kind in this thread, None if there is none."""
-    scope = keras_compat.stateless_scope()
+    scope = keras_compat.get_stateless_scope()
     while scope is not None and not isinstance(scope, kind):
         scope = scope.original_scope
     return scope
@@ -199,7 +199,7 @@ def place_of(scope: ProgramScope) -> Placement | None:
 
 def read_through(variable: keras.Variable) -> Any:
     """Returns what a plain scope inside one of these has no value for; None: read as Keras does."""
-    scope = keras_compat.stateless_scope()
+    scope: Any = keras_compat.get_stateless_scope()
     if isinstance(scope, Scope) or current() is None:
         return None
     value = scope.get_current_value(variable)

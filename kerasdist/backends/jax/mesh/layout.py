@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding
@@ -285,7 +285,7 @@ def in_step(layout: Layout | None) -> Generator[None]:
 
 def layout_of_step() -> Layout | None:
     """Returns the layout of the step that this thread traces; None in the code of one replica."""
-    replica = context.replica()
+    replica = current.replica
     in_run = replica is not None and replica.num_replicas_in_sync > 1
     return None if in_run else _layout.get()
 

@@ -150,7 +150,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
         return _gathered_in_step(variable, value)
     layout = layout_of_step()
     in_step = layout is not None and layout.rule is not None
-    in_program = keras_compat.stateless_scope() is not None or in_step
+    in_program = keras_compat.get_stateless_scope() is not None or in_step
     return value if in_program else whole(variable, value)
 
 

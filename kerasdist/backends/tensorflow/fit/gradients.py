@@ -20,7 +20,7 @@ from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.replica.variables import copies
-from kerasdist.core.context import one_device_replica
+from kerasdist.core.context import current
 
 
 def on_values(function: Callable[[Any], Any], gradient: object) -> Any:
@@ -112,7 +112,7 @@ def _gradient(
         # Code in a scope reads the first copy; TensorFlow refuses to ask which one it read.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
     gradients = original(target, sources, *args, **kwargs)
-    replica = one_device_replica()
+    replica = current.fit_replica
     if replica is None:
         return gradients
     factor = _factor(replica.local_batch, target)

@@ -26,7 +26,7 @@ def calls(
 ) -> Any:
     """Calls a model, in as many passes as it needs."""
     most = passes.most_rows()
-    is_pass = isinstance(keras_compat.stateless_scope(), _PassScope)
+    is_pass = isinstance(keras_compat.get_stateless_scope(), _PassScope)
     if most is None or is_pass or kwargs.get("training") is False:
         return call(*args, **kwargs)
     given = Arguments.of(args, kwargs)

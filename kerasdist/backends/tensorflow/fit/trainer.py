@@ -33,6 +33,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     statistics_of,
     take_on,
 )
+from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -88,7 +89,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
         outputs = passes.calls(self, super().__call__, args, kwargs)
-        trial = keras_compat.trial()
+        trial = current.trial
         if trial is not None:
             trial.record_outputs(self, outputs)
         return outputs

@@ -22,14 +22,14 @@ from kerasdist.backends.tensorflow.fit.batches import (
 from kerasdist.backends.tensorflow.private.scopes import outside_strategies
 from kerasdist.backends.tensorflow.private.strategies import SharedSum, plain_copy, replicated_copy
 from kerasdist.backends.tensorflow.replica.variables import copies
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.errors import ShapeError
 from kerasdist.input import sharding
 
 
 def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Draws random numbers; in a trial the replicas get the rows that one device has drawn."""
-    trial = keras_compat.trial()
+    trial = current.trial
     if trial is None:
         return original(*args, **kwargs)
     given = args[0] if args else next(iter(kwargs.values()), None)
@@ -99,7 +99,7 @@ class TensorFlowTrial(Trial):
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable, as code of a replica does where this is one's."""
-        replica = context.replica()
+        replica = current.replica
         if replica is None:
             self._assign(variable, value)
         else:

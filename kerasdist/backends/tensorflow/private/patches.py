@@ -15,8 +15,8 @@ from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.distribute import values_util
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import shares_of_integers
+from kerasdist.core.context import current
 from kerasdist.errors import KerasdistError
 
 
@@ -101,11 +101,11 @@ def run_trials_eagerly() -> None:
     known = function._run_functions_eagerly.fget
 
     def runs_eagerly(compiled: object) -> bool:
-        return known(compiled) or keras_compat.trial() is not None
+        return known(compiled) or current.trial is not None
 
     function._run_functions_eagerly = property(runs_eagerly)
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
     """Whether a warning is not that of a trial, which is eager, of eager replicas."""
-    return keras_compat.trial() is None or "eagerly has significant overhead" not in str(record.msg)
+    return current.trial is None or "eagerly has significant overhead" not in str(record.msg)

@@ -29,7 +29,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     gradient_replaces,
     is_foreign,
 )
-from kerasdist.core import context
+from kerasdist.core.context import current, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.errors import ReplicaError, UnsupportedError
 from kerasdist.job.collectives import code_here, issued_for
@@ -150,7 +150,7 @@ class TensorFlowCollectives(Collectives):
         def merged(parts: Columns) -> Any:
             [merging] = map(regrouped, parts)
             # As in cross-replica code elsewhere, TensorFlow chooses the device.
-            with context.replica_scope(None), tf.device(None):
+            with replica_scope(None), tf.device(None):
                 return to_native(native_strategy, merging.call(function, strategy))
 
         return _own(self._combine("merge_call", [given], merged))
@@ -446,7 +446,7 @@ class TensorFlowCollectives(Collectives):
 
 def collectives_here() -> TensorFlowCollectives:
     """Returns the collectives of the replica whose code the calling thread runs."""
-    replica = context.replica()
+    replica = current.replica
     assert replica is not None
     assert isinstance(replica.collectives, TensorFlowCollectives)
     return replica.collectives

@@ -26,7 +26,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     native,
     with_inner,
 )
-from kerasdist.core import context
+from kerasdist.core.context import current
 
 # The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
 _native_strategies: WeakSet[tf.distribute.Strategy] = WeakSet()
@@ -54,7 +54,7 @@ def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
 
     Keras divides it by the number of replicas wherever a strategy's scope is open.
     """
-    if context.replica() is None and tf.distribute.get_strategy() in _native_strategies:
+    if current.replica is None and tf.distribute.get_strategy() in _native_strategies:
         return value
     return original(value)
 
@@ -66,7 +66,7 @@ def _apply(
 
     Keras's own ``apply`` calls ``merge_call``, which only replicas can call.
     """
-    if context.replica() is not None or _is_applying.get():
+    if current.replica is not None or _is_applying.get():
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
     variables = None if trainable_variables is None else list(trainable_variables)
@@ -112,7 +112,7 @@ def apply_everywhere(
     token = _is_applying.set(True)
     try:
         with cross_replica_code_without_merge_call():
-            trial = keras_compat.trial()
+            trial = current.trial
             is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
             if is_one and (trial is None or keeps_one_copy(native_strategy)):
                 return keras_compat.apply_combined_gradients(optimizer, gradients, variables)

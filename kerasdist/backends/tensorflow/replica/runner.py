@@ -36,7 +36,7 @@ from kerasdist.backends.tensorflow.replica.values import (
 from kerasdist.backends.tensorflow.replica.variables import copies, native, reads_preceded
 from kerasdist.backends.tensorflow.workers.datasets import native_dataset
 from kerasdist.backends.tensorflow.workers.group import Group
-from kerasdist.core import context
+from kerasdist.core.context import current, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves, transpose
 from kerasdist.errors import ReplicaError, UnsupportedError
 
@@ -80,7 +80,7 @@ def in_replicas(
     """
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)
-    thread_state, trial = keras_compat.copy_thread_state(), keras_compat.trial()
+    thread_state, trial = keras_compat.copy_thread_state(), current.trial
 
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
@@ -100,7 +100,7 @@ def in_replicas(
         recorded = lookups.recorded() if lookups else nullcontext()
         with (
             keras_compat.in_trial(trial),
-            context.replica_scope(here),
+            replica_scope(here),
             reads_preceded(collectives.before_read),
             recorded,
         ):

@@ -16,8 +16,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, collectives_here
-from kerasdist.core import context
-from kerasdist.core.context import ReplicaLike
+from kerasdist.core.context import ReplicaLike, current, replica_scope
 
 
 @cache
@@ -37,13 +36,13 @@ class _Place:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Returns a context in which the calling thread has this replica and these scopes."""
-        if context.replica() is self._replica:
+        if current.replica is self._replica:
             yield
             return
         before = keras_compat.copy_thread_state()
         keras_compat.paste_thread_state(self._keras_state)
         try:
-            with context.replica_scope(self._replica):
+            with replica_scope(self._replica):
                 yield
         finally:
             keras_compat.paste_thread_state(before)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.core import context
+from kerasdist.core.context import current
 
 _DEVICE = "cuda"
 
@@ -46,7 +46,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 ) -> torch.Tensor:
     channels = [one for one in (mean, variance, offset, scale) if one is not None]
     is_last = axis in (-1, x.ndim - 1)
-    if not is_last or context.replica() is None or not _serves(x, channels):
+    if not is_last or current.replica is None or not _serves(x, channels):
         return original(x, mean, variance, axis, offset, scale, epsilon)
     offset = torch.zeros_like(mean) if offset is None else offset
     scale = torch.ones_like(mean) if scale is None else scale

@@ -20,7 +20,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.torch.replica.placing import moved
-from kerasdist.core.context import one_device_replica
+from kerasdist.core.context import current
 from kerasdist.core.structures import map_leaves
 from kerasdist.input.sharding import (
     WorkerShard,
@@ -134,7 +134,7 @@ def _apply_mask(
     reduction: str,
 ) -> torch.Tensor | None:
     is_masked = sample_weight is not None and mask is not None
-    replica = one_device_replica() if is_masked else None
+    replica = current.fit_replica if is_masked else None
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
     # A copy, which the loss keeps for its backward pass; the batch's own weights change below.

@@ -84,11 +84,9 @@ class FitRules(Rules):
         """Writes what the replicas assigned, combined by each variable's ``aggregation``."""
         written: dict[int, keras.Variable] = {}
         for scope in scopes:
-            written.update(scope.written)
-        if not sums:
-            written = {
-                key: variable for key, variable in written.items() if variable.aggregation != "sum"
-            }
+            for key, variable in scope.written.items():
+                if sums or variable.aggregation != "sum":
+                    written[key] = variable
         if written:
             targets = keras_compat.stored_values(written.values())
             torch._foreach_copy_(targets, combined(scopes, written, targets))

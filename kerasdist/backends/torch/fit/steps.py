@@ -19,7 +19,7 @@ from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.core.structures import flatten, pack
 from kerasdist.input.sharding import WorkerShard, examples
 from kerasdist.training.metrics import metrics_of, prepare
@@ -147,7 +147,7 @@ class Steps:
         """Returns a step that every worker takes with the whole batch and with equal draws."""
 
         def drawing_alike(batch: object) -> Any:
-            if self._replicas.job is None or context.replica() is not None:
+            if self._replicas.job is None or current.replica is not None:
                 return step(batch)
             with chiefs_draws(self._group, self._replicas.torch_devices[0]):
                 return step(batch)
@@ -164,7 +164,7 @@ class Steps:
     def _parts(self, batch: Any) -> list[Part] | None:
         """Divides a batch over the replicas; None if every worker computes the whole batch."""
         replicas = self._replicas
-        if replicas.is_plain or context.replica() is not None:
+        if replicas.is_plain or current.replica is not None:
             return None
         replicas.begin_step()
         if replicas.job is not None:

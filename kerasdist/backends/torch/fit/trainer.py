@@ -18,7 +18,7 @@ from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.process_group import is_default_group_ours
 from kerasdist.check.first_batch import FirstBatchCheck
-from kerasdist.core import context
+from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard
 from kerasdist.training.binding import binding_of
@@ -85,7 +85,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _call_at_once(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
-        scope, trial = keras_compat.stateless_scope(), keras_compat.trial()
+        scope, trial = keras_compat.get_stateless_scope(), current.trial
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
         if compiled and collectives and trial is None:
@@ -185,7 +185,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _compute_loss(self, *args: object, **kwargs: object) -> Any:
         loss = super()._compute_loss(*args, **kwargs)
-        if context.replica() is None:
+        if current.replica is None:
             return loss
         if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
             # With `reduction=None` there is a loss per example. torch refuses to differentiate the

@@ -33,7 +33,7 @@ from kerasdist.backends.torch.state.shards import NONE_SHARDED
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.process_group import Group
-from kerasdist.core import context
+from kerasdist.core.context import current, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.training import numerics
@@ -284,7 +284,7 @@ class TorchCollectives(Collectives):
         """Lets the code inside run in cross-replica context, in the calling replica's thread."""
         with (
             keras_compat.outside_stateless_scopes(),
-            context.replica_scope(None),
+            replica_scope(None),
             computing_on(self._device),
         ):
             yield
@@ -308,7 +308,7 @@ def _keep_own(
 
 def collectives_here() -> TorchCollectives | None:
     """Returns the collectives of the replica that this code runs in, None outside of replicas."""
-    replica = context.replica()
+    replica = current.replica
     collectives = None if replica is None else replica.collectives
     return collectives if isinstance(collectives, TorchCollectives) else None
 

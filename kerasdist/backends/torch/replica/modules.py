@@ -20,8 +20,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
-from kerasdist.core import context
-from kerasdist.core.context import one_device_replica
+from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
 # The modules that hold a replica's tensors now. Replicas take turns, so that another one finds a
@@ -57,7 +56,7 @@ def _lead(
 def scope_here() -> Any:
     """Returns the scope of the replica or the trial that this code runs in, or None."""
     collectives = collectives_here()
-    return keras_compat.trial() if collectives is None else collectives.scope
+    return current.trial if collectives is None else collectives.scope
 
 
 def _named_parameters(
@@ -99,7 +98,7 @@ def _call_module(
     module = wrapper.module
     wrapper.train(training is not False)
     buffers = _buffers(scope, module)
-    if scope.is_only and keras_compat.trial() is None:  # it uses the module's own tensors
+    if scope.is_only and current.trial is None:  # it uses the module's own tensors
         return original(wrapper, *args, training=training, **kwargs)
     values = _values_by_parameter(scope, wrapper)
     tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}
@@ -125,7 +124,7 @@ def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Te
 
 
 def _refuse_own_batch_norm(module: torch.nn.Module) -> None:
-    replica = one_device_replica()
+    replica = current.fit_replica
     if replica is None or replica.strategy.options.batch_norm == "per_replica":
         return
     for inner in module.modules():
@@ -139,7 +138,7 @@ def _refuse_own_batch_norm(module: torch.nn.Module) -> None:
 
 
 def _values_by_parameter(scope: ReplicaScope, layer: keras.Layer) -> dict[int, torch.Tensor]:
-    reader = keras_compat.stateless_scope()
+    reader = keras_compat.get_stateless_scope()
     if not isinstance(reader, ReadRecorder):
         reader = scope
     return {
@@ -149,7 +148,7 @@ def _values_by_parameter(scope: ReplicaScope, layer: keras.Layer) -> dict[int, t
 
 
 def _refuse_torch_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    replica = context.replica()
+    replica = current.replica
     if replica is not None and replica.num_replicas_in_sync > 1:
         raise UnsupportedError(
             "Expected a Keras optimizer in the step of a model on several replicas. Received: "

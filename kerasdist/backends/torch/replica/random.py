@@ -21,7 +21,7 @@ from kerasdist import config, keras_compat
 from kerasdist.backends.torch.fit import graph_ops
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.workers.process_group import Group
-from kerasdist.core import context
+from kerasdist.core.context import current, replica_scope
 
 
 @final
@@ -38,7 +38,7 @@ class FirstDraw:
     def next(self, ordered: bool = True) -> Any:
         """Returns the next seed, as ``keras.random.SeedGenerator`` does."""
         if self.generator is None:
-            with keras_compat.outside_stateless_scopes(), context.replica_scope(None):
+            with keras_compat.outside_stateless_scopes(), replica_scope(None):
                 self.generator = keras.random.SeedGenerator()
         return self.generator.next(ordered=ordered)
 
@@ -118,7 +118,7 @@ def _dropped(
     if (
         collectives is None
         or inputs.device.type != "cpu"
-        or keras_compat.trial() is not None
+        or current.trial is not None
         or keras_compat.is_seeded(seed)
         or noise_shape is not None
         or not 0.0 < rate < 1.0

@@ -43,7 +43,8 @@ from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
 from kerasdist.backends.torch.workers.buckets import GradientSum, in_buckets
 from kerasdist.backends.torch.workers.process_group import Group, ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
-from kerasdist.core import context, ownership
+from kerasdist.core import ownership
+from kerasdist.core.context import current, enclosing_replica, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldShard
 from kerasdist.core.structures import Arguments, map_leaves, transpose
@@ -145,7 +146,7 @@ class TorchReplicaSet(ReplicaSet):
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields global batches, or from arrays this worker's rows only."""
         # In a replica, where a model may call another one's `predict`, batches are not divided.
-        if self.job is None or context.replica() is not None or isinstance(adapter, WorkerBatches):
+        if self.job is None or current.replica is not None or isinstance(adapter, WorkerBatches):
             return adapter
         if not keras_compat.is_array_adapter(adapter):
             return WholeBatchesAdapter(adapter, self.first_batches)
@@ -159,7 +160,7 @@ class TorchReplicaSet(ReplicaSet):
 
         In a replica, where a model may call another one's `predict`, the replica keeps its device.
         """
-        if context.replica() is not None:
+        if current.replica is not None:
             return contextlib.nullcontext()
         return computing_on(self.variable_devices[0])
 
@@ -198,7 +199,7 @@ class TorchReplicaSet(ReplicaSet):
 
         Returns the step's result in each replica, by rank.
         """
-        outer = context.enclosing_replica()
+        outer = enclosing_replica()
         if outer is not None and outer.strategy.replica_set is self:
             raise ScopeError(
                 "Expected the replicas to be free. Received: a call of `run`, or of a model's fit, "
@@ -206,7 +207,7 @@ class TorchReplicaSet(ReplicaSet):
                 "Call it after `run` has returned."
             )
         with self._one_step:  # two threads may use one strategy, one after the other
-            if keras_compat.trial() is not None:  # on scopes of its own that refer to its copies
+            if current.trial is not None:  # on scopes of its own that refer to its copies
                 replicas = LocalReplicas(self)
                 try:
                     return replicas.run(strategy, step, parts, rules)
@@ -223,7 +224,7 @@ class TorchReplicaSet(ReplicaSet):
 
     def _initialize(self, variable: keras.Variable) -> None:
         """Initializes a variable that a symbolic call made, on the device of the variables."""
-        with context.replica_scope(None), self.placement():
+        with replica_scope(None), self.placement():
             keras_compat.initialize_waiting_variable(variable)
 
 
@@ -262,7 +263,7 @@ class LocalReplicas:
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         rules = replica_set.shard_rules
-        in_trial = keras_compat.trial() is not None  # which sees whole weights
+        in_trial = current.trial is not None  # which sees whole weights
         self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.local_replicas)
         self._pool: ThreadPool | None = None
@@ -352,7 +353,7 @@ class LocalReplicas:
         part_from_other_gpus(scope.rank, scope.device)
         with (
             computing_on(self._devices[index]),
-            context.replica_scope(replica),
+            replica_scope(replica),
             scope,
             self._weights.in_step() if self._weights else contextlib.nullcontext(),
         ):
@@ -385,7 +386,7 @@ class TorchRunner(Runner):
     @torch.compiler.disable
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once per replica, each with its components of the arguments."""
-        require_outside(keras_compat.stateless_scope())
+        require_outside(keras_compat.get_stateless_scope())
         outer = running_step.get()
         if outer is not None:
             outer.warn_if_compiled()

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, final
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError
 
 _Value = TypeVar("_Value")
@@ -237,7 +238,7 @@ class ThreadSettings:
         """Returns the settings of the calling thread."""
         return cls(
             keras_state=keras_compat.copy_thread_state(),
-            trial=keras_compat.trial(),
+            trial=current.trial,
             gradients=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast={

@@ -34,7 +34,8 @@ from kerasdist.backends.base.variable_rules import (
 from kerasdist.backends.torch.replica.placing import added
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
-from kerasdist.core import context, ownership
+from kerasdist.core import ownership
+from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 
 
@@ -163,7 +164,7 @@ class LoopRules(Rules):
         is_float = value.is_floating_point()
         if assignment_in_loop(variable, is_float=is_float) is Assignment.OWN:
             return False
-        context.replica().collectives.assign_together(variable, value)  # type: ignore[union-attr]
+        current.replica.collectives.assign_together(variable, value)  # type: ignore[union-attr]
         scope.refresh(())
         return True
 

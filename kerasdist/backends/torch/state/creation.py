@@ -31,7 +31,7 @@ def install() -> None:
 def _make_variable(
     original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    scope, collectives = keras_compat.stateless_scope(), collectives_here()
+    scope, collectives = keras_compat.get_stateless_scope(), collectives_here()
     while isinstance(scope, ReadRecorder):
         scope = scope.original_scope
     place: AbstractContextManager[object] = nullcontext()

@@ -23,7 +23,8 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.gathered import GatheredWeights
 from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, padded
-from kerasdist.core import context, ownership
+from kerasdist.core import ownership
+from kerasdist.core.context import current, scoped_strategy
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _state_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> ShardedOptimizer | None:
     """Returns what is sharded of an optimizer, or of the one that it wraps; None: nothing."""
-    if keras_compat.trial() is not None:  # in a trial all state is whole
+    if current.trial is not None:  # in a trial all state is whole
         return None
     updating = keras_compat.updating(optimizer)
     state = _sharded.get(updating)
@@ -159,7 +160,7 @@ def _initialize(
 ) -> None:
     """Shards a new weight at once, so that a worker never holds more than one whole."""
     original(variable, initializer)
-    strategy = ownership.strategy_of(variable) or context.scoped_strategy()
+    strategy = ownership.strategy_of(variable) or scoped_strategy()
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
         rules.shard_weight(variable)

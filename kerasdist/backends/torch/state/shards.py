@@ -22,6 +22,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of, unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import GROUP_BYTES, HeldShard, Region
 from kerasdist.job.job import current_job
@@ -149,7 +150,7 @@ def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
 
 def shard_of(variable: keras.Variable) -> Shard | None:
     """Returns the shard of a variable, None if each worker holds it whole, as in a trial."""
-    return _shards.get(variable) if keras_compat.trial() is None else None
+    return _shards.get(variable) if current.trial is None else None
 
 
 def read(variable: keras.Variable) -> torch.Tensor:
@@ -272,7 +273,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     shard = _shards.get(variable)
     if shard is None or shard.is_seen or _Reading.shards or keras_compat.is_symbolic():
         return original(variable)
-    scope = keras_compat.stateless_scope()
+    scope = keras_compat.get_stateless_scope()
     if scope is not None and scope.get_current_value(variable) is not None:
         return original(variable)
     return keras_compat.autocast(variable, read(variable))

@@ -23,6 +23,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.backends.torch.state.shards import shard_of
+from kerasdist.core.context import current
 from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class ReplicaScope(keras.StatelessScope):
         """Returns a torch module's buffer on the replica's device, its own copy if `changing`."""
         if not changing:
             return buffer.to(self.device)
-        trial = keras_compat.trial()
+        trial = current.trial
         if trial is not None:
             buffer = trial.buffer(buffer)
         if self.is_only:
