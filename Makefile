@@ -142,7 +142,7 @@ pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md and when-a
 benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (45 minutes)
 	$(BIN)/python -m benchmarks.page
 
-house: $(STAMP) ## count the package: lines, files, circles of imports
+house: $(STAMP) ## count the package: lines, files, circles of imports, calls of a step
 	$(BIN)/python -m tests.house
 
 support: $(STAMP) ## run the exactness suite and write docs/support.md from it
