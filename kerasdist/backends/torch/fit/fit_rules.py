@@ -167,4 +167,4 @@ def combined(
                 values[key] = values[key] + own if key in values else own
             else:
                 values.setdefault(key, own)
-    return [values[key] for key in written]
+    return list(map(values.__getitem__, written))
