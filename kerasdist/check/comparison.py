@@ -93,7 +93,8 @@ class _Steps:
                 seed.assign(seed + number)
             before = trial.values(seen)
             self._begin()
-            logs = keras_compat.numbers_of(trial.take(self.batch))
+            with _attributes_kept(self.model):
+                logs = keras_compat.numbers_of(trial.take(self.batch))
             after = trial.values(seen)
         return _result(self.model, logs, trial.gradients, before, after), trial
 
@@ -174,7 +175,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     job = replicas.job
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # variables that are new become equal on all workers
-    with _python_state_kept(model):
+    with _seeds_kept(model):
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
             steps = _Steps(model, tried, outputs, RecordedDraws(tried.sizes))
@@ -300,23 +301,22 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 
 
 @contextmanager
-def _python_state_kept(model: Any) -> Iterator[None]:
-    """Gives unseeded draws of this thread a generator, and restores what a step sets on layers."""
-    layers = [model, *keras_compat.flat_layers(model)]
+def _seeds_kept(model: Any) -> Iterator[None]:
+    """Gives unseeded draws of this thread a generator of their own."""
     seeds = keras_compat.global_seed_generator()
     if seeds is None or model.replica_set.job is not None:
         with model.replica_set.placement():
             keras_compat.set_global_seed_generator(keras.random.SeedGenerator(_SEED))
     try:
-        with _attributes_kept(layers):
-            yield
+        yield
     finally:
         keras_compat.set_global_seed_generator(seeds)
 
 
 @contextmanager
-def _attributes_kept(layers: Sequence[Any]) -> Iterator[None]:
+def _attributes_kept(model: Any) -> Iterator[None]:
     """Restores numbers, strings and tensors that a step sets on user-defined layers."""
+    layers = [model, *keras_compat.flat_layers(model)]
     own = [layer for layer in layers if not keras_compat.is_builtin(type(layer))]
     before = [dict(vars(layer)) for layer in own]
     try:
@@ -324,7 +324,8 @@ def _attributes_kept(layers: Sequence[Any]) -> Iterator[None]:
     finally:
         for layer, attributes in zip(own, before, strict=True):
             now = vars(layer)
-            for name in [name for name in now if not name.startswith("_")]:
+            # A layer that the step has built stays so.
+            for name in [name for name in now if not name.startswith("_") and name != "built"]:
                 if now[name] is attributes.get(name) or not _is_plain(now[name]):
                     continue
                 if name in attributes:

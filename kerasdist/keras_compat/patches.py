@@ -28,6 +28,7 @@ from keras.src.models.model import Trainer as BackendTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 from keras.src.saving import saving_lib
+from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.trainer import Trainer
 
 from kerasdist.keras_compat.models import _VERSION, ops
@@ -95,6 +96,7 @@ PATCHES: tuple[Patch, ...] = (
     _row("track", Layer, "_track_variables", "torch: shards are parameters"),
     _row("keep_placed", _TRAINER, "_distribute_data", "JAX workers: JAX refuses to place it again"),
     # Losses and normalization.
+    _row("pair_targets", CompileLoss, "call", "a replica's rows are not targets of each output"),
     _row("call_loss", _LOSS_OF_FUNCTION, "call", "Keras's losses that mix examples see all rows"),
     _row("reduce_loss", loss_module, "reduce_weighted_values", "a share of the global loss"),
     _row("scale_loss scale_outside", loss_module, "scale_loss_for_distribution", "C2's division"),

@@ -61,6 +61,7 @@ def install() -> None:
         apply=_apply,
         scale_by_optimizer=_scale_by_optimizer,
         assign=_assign,
+        pair_targets=numerics.pair_targets,
         call_loss=numerics.call_loss,
         reduce_loss=numerics.reduce_loss,
         scale_loss=_scale_loss,

@@ -78,6 +78,20 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     return own
 
 
+def pair_targets(
+    original: Callable[..., Any], losses: Any, y_true: Any, y_pred: Any, *weights: object
+) -> Any:
+    """Calls the loss of `compile`, with one target of a model of several outputs in a list.
+
+    Keras takes an eager tensor with as many rows as there are outputs for a list of targets
+    (3.15), and a replica may have as many rows where the global batch has more.
+    """
+    nested = keras.tree.is_nested
+    if current.fit_replica is not None and nested(y_pred) and not nested(y_true):
+        y_true = [y_true]
+    return original(losses, y_true, y_pred, *weights)
+
+
 def gather_rows(replica: ReplicaLike, structure: object) -> Any:
     """Returns a structure with the rows and masks of all replicas; all replicas must call it."""
 

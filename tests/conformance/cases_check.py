@@ -10,11 +10,13 @@ from unittest import mock
 import numpy as np
 
 from tests.conformance import threads
+from tests.conformance.actions import fit
 from tests.conformance.lab import MIXES, fresh, logged, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.mixing import EXAMPLES, added_sum, supervised_contrastive
 from tests.conformance.models import regression
 from tests.conformance.registry import case
+from tests.conformance.steps import of as steps_of
 from tests.conformance.unmixing import MODELS, network, residual
 from tests.environment import everything
 
@@ -161,6 +163,41 @@ def choices(lab):
         lab.check(len(said) == 1 and f"40 of the {len(y)} examples" in said[0], said)
     with lab.raises(ValueError, r"Expected check to be one of .*Received: check='loud'"):
         lab.strategy(check="loud")
+
+
+@case(TOPIC, backends=("torch",), replicas=(2, 3))
+def counted(lab):
+    """A loss that grows with the calls is found: on replicas there are more of them"""
+
+    class Warming(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.calls = keras.layers.Dense(1), 0
+
+        def call(self, x):
+            return self.dense(x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            self.calls += 1
+            return keras.ops.mean(keras.ops.square(y - y_pred)) * self.calls / 10
+
+    fresh()
+    model = lab.made(Warming)
+    model.compile("sgd")
+    said = warned(model, regression(12))
+    lab.check(len(said) == 1 and "Warming" in said[0], f"it should be said once: {said}")
+
+
+@case(TOPIC, backends=CHECKED, replicas=(2,))
+def built_by_step(lab):
+    """A user's layer that the first step builds: the check leaves it built"""
+
+    def build():
+        model = steps_of(lab.backend).judged_model()()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    lab.same(build, fit(*regression(11), batch_size=6, epochs=2))
 
 
 @case(TOPIC, replicas=(2,))

@@ -44,6 +44,38 @@ def guide_model(scale=1.0):
     return Model
 
 
+def judged_model():
+    """A layer that is not trained, and that only the step calls, which builds it."""
+
+    class Judge(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 4), initializer="glorot_uniform")
+
+        def call(self, x):
+            return keras.ops.matmul(x, self.kernel)
+
+    class Judged(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.judge = keras.layers.Dense(1), Judge(trainable=False)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, y = data
+
+            def forward():
+                y_pred = self(x, training=True)
+                error, judged = y - y_pred, self.judge(y_pred)
+                return own.mean(own.square(error)) + own.mean(own.square(judged)), y_pred
+
+            loss, _ = own.update(self, forward)
+            return {"loss": loss}
+
+    return Judged
+
+
 def triplet_model(*, repaired):
     class Siamese(keras.Model):
         def __init__(self):

@@ -172,3 +172,21 @@ def loss_weights(lab):
         fit(x, y, batch_size=BATCH, epochs=2, sample_weight=weights),
         evaluate(x, y, batch_size=BATCH),
     )
+
+
+@case("several outputs")
+def one_target(lab):
+    """One target of two outputs, and as many rows in a replica: rows are not targets."""
+
+    def build():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(6)(inputs)
+        model = keras.Model(inputs, [keras.layers.Dense(6)(hidden), hidden])
+        model.compile(keras.optimizers.SGD(0.1), ["mse", None])
+        return model
+
+    # Two rows a replica. Plain Keras takes two rows for two targets: a last batch has three.
+    rows = 2 * lab.replicas
+    x = np.random.default_rng(4).normal(size=(2 * rows + 3, 6)).astype("float32")
+    options = {"batch_size": rows}
+    lab.same(build, fit(x, x, **options), evaluate(x, x, **options), share_plain=False)
