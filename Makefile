@@ -94,8 +94,10 @@ $(BESIDE_OTHERS:%=test-%): test-%:
 test-others:
 	$(PYTEST) -q -p no:cacheprovider -m "$(SPEED)" tests $(BESIDE_OTHERS:%=--ignore=tests/%) $(REST:%=--ignore=tests/%)
 
-test-everything: test-slow ## all that `make test` leaves out: 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions too (longer)
-	+$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-of-workers test-in-part test-rest
+# Three at a time, in this order: of the two that wait for processes, the second begins when the
+# first has ended.
+test-everything: $(STAMP) ## all that `make test` leaves out: test-slow, 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions too (longer)
+	+$(MAKE) --no-print-directory --jobs=3 --output-sync=target SPEED=slow test-multiprocess test-conformance test-others test-in-part test-rest test-of-workers
 
 test-rest: LEFT := $(REST)
 test-in-part: LEFT := $(IN_PART)

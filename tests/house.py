@@ -65,37 +65,38 @@ ADDED = {
     "the data of validation, in backups": 36,
     "stacked batches in the check": 13,
     "what backups say that they lack": 11,
+    "one target of several outputs": 10,
 }
 
 FIGURES = (
-    Figure("lines of code", 27_282 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 27_281 + sum(ADDED.values()), 23_500),
     Figure("files", 232, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
-    Figure("mentions of Any", 2_304, 2_600),
+    Figure("mentions of Any", 2_309, 2_600),
 )
 # On two replicas (`tests.hops`).
 FIGURES_OF_FIT = {
     "jax": (
         Figure("calls in a step", 21, 25),
-        Figure("functions of a first fit", 162, 110),
+        Figure("functions of a first fit", 163, 110),
         Figure("their files", 38, 25),
-        Figure("patches of Keras", 49, 50),
+        Figure("patches of Keras", 50, 50),
     ),
     "tensorflow": (
         Figure("calls in a step", 6, 7),
-        Figure("functions of a first fit", 325, 180),
+        Figure("functions of a first fit", 327, 180),
         Figure("their files", 53, 30),
-        Figure("patches of Keras", 49, 50),
+        Figure("patches of Keras", 50, 50),
     ),
     "torch": (
         Figure("calls in a step", 399, 400),
         Figure("functions of a first fit", 254, 190),
         Figure("their files", 48, 30),
-        Figure("patches of Keras", 49, 50),
+        Figure("patches of Keras", 50, 50),
     ),
 }
 _NO_CODE = (

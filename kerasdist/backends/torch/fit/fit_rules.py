@@ -148,12 +148,11 @@ def combined(
     values: dict[int, torch.Tensor] = {}
     for scope in scopes:
         equal = scope.written_equal
-        brought = {
-            key: scope.state_mapping[key].detach()
-            for key in scope.written
+        brought: dict[int, torch.Tensor] = {}
+        for key in scope.written:
             # Of equal values, the first replica's are enough.
-            if key in stored and not (key in values and key in equal)
-        }
+            if key in stored and not (key in values and key in equal):
+                brought[key] = scope.state_mapping[key].detach()
         here = moved_together(targets[0].device, list(brought.values()))
         for key, value in zip(brought, here, strict=True):
             target, aggregation = stored[key], written[key].aggregation
