@@ -13,7 +13,7 @@ from tests.conformance.actions import fit
 from tests.conformance.compare import BFLOAT16
 from tests.conformance.lab import values
 from tests.conformance.lazy import LazyModule, kd, keras, torch
-from tests.conformance.models import dense, regression
+from tests.conformance.models import compiled, dense, regression
 from tests.conformance.registry import case
 from tests.multiprocess.loops import calls_of, torch_launches
 
@@ -64,9 +64,8 @@ def branching(takes_branch):
                     hidden = hidden + torch.where(rows, self.sometimes(x), 0.0)
             return self.last(hidden)
 
-    model = Branching()
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
-    return model
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    return compiled(Branching(), optimizer, "mse", metrics=["mae"])
 
 
 def every_third(step, x):
