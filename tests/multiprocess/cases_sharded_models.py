@@ -284,14 +284,7 @@ def clipping_in_another_thread(lab):
 def updated_before_the_backward_pass(lab):
     """A backward pass through weights that have changed is refused, as by autograd itself."""
 
-    class UpdatesTooEarly(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.second(self.first(x))
-
+    class UpdatesTooEarly(keras.Sequential):
         def train_step(self, data):
             x, y = data
             loss = self.compute_loss(y=y, y_pred=self(x, training=True))
@@ -301,7 +294,8 @@ def updated_before_the_backward_pass(lab):
             return {"loss": loss}
 
     x, y = regression(8)
-    model = lab.made(lambda: compiled(UpdatesTooEarly(), "sgd", "mse"))
+    layers = [keras.Input((4,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    model = lab.made(lambda: compiled(UpdatesTooEarly(layers), "sgd", "mse"))
     with lab.raises(RuntimeError, "before the weights.*are updated|modified by an inplace"):
         model.fit(x, y, verbose=0)
     lab.still_usable(lab.strategy())

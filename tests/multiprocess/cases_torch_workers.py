@@ -68,15 +68,6 @@ def branching(takes_branch):
     return compiled(Branching(), optimizer, "mse", metrics=["mae"])
 
 
-def every_third(step, x):
-    return torch.full((len(x), 1), step % 3 == 0)
-
-
-def where_large(step, x):
-    """Of some rows only: in some steps on one worker alone, in some on none."""
-    return x[:, :1] > 0.9
-
-
 @case("workers", backends=TORCH)
 def sums_start_in_the_backward_pass(lab):
     """From the second step on a bucket's sum starts within the backward pass, metrics' once."""
@@ -133,6 +124,8 @@ def layers_in_some_steps(lab):
     for ever, unlike Gloo's.
     """
     train = fit(X, Y, batch_size=BATCH, epochs=2)
+    every_third = lambda step, x: torch.full((len(x), 1), step % 3 == 0)  # noqa: E731
+    where_large = lambda step, x: x[:, :1] > 0.9  # noqa: E731 (in some steps on one worker alone)
     for takes_branch, options in itertools.product((every_third, where_large), ({}, by_layer())):
         build = partial(branching, takes_branch)
         with torch_launches() as noted:

@@ -97,6 +97,5 @@ def sharding_of(layout: Layout) -> Any:
 
 
 def labs(strategy: Any, layout: Layout) -> Callable[[Item], WorkersLab]:
-    """What makes the lab of an item."""
     plain = PlainOutcomes()
     return lambda item: WorkersLab(item.case, item.backend, layout, plain, strategy)
