@@ -32,7 +32,6 @@ _CHEAPEST_ALONE = ("in_scope/", "multiprocess/")
 
 
 def is_slow(item) -> bool:
-    """Whether `make test` leaves a test to `make test-slow`."""
     where = item.nodeid.removeprefix("tests/")
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     names = {one for one in parameters.values() if isinstance(one, str)}

@@ -157,7 +157,6 @@ def of_suite(backend: str):
 
 
 def of_users() -> dict[str, str]:
-    """The environment of this process without any of this."""
     ours = {setting.name for setting in ALL}
     theirs = {name: value for name, value in os.environ.items() if name not in ours}
     return theirs | {"PYTHONPATH": path_of_users()}

@@ -171,11 +171,7 @@ def above_ceilings(figures: Iterable[Figure], now: Mapping[str, int]) -> dict[st
 
 
 def circles(*, types: bool) -> list[list[str]]:
-    """The sets of modules that import each other, the largest first.
-
-    Args:
-        types: Whether imports that only type checkers see count.
-    """
+    """The sets of modules that import each other, or for types alone, the largest first."""
     modules = {module_of(path): path for path in FILES}
     graph: Any = networkx.DiGraph()
     for module, path in modules.items():

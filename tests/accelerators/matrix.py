@@ -12,26 +12,14 @@ BACKENDS = ("torch", "jax", "tensorflow")
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration.
-
-    Attributes:
-        name: Backend, devices and part: what ``--only`` selects.
-        devices: How many accelerators it needs; of a pod, those of all hosts together.
-        backend: The backend.
-        command: What Python is given. ``{device}`` stands for the kind of device, ``{hosts}`` for
-            the hosts of a pod.
-        shows: What it must show.
-    """
-
-    name: str
-    devices: int
+    name: str  # backend, devices and part: what ``--only`` selects
+    devices: int  # of a pod, those of all hosts together
     backend: str
-    command: str
+    command: str  # what Python is given; ``{device}``: the kind of device, ``{hosts}``: of a pod
     shows: str
 
     @property
     def is_on_a_pod(self) -> bool:
-        """Whether several hosts take part."""
         return "{hosts}" in self.command
 
 

@@ -48,7 +48,6 @@ def probe(backend: str, kind: str) -> dict[str, Any]:
 
 
 def devices(line: Mapping[str, Any], kind: str) -> int:
-    """How many devices of a kind there are, by what `probe` returned."""
     seen = len(line.get("devices", ()))
     # So many CPU devices as are asked for can be prepared.
     return max(row.devices for row in ROWS) if kind == "cpu" and seen else seen
@@ -91,7 +90,6 @@ def run(row: Row, kind: str, hosts: str | None, log: Path) -> str | None:
 
 
 def chosen(patterns: Sequence[str]) -> list[Row]:
-    """The parts that patterns name."""
     return [row for row in ROWS if any(fnmatch.fnmatch(row.name, one) for one in patterns)]
 
 

@@ -36,7 +36,6 @@ LAYERS = 3
 
 
 def trained(optimizer, normalizes=False):
-    """A model whose step has been made."""
     with STRATEGY.scope():
         layers = [keras.layers.Dense(WIDTH) for _ in range(LAYERS - 1)]
         norm = [keras.layers.BatchNormalization()] if normalizes else []
@@ -61,7 +60,6 @@ def iterator(dataset=None):
 
 
 def operations(graph):
-    """All operations, those in branches and loops too."""
     yield from graph.get_operations()
     for function in graph._functions.values():
         yield from operations(function.graph)

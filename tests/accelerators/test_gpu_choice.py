@@ -14,8 +14,6 @@ A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
 
 
 class FakeBackend:
-    """A framework that is built for GPUs or not, and that sees some."""
-
     name = "jax"
 
     def __init__(self, built=True, sees=0):

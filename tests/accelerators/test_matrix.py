@@ -22,13 +22,10 @@ SUITES = {
 }
 
 
-def words_of(row):
-    return shlex.split(row.command.format(device="gpu", hosts="h1:4,h2:4"))
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_command_parses_and_names_what_exists(row):
-    flag, module, *rest = words_of(row)
+    command = row.command.format(device="gpu", hosts="h1:4,h2:4")
+    flag, module, *rest = shlex.split(command)
     if flag == on_gpu.SMOKE:
         options = gpu_smoke.parser().parse_args([module, *rest])
         assert options.backends == [row.backend]

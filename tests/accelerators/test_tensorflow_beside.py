@@ -12,8 +12,6 @@ GPUS, TPUS = ["gpu 0", "gpu 1"], ["tpu 0"]
 
 
 class Recorded:
-    """What of TensorFlow's configuration is read and set."""
-
     def __init__(self, visible=None, growth=None, logical=None, has_started=False):
         self.hidden = []
         self._all = {"GPU": GPUS, "TPU": TPUS}

@@ -26,8 +26,6 @@ SERVING = ("keras/src/backend", "keras/src/ops", "keras/src/utils", "keras_compa
 
 
 class Counter:
-    """Counts while it is on."""
-
     def __init__(self):
         self.is_on = False
         self.found: collections.Counter[str] = collections.Counter()

@@ -30,7 +30,6 @@ def compiled_for(chosen: Mapping[int, Sequence[str]]) -> dict[int, dict[str, Any
 
 
 def block(count: int, facts: Mapping[str, Any]) -> str:
-    """The lines of one number of devices."""
     sent = collections.Counter(map(tuple, facts["sent"]))
     lines = [
         f"  {kind:<14} {times} x {size:>13,} bytes among {devices:,}"
@@ -41,7 +40,6 @@ def block(count: int, facts: Mapping[str, Any]) -> str:
 
 
 def known(name: str) -> dict[int, str]:
-    """The blocks of a file, by the number of devices."""
     path = FOLDER / f"{name}.txt"
     blocks = path.read_text("utf-8").split("\n\n") if path.exists() else []
     return {int(one.split()[0].replace(",", "")): one.rstrip() + "\n" for one in blocks}

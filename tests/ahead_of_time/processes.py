@@ -13,7 +13,6 @@ WHEELS = Path(sys.prefix) / "ahead-of-time"
 
 
 def run_with_compilers(*arguments: str | Path, seconds: int = 250, **variables: str) -> str:
-    """Runs Python with arguments; returns what it prints."""
     path = os.pathsep.join([str(ROOT), str(WHEELS)])
     own = {"PYTHONPATH": path, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     return run_python(*arguments, seconds=seconds, **own, **variables)

@@ -73,8 +73,6 @@ def recurrent() -> keras.Model:
 
 @dataclass(frozen=True)
 class Program:
-    """What to train, and how."""
-
     build: Callable[[], keras.Model] = mlp
     batch: int = 64
     clipnorm: float | None = None
@@ -107,7 +105,6 @@ SCALED = {
 
 
 def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
-    """The program as `fit` gives it to XLA."""
     keras.backend.clear_session()
     keras.config.set_dtype_policy(program.policy)
     with kd.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
@@ -126,7 +123,6 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
 
 
 def facts(name: str, devices: list[Any]) -> dict[str, Any]:
-    """What XLA has made of one program."""
     known = {key: replace(one, batch=EXAMPLES_EACH * len(devices)) for key, one in SCALED.items()}
     program = program_of({**PROGRAMS, **known}[name], devices)
     text = ahead_of_time.compiled(program).text

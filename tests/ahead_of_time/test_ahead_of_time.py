@@ -43,7 +43,6 @@ CHOSEN = {one: list(EXPECTED[one]) for one in EXPECTED} if EVERYTHING else SELEC
 
 @functools.cache
 def programs(target):
-    """What each program has become, in a fresh process."""
     return compiled(target, CHOSEN[target], SECONDS)
 
 

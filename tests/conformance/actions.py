@@ -32,7 +32,6 @@ def fit(x: Any, y: Any = None, *, callbacks: Any = None, **options):
 
 
 def quiet_fit(x: Any, y: Any = None, **options):
-    """``fit`` without a callback that asks for the logs after each batch."""
     return lambda model: model.fit(
         _fresh(x), y, verbose=0, **{key: _fresh(value) for key, value in options.items()}
     )
@@ -49,7 +48,6 @@ def predict(x: Any, **options):
 
 
 def used(x: Any, y: Any, batch_size: int, *, epochs: int = 1, **options):
-    """Trains, evaluates and predicts; options are those of `fit` and `evaluate`."""
     options["batch_size"] = batch_size
     train = fit(x, y, epochs=epochs, **options)
     return train, evaluate(x, y, **options), predict(x, batch_size=batch_size)

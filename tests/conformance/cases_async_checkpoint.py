@@ -22,12 +22,7 @@ def fit(model, callbacks, epochs=2, **options):
 
 
 class Disk:
-    """Lets no thread write a file before `goes_on` is set.
-
-    Attributes:
-        names: The files that threads have begun to write, in order.
-        at_once: How many they were writing at the same time, at most.
-    """
+    """Lets no thread write a file before `goes_on` is set; notes which begin, how many at once."""
 
     def __init__(self):
         self.goes_on = threading.Event()
@@ -76,7 +71,6 @@ def twins(folder, name, **options):
 
 
 def content(path):
-    """What a file holds, but for the time of the save."""
     if path.suffix != ".keras":
         return path.read_bytes()
     with zipfile.ZipFile(path) as archive:

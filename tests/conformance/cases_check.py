@@ -241,23 +241,20 @@ def per_word(repaired: bool):
     return network(loss=loss)
 
 
-def weighed(rows, even):
-    """Targets with weights, which are 1 in the first rows."""
-    x, y = regression(rows)
-    weights = np.where(np.arange(rows) < even, 1.0, np.arange(rows) % 5).astype("float32")
-    return x, np.concatenate([y, weights[:, None]], axis=1)
-
-
 @case(TOPIC, backends=CHECKED, replicas=(2, 3))
 def later_batch(lab):
     """A first batch that weighs evenly, and a ragged one that does not (DEFECTS 8e)."""
+    x, y = regression(31)
+    rows = np.arange(31)
+    weights = np.where(rows < 24, 1.0, rows % 5).astype("float32")
+    batch = x, np.concatenate([y, weights[:, None]], axis=1)
     every = ((False, 1), (True, 2), (False, 2), (True, 1))
     for repaired, steps in every if everything() else every[:2]:
         fresh()
         model = lab.made(lambda repaired=repaired: per_word(repaired))
         model.steps_per_execution = steps
         with checked() as checks:
-            said = warned(model, weighed(31, 24))
+            said = warned(model, batch)
         if repaired:
             lab.equal([said, checks], [[], ["compared", "compared"]])
         else:

@@ -25,7 +25,6 @@ X, Y = regression(N)
 
 
 def batches(*arrays):
-    """A generator of batches of some of the rows."""
     return lambda: (tuple(rows[part] for rows in arrays) for part in PARTS)
 
 
@@ -38,7 +37,6 @@ def dataset(batch_of, *signature):
 
 
 def acts(x, *others):
-    """Trains, evaluates and predicts in small batches."""
     return [
         fit(batches(x, *others), steps_per_epoch=len(PARTS)),
         evaluate(batches(x, *others), steps=len(PARTS)),

@@ -24,8 +24,6 @@ def rows(*shape):
 
 
 def trained(x, y):
-    """Trains in small and larger batches, evaluates one row, predicts four and one."""
-
     def batches():
         begin = 0
         for size in SIZES:

@@ -187,15 +187,6 @@ def one_device_strategy(lab):
     lab.equal(1, kd.OneDeviceStrategy(first).num_replicas_in_sync)
 
 
-@case("models")
-def outside_is_plain(lab):
-    """A model made outside of a scope runs plain Keras's code."""
-    strategy = lab.strategy()
-    lab.same(dense, fit(X, Y, batch_size=BATCH), strategy=strategy)
-    names = [kind.__module__ for kind in type(dense()).__mro__]
-    lab.check(not [name for name in names if name.startswith("kerasdist")], f"plain: {names}")
-
-
 @case("models", backends=("torch",))
 def sparse_gradients_of_a_torch_module(lab):
     """DEFECTS 11: `torch.nn.Embedding(sparse=True)`."""

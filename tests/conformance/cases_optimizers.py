@@ -54,16 +54,10 @@ for _name, _optimizer in OPTIMIZERS.items():
     optimizer_case(_name, *_optimizer)
 
 
-def opposing(lab):
-    """Gradients of the replicas that point in opposite directions and nearly cancel."""
-    n = 4 * lab.replicas
-    x = np.ones((n, 1), "float32")
-    return x, np.linspace(10.0, -9.0, n, dtype="float32")[:, None]
-
-
 def clip_case(option, value):
     def check(lab):
-        x, y = opposing(lab)
+        n = 4 * lab.replicas
+        x, y = np.ones((n, 1), "float32"), np.linspace(10.0, -9.0, n, dtype="float32")[:, None]
 
         def build():
             layer = keras.layers.Dense(1, kernel_initializer="zeros")

@@ -27,8 +27,6 @@ def at_once():
 
 
 def noting(seen, **options):
-    """A layer that notes how many rows it gets."""
-
     class Noting(keras.layers.Layer):
         def call(self, x):
             if keras.backend.backend() != "tensorflow":

@@ -25,7 +25,6 @@ MATMULS = ((2, 2), (3, 3), (4, 4), (3, 2), (2, 3), (4, 2), (4, 3), (2, 4))
 
 
 def products(first, second):
-    """All products of weights, which are given by their number of axes."""
     for equation in EINSUMS:
         one, other = equation.partition("->")[0].split(",")
         yield keras.ops.einsum(equation, first[len(one)], second[len(other)])

@@ -31,7 +31,6 @@ def even():
 
 
 def part(variable):
-    """How much of a variable a device holds."""
     value = variable._value
     if keras.backend.backend() == "torch":
         return value.numel() / math.prod(variable.shape)

@@ -43,8 +43,6 @@ def of_kind(lines, kind):
 
 
 def slow_batches(rows=N, size=BATCH, seconds=SLEEP):
-    """Batches that take their time."""
-
     def batch(index):
         time.sleep(seconds)
         return tuple(array[index * size :][:size] for array in regression(rows))
@@ -63,7 +61,6 @@ def trained(strategy, folder, data, every=1e9, **options):
 
 
 def require_sound(lab, lines):
-    """Whatever was measured fits together."""
     for line in lines:
         lab.equal(sorted(FIELDS[line["kind"]]), sorted(set(line) - {"by_worker", "slowest"}))
         lab.equal(2, line["schema"])

@@ -129,7 +129,6 @@ class Checks:
 
     @contextlib.contextmanager
     def told(self, part: str) -> Iterator[list[str]]:
-        """The warnings that say this, as they come; the others go where they would have gone."""
         said: list[str] = []
         with warnings.catch_warnings():
             show = warnings.showwarning

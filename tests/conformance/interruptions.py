@@ -140,15 +140,8 @@ def exact(lab, data, callbacks=lambda folder: [], at=INTERRUPTED_AT, lost=(), **
 def with_chosen_interval(lab, run, clock, saves, interruptions):
     """A run with `save_freq="auto"` that is interrupted backs up where the other does.
 
-    Args:
-        lab: The case's.
-        run: Runs the script, given the folder of its files and after which batch to end it.
-        clock: What time it is, each time that the interval asks.
-        saves: The epoch and batches of each backup of the run that nothing interrupts.
-        interruptions: After which batch the other is ended each time, and the backups it has made.
-
-    Returns:
-        What both runs end with.
+    ``run(folder, at)`` is the script; ``saves`` are the backups of the run that nothing interrupts,
+    ``interruptions`` after which batch the other is ended, and the backups it has made by then.
     """
     saved, save = [], kd.callbacks.BackupAndRestore.save
 

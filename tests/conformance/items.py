@@ -10,7 +10,6 @@ SHARED = (registry.CONFORMANCE, "tests.facade", "tests.in_scope")
 
 
 def parameters(suite: str = registry.CONFORMANCE) -> list:
-    """The items of this run: the suite, the backend and the item's key."""
     return [
         pytest.param(
             *(suite, backend, item.key),

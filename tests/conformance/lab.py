@@ -108,7 +108,6 @@ class Lab(Checks):
         return int(major), int(minor)
 
     def everyone(self, value: Any) -> list[Any]:
-        """What every worker has here, by rank."""
         return [value]
 
     @contextlib.contextmanager
@@ -123,12 +122,10 @@ class Lab(Checks):
         return kd.MirroredStrategy(self.devices, **options)
 
     def made(self, build: Callable[[], Any], **options) -> Any:
-        """What is built in the scope of a strategy."""
         with self.strategy(**options).scope():
             return build()
 
     def with_replicas(self, replicas: int) -> "Lab":
-        """The same lab with another number of replicas, for generated cases."""
         return type(self)(self.case, self.backend, replicas, self._plain, self._mirrored)
 
     def same(

@@ -61,7 +61,6 @@ def dataset_of(batch: Any, count: int, **options) -> Any:
 
 
 def compiled(model: Any, *arguments: Any, **options: Any) -> Any:
-    """The model, after `compile` with these arguments."""
     model.compile(*arguments, **options)
     return model
 

@@ -76,16 +76,12 @@ CASES: dict[tuple[str, str], Case] = {}
 def case(
     topic: str,
     *,
-    backends: tuple[str, ...] = BACKENDS,
     replicas: tuple[int, ...] | None = None,
-    refused: Mapping[str, tuple[str, str]] | None = None,
-    limitation: Mapping[str, str] | None = None,
-    seconds: float = SECONDS,
     name: str | None = None,
     title: str | None = None,
-    like: str = "",
+    **options: Any,
 ):
-    """Registers a case; ``name`` and ``title`` are for those that a loop makes.
+    """Registers a `Case`; ``name`` and ``title`` are for those that a loop makes.
 
     ``replicas=None``: 2, and one of 3 and 4, chosen by the name. `make test` and `make test-slow`
     run what is about at most 2 replicas, and what is ``like`` another case on PyTorch alone; `make
@@ -109,18 +105,8 @@ def case(
             chosen = (REPLICAS[0], more[number % len(more)]) if more else REPLICAS
         elif _COUNT:
             chosen = tuple(one for one in replicas if one in REPLICAS)
-        CASES[suite, full_name] = Case(
-            name=full_name,
-            topic=topic,
-            title=shown,
-            function=function,
-            backends=tuple(backends),
-            replicas=tuple(chosen),
-            refused=dict(refused or {}),
-            limitation=dict(limitation or {}),
-            seconds=seconds,
-            like=like,
-        )
+        made = Case(full_name, topic, shown, function, replicas=tuple(chosen), **options)
+        CASES[suite, full_name] = made
         return function
 
     return register
@@ -157,7 +143,6 @@ _LARGE = ("calls", "generated", "layers", "lookups", "products", "step_logs")
 
 
 def is_slow(case: Case, backend: str, suite: str) -> bool:
-    """Whether `make test` leaves a case to `make test-slow`."""
     return backend != CHEAPEST and case.name not in firsts(backend, suite)
 
 

@@ -185,16 +185,7 @@ class BackendRun:
         return run
 
     def _start(
-        self,
-        backend: str,
-        keys: Sequence[str],
-        command: Sequence[str],
-        limits: Mapping[str, float],
-        folder: Path,
-        name: str,
-        processes: int = 1,
-        *,
-        at_once: bool = False,
+        self, backend, keys, command, limits, folder: Path, name, processes=1, *, at_once=False
     ):
         self.backend = backend
         self._processes = processes
@@ -245,13 +236,7 @@ class BackendRun:
             log.write_bytes(b"")
         return logs
 
-    def _run_in(
-        self,
-        log: Path,
-        todo: deque[list[str]],
-        options: Sequence[str],
-        environment: Mapping[str, str] | None,
-    ):
+    def _run_in(self, log: Path, todo: deque[list[str]], options, environment):
         """Runs cases that no other process has taken, in one process after another's death."""
         taken: deque[str] = deque()
         given: list[str] = []
@@ -294,7 +279,6 @@ class BackendRun:
         self._results.put(None)
 
     def result(self, key: str) -> Result:
-        """Waits until this item's result is known."""
         for _ in self.results() if key not in self._known else ():
             if key in self._known:
                 break

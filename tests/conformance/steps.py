@@ -16,7 +16,6 @@ def of(backend):
 
 
 def parts(model):
-    """The two halves of the model with two optimizers."""
     model.maker = keras.layers.Dense(3, name="maker")
     model.judge = keras.layers.Dense(1, name="judge")
     model.judge_optimizer = keras.optimizers.SGD(0.1, momentum=0.5)

@@ -58,7 +58,6 @@ def test_the_suite_covers_each_number_of_replicas_on_each_backend():
 
 
 def skeleton(page):
-    """A page of the support table without the figures of a run."""
     return re.sub(r"yes, \de-\d\d", "yes", page.partition("## Tolerances")[0])
 
 

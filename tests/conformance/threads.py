@@ -39,7 +39,6 @@ class Other:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def turn(self):
-        """Lets the thread do all it does, once, and waits for it."""
         with self._lock:
             done = threading.Event()
             self._requests.put(done)

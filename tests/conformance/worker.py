@@ -17,7 +17,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tests.conformance import registry
@@ -103,6 +103,38 @@ def collect():
     gc.freeze()
 
 
+def own_lines() -> Callable[..., None]:
+    """What writes JSON lines to standard output, to which nothing else goes from now on."""
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return lambda **line: print(json.dumps(line), file=lines)
+
+
+def run_items(
+    tell, backend: str, items: Iterable[tuple[str, registry.Item]], labs
+) -> Iterator[str]:
+    """Tells of each case, by its key, as it begins and has ended; then yields how."""
+    import keras
+
+    keras.utils.disable_interactive_logging()
+    keras.config.disable_traceback_filtering()
+    collect()
+    tell(event="ready", backend=backend)
+    for key, item in items:
+        faulthandler.dump_traceback_later(item.case.seconds, exit=True)
+        tell(event="start", key=key)
+        print(f"\n===== {key} =====", file=sys.stderr, flush=True)
+        line = run_item(item, labs)
+        reset()
+        tell(event="end", key=key, **line)
+        if line["traceback"]:
+            print(line["traceback"], file=sys.stderr, flush=True)
+        yield line["status"]
+    faulthandler.cancel_dump_traceback_later()
+    tell(event="done")
+    sys.stderr.flush()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", required=True, choices=registry.BACKENDS)
@@ -112,13 +144,7 @@ def main():
     parser.add_argument("--as-users", action="store_true", help="with no setting of the tests")
     arguments = parser.parse_args()
 
-    lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def tell(**line):
-        lines.write(json.dumps(line) + "\n")
-        lines.flush()
-
+    tell = own_lines()
     known = {item.key: item for item in registry.items(arguments.backend, arguments.suite)}
     prepare(arguments.backend, as_users=arguments.as_users)
     faulthandler.dump_traceback_later(900, exit=True)
@@ -133,29 +159,13 @@ def main():
         raise SystemExit(
             f"Keras should run on {arguments.backend}. Received: {keras.backend.backend()}."
         )
-    keras.utils.disable_interactive_logging()
-    keras.config.disable_traceback_filtering()
-    collect()
-    tell(event="ready", backend=arguments.backend, keras=keras.__version__)
-    for number, key in enumerate(map(str.strip, iter(sys.stdin.readline, "")), start=1):
-        item = known[key]
-        faulthandler.dump_traceback_later(item.case.seconds, exit=True)
-        tell(event="start", key=key)
-        print(f"\n===== {key} =====", file=sys.stderr, flush=True)
-        line = run_item(item, labs)
-        reset()
-        tell(event="end", key=key, **line)
-        if line["traceback"]:
-            print(line["traceback"], file=sys.stderr, flush=True)
+    items = ((key, known[key]) for key in map(str.strip, iter(sys.stdin.readline, "")))
+    for number, _ in enumerate(run_items(tell, arguments.backend, items, labs), start=1):
         if number % COLLECT_EVERY == 0:
             # Not in a case's time: where plain Keras has left iterators of tf.data behind, each may
             # take as long as it is old (`untuned` in kerasdist/backends/tensorflow).
             faulthandler.dump_traceback_later(COLLECT_SECONDS, exit=True)
             collect()
-    faulthandler.cancel_dump_traceback_later()
-    tell(event="done")
-    lines.flush()
-    sys.stderr.flush()
     # A case may leave a thread behind; it shall not keep us from ending.
     os._exit(0)
 

@@ -65,7 +65,6 @@ def names_of_a_reader() -> dict[str, Any]:
 
 
 def run(block: Block, text: str, names: dict[str, Any]) -> str:
-    """Runs a script of a block; returns what it prints."""
     printed = io.StringIO()
     text = "\n" * (block.line - 1) + text
     # Where Python, and with it AutoGraph of TensorFlow, looks for the source of a function.

@@ -13,7 +13,6 @@ WIDTH, ROW, BOX = 760, 54, 30
 
 
 def imports() -> dict[str, set[str]]:
-    """Which units a unit imports, itself left out."""
     found: dict[str, set[str]] = {unit: set() for layer in LAYERS for unit in layer}
     for path in FILES:
         unit = unit_of(module_of(path))

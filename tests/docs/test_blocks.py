@@ -22,7 +22,6 @@ pytestmark = pytest.mark.timeout(3 * SECONDS)
 
 @functools.cache
 def results(backend):
-    """What each page's blocks gave in one process."""
     pages = [page for one, page in RUNS if one == backend]
     environment = {
         **values(CPU_DEVICES),

@@ -17,7 +17,6 @@ MOMENTUM = 0.6
 
 
 def far_apart(count):
-    """Rows whose mean and spread change along the batch."""
     x = np.random.default_rng(4).normal(size=(count, 3)) * np.linspace(1, 3, count)[:, None]
     return (x + np.linspace(-5, 5, count)[:, None]).astype("float32")
 

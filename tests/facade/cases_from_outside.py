@@ -13,7 +13,6 @@ from tests.facade.lab import FLOAT32
 
 
 def parts(strategy, model_in, optimizer_in, built_by_hand=False):
-    """A model and an optimizer that are made in the scope or not."""
     with strategy.scope() if model_in else contextlib.nullcontext():
         model = dense()
     with strategy.scope() if optimizer_in else contextlib.nullcontext():

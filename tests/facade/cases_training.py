@@ -56,7 +56,6 @@ class Loop:
         return outcome(model, model.optimizer, losses)
 
     def made(self, strategy):
-        """Model and optimizer."""
         with strategy.scope():
             model, optimizer = self.build(), self.optimizer()
             optimizer.build(model.trainable_variables)

@@ -104,7 +104,6 @@ def examples(file: str) -> list[str]:
 
 
 def docstrings(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Paths and docstrings of everything below a node that can have one."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
         yield "_".join(path) or "module", ast.get_docstring(node) or ""
     for child in ast.iter_child_nodes(node):
@@ -113,7 +112,6 @@ def docstrings(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str]
 
 
 def count(text: str) -> int:
-    """How many examples a docstring has."""
     found, fenced, prompted = 0, False, False
     for line in text.splitlines():
         words = line.strip()

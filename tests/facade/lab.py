@@ -14,20 +14,17 @@ EXACT = Tolerance(0.0, 0.0, "exact")
 
 
 class Lab(Checks):
-    """One case's: its backend, its number of replicas."""
-
     def __init__(self, item: Item):
         super().__init__(item.backend, item.replicas)
 
-    def strategy(self, replicas: int | None = None) -> Any:
+    def strategy(self, replicas: int | None = None, **options: Any) -> Any:
         """A `MirroredStrategy` of as many replicas as the case has, or of another number."""
         count = replicas or self.replicas
         if count == 1:
             return kd.OneDeviceStrategy(f"{KIND}:0")
-        return kd.MirroredStrategy([f"{KIND}:{index}" for index in range(count)])
+        return kd.MirroredStrategy([f"{KIND}:{index}" for index in range(count)], **options)
 
     def components(self, value: Any, strategy: Any) -> list[Any]:
-        """What each replica holds of a value, as NumPy."""
         return [self.numpy(one) for one in strategy.experimental_local_results(value)]
 
     def numpy(self, value: Any) -> Any:
@@ -83,7 +80,6 @@ def _like(expected: Any, actual: Any) -> Any:
 
 
 def labs(*, mirrored: bool) -> Callable[[Item], Lab]:
-    """What makes the lab of an item."""
     if not mirrored:
         raise ValueError("Expected replicas: the facade of plain Keras is nothing. Drop --plain.")
 
@@ -102,7 +98,6 @@ def numbered(strategy: Any, function: Callable[[Any], Any] = np.float32) -> Any:
 
 
 def variable_of(strategy: Any, value: Any, **options: Any) -> Any:
-    """A variable that is made in the scope of a strategy."""
     with strategy.scope():
         return keras.Variable(value, **options)
 

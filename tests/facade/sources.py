@@ -42,8 +42,6 @@ def grain_dataset():
 
 
 class Again:
-    """Anything that is iterated again and again."""
-
     def __iter__(self):
         return iter(pairs())
 

@@ -1,8 +1,4 @@
-"""Every case on every backend: custom loops mean what tf.distribute's mean.
-
-Nothing is skipped: a missing backend fails, and a feature that a backend can't have is a case
-that asserts the error a user gets.
-"""
+"""Every case on every backend: custom loops mean what tf.distribute's mean."""
 
 import pytest
 

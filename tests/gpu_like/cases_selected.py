@@ -1,7 +1,4 @@
-"""Cases of the exactness suite and of the facade's, which run here once more.
-
-With ``KERASDIST_GPU_LIKE=all`` every case, else a selection.
-"""
+"""Cases of the exactness suite and of the facade's, which run here once more."""
 
 from tests.conformance import again
 

@@ -11,7 +11,6 @@ from tests.gpu_like import emulation
 
 
 def labs(*, mirrored: bool) -> Callable[[Item], Any]:
-    """What makes the lab of an item."""
     emulation.install(keras.backend.backend())
     of_conformance = conformance.labs(mirrored=mirrored)
     of_facade = facade.labs(mirrored=mirrored)

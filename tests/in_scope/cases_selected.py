@@ -1,7 +1,4 @@
-"""Cases of the exactness suite, which run here once more.
-
-With ``KERASDIST_IN_SCOPE=all`` every case, else a selection.
-"""
+"""Cases of the exactness suite, which run here once more."""
 
 import os
 from dataclasses import replace

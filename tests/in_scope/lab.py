@@ -11,6 +11,5 @@ class InScopeLab(conformance.Lab):
 
 
 def labs(*, mirrored: bool) -> Callable[[Item], InScopeLab]:
-    """What makes the lab of an item."""
     plain = conformance.PlainOutcomes()
     return lambda item: InScopeLab(item.case, item.backend, item.replicas, plain, mirrored)

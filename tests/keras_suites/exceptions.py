@@ -56,6 +56,5 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
 
 
 def reason(backend: str, test: str) -> str | None:
-    """Returns why a test need not pass, None if it must."""
     reasons = EXCEPTIONS.get(backend, {}).items()
     return next((why for begin, why in reasons if test.startswith(begin)), None)

@@ -22,10 +22,6 @@ def error_of(one: Outcome) -> str:
     return re.sub(r"\S*/keras/src/", "keras/src/", last)
 
 
-def file_of(test: str) -> str:
-    return test.partition("::")[0]
-
-
 @dataclass(frozen=True)
 class Comparison:
     """What the tests gave here, and of those that did not pass what they give in plain Keras."""
@@ -71,9 +67,8 @@ class Comparison:
 
     @property
     def failed_by_both(self) -> dict[tuple[str, str], int]:
-        """How many tests of a file plain Keras does not pass either, by the error."""
         return collections.Counter(
-            (file_of(test), error_of(one))
+            (test.partition("::")[0], error_of(one))
             for test, one in sorted(self.ours.items())
             if one.outcome not in ("passed", "skipped")
             and self._of_plain(test) not in ("passed", "skipped")

@@ -81,13 +81,9 @@ CHOICE = "KERAS_SUITES_CHOICE"
 def run(
     backend: str, replicas: int, wanted: Sequence[str] = (), half: int | None = None
 ) -> dict[str, Outcome]:
-    """Runs the tests, all without ``wanted``; where one ends the process, another goes on.
+    """Runs the tests of ``wanted`` files or names, or all; where one ends the process, goes on.
 
-    Args:
-        backend: Keras's backend.
-        replicas: The strategy's replicas, 0 for plain Keras.
-        wanted: Files of tests, or beginnings of tests' names.
-        half: Which half of `HALVED` to run, None for all of it.
+    ``replicas=0``: plain Keras; ``half``: which one of `HALVED`.
     """
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -13,8 +13,10 @@ from tests.conformance.registry import case
 @case("workers")
 def is_chief_and_print(lab):
     """`strategy.is_chief`; `kd.print` prints on the chief alone, with the arguments of `print`."""
-    strategy = lab.strategy()
+    strategy, extended = lab.strategy(), lab.strategy().extended
     lab.equal(lab.everyone(strategy.is_chief), [rank == 0 for rank in range(lab.job.num_workers)])
+    saves = extended.should_checkpoint, extended.should_save_summary
+    lab.equal(saves, (strategy.is_chief,) * 2)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         kd.print("loss", 0.5, sep=" = ", end=".\n")
     lab.equal(printed.getvalue(), "loss = 0.5.\n" if lab.job.is_chief else "")

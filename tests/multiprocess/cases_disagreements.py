@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import warnings
 
 import numpy as np
 
@@ -45,17 +44,12 @@ def _refused(lab, said, call):
 @case("workers")
 def on_the_model(lab):
     """Another activation, rate of dropout, learning rate, loss, or function is named."""
-    odd = lab.job.rank == lab.job.num_workers - 1
-
-    def pick(one, other):
-        return one if odd else other
-
+    pick = lab.pick
     model = _model(lab, activation=pick("relu", "tanh"))
-    _refused(lab, (r"layers\[1\]\.activation", "'relu'", "'tanh'"), lambda: _fit(model))
     x, y = regression(ROWS)
-    _refused(
-        lab, (r"layers\[1\]\.activation", "'relu'", "'tanh'"), lambda: model.train_on_batch(x, y)
-    )
+    said = r"layers\[1\]\.activation", "'relu'", "'tanh'"
+    _refused(lab, said, lambda: _fit(model))
+    _refused(lab, said, lambda: model.train_on_batch(x, y))
     model = _model(lab, rate=pick(0.5, 0.2))
     _refused(lab, (r"layers\[3\]\.rate", "0.5", "0.2"), lambda: _fit(model))
     model = _model(lab, optimizer=keras.optimizers.SGD(0.1, momentum=pick(0.9, 0.8)))
@@ -75,16 +69,13 @@ def on_the_model(lab):
 @case("workers")
 def on_the_call(lab):
     """Other settings, other data, or another callback's setting are named."""
-    odd = lab.job.rank == lab.job.num_workers - 1
+    odd, pick = lab.is_last, lab.pick
     model = _model(lab)
     x, y = regression(ROWS)
     moved = np.array(x)
     moved[7, 2] += 1  # DEFECTS 26: any row
     swapped = np.array(x)
     swapped[[4, 5]] = swapped[[5, 4]]
-
-    def pick(one, other):
-        return one if odd else other
 
     def stopping(patience):
         return keras.callbacks.EarlyStopping("loss", patience=patience)
@@ -146,11 +137,10 @@ def agree_in_spite_of(lab):
 
 def _assigns(lab, name, by):
     """What changes a variable of the last layer, on the last worker alone, after a batch."""
-    is_last = lab.job.rank == lab.job.num_workers - 1
 
     class Assigns(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if batch == 1 and is_last:
+            if batch == 1 and lab.is_last:
                 variable = getattr(self.model.layers[-1], name)
                 variable.assign(variable + by)
 
@@ -171,10 +161,9 @@ def on_a_weight(lab):
             _fit(_model(lab), callbacks=[_assigns(lab, "bias", 1.0), backup])
         written = list((folder / "backup").glob("backup-*"))
         lab.check(not written, f"a backup was written: {written}")
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with lab.told("by rounding") as warned:
         _fit(_model(lab), callbacks=[_assigns(lab, "bias", 1e-6)])
-    lab.check(any("by rounding" in str(one.message) for one in warned), "no warning")
+    lab.check(warned, "no warning")
     layers = keras.layers
     model = lab.made(lambda: stack([layers.Dense(1), layers.BatchNormalization()], "sgd"))
     _fit(model)
@@ -184,8 +173,8 @@ def on_a_weight(lab):
 
 
 @contextlib.contextmanager
-def _settings(lab, odd):
-    """Settings of the framework and of Keras, with other values on the worker that is `odd`."""
+def _settings(lab):
+    """Settings of the framework and of Keras, with other values on the last worker."""
     epsilon = keras.config.epsilon()
 
     def set_all(is_odd):
@@ -195,7 +184,7 @@ def _settings(lab, odd):
         if lab.backend == "tensorflow":
             tf.config.run_functions_eagerly(is_odd)
 
-    set_all(odd)
+    set_all(lab.is_last)
     try:
         yield
     finally:
@@ -206,10 +195,9 @@ def _settings(lab, odd):
 def on_a_setting_of_the_framework(lab):
     """DEFECTS 27: another PRNG (JAX), or functions that run eagerly (TensorFlow), are named."""
     names = {"jax": "jax_default_prng_impl", "tensorflow": "run_functions_eagerly"}
-    odd = lab.job.rank == lab.job.num_workers - 1
     x, y = regression(ROWS)
     model = _model(lab)
-    with _settings(lab, odd):
+    with _settings(lab):
         if lab.backend in names:
             named = rf"Received: settings\.{names[lab.backend]}="
             with lab.raises(kd.errors.DisagreementError, named):
@@ -235,9 +223,8 @@ def _cut(x, y):
 @case("workers")
 def on_what_is_trainable(lab):
     """DEFECTS 27: a callback of one worker that freezes a layer is named, and nobody waits."""
-    is_last = lab.job.rank == lab.job.num_workers - 1
 
-    def freezing(event, freezes=is_last):
+    def freezing(event, freezes=lab.is_last):
         def freeze(self, number, logs=None):
             if freezes and number == 1:
                 self.model.layers[0].trainable = False
@@ -259,10 +246,8 @@ def on_what_is_trainable(lab):
 @case("workers")
 def on_a_batch(lab):
     """A batch of another size on one worker is found at the end of the epoch."""
-    odd = lab.job.rank == lab.job.num_workers - 1
-    last, replicas = lab.job.num_workers - 1, lab.replicas
-    model = _model(lab)
-    sizes = [2 * replicas] * 3
+    odd, last, model = lab.is_last, lab.job.num_workers - 1, _model(lab)
+    sizes = [2 * lab.replicas] * 3
     _fit(model, (_batches(sizes), None), batch_size=None, epochs=2)
     said = f"same batches before the end of epoch 1. Received: batch 2='.*' on worker {last}, "
     steps = []
@@ -277,7 +262,6 @@ def on_a_batch(lab):
 
 
 def _sources(lab, x, y):
-    """Sources of these rows, by kind."""
     batches = _cut(x, y)
     sources = {
         "PyDataset": lambda: Sequence(batches),
@@ -298,8 +282,7 @@ def _sources(lab, x, y):
 @case("workers")
 def on_the_order_of_a_source(lab):
     """Another order of the rows that each worker reads whole is found at the first step."""
-    odd = lab.job.rank == lab.job.num_workers - 1
-    model = _model(lab)
+    odd, model = lab.is_last, _model(lab)
     x, y = regression(ROWS)
     equal, other = (_sources(lab, np.roll(x, by, 0), np.roll(y, by, 0)) for by in (0, 3 * odd))
     found = {}
@@ -336,8 +319,7 @@ def on_the_order_of_a_source(lab):
 @case("workers")
 def on_a_later_batch(lab):
     """DEFECTS 26: a row that differs after the first batch is found at the end of the epoch."""
-    odd = lab.job.rank == lab.job.num_workers - 1
-    model = _model(lab)
+    odd, model = lab.is_last, _model(lab)
     x, y = regression(5 * BATCH)
     wide = np.repeat(x, 40000, 1)  # more bytes than count
     row = 3 * BATCH + 2
@@ -352,9 +334,8 @@ def on_a_later_batch(lab):
     changed = wide.copy()
     changed[row] += odd
     seen = rf"Received: x of batch 4='.*' on worker {lab.job.num_workers - 1}, "
-    with lab.strategy().scope():
-        model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+    layers = [keras.layers.Lambda(lambda x: x[:, :1]), keras.layers.Dense(1)]
+    model = lab.made(lambda: stack(layers, "sgd", inputs=wide.shape[1:]))
     with lab.raises(kd.errors.DisagreementError, seen):
         model.fit(Sequence(_cut(changed, y)), verbose=0, shuffle=False)
     validation = Sequence(_cut(x, y + odd * (np.arange(len(y)) == row)[:, None]))
@@ -379,7 +360,7 @@ def draws_of_a_workers_own(lab):
 def on_a_program(lab):
     """On JAX workers compare programs, those of loops too: they hold what no setting says."""
     strategy = lab.strategy()
-    factor = 3.0 if lab.job.rank == lab.job.num_workers - 1 else 2.0
+    factor = lab.pick(3.0, 2.0)
     hidden = {"factor": factor}  # nothing that is looked at otherwise
 
     def loss(y, p):
@@ -398,10 +379,9 @@ def on_a_program(lab):
 @case("workers", backends=("jax",))
 def on_a_later_program(lab):
     """DEFECTS 7: the program for another shape is compared, too, and so are large constants."""
-    odd = lab.job.rank == lab.job.num_workers - 1
     scale = np.arange(100, dtype="float32")
-    scale[70] += odd
-    late = {"factor": 3.0 if odd else 2.0}
+    scale[70] += lab.is_last
+    late = {"factor": lab.pick(3.0, 2.0)}
     size = 2 * lab.replicas
 
     def loss(y, p):
@@ -464,7 +444,7 @@ def on_what_code_uses(lab):
 
     What is compared is what they compute.
     """
-    factor = 9.0 if lab.job.rank == lab.job.num_workers - 1 else 1.0
+    factor = lab.pick(9.0, 1.0)
     said = "(same results of the first step.* loss=|same program)"
     for kind, loss in _losses_by_what_they_use(factor).items():
         steps = []

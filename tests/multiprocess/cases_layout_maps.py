@@ -24,7 +24,6 @@ def _layouts(lab, per_replica):
 
 
 def _divides_all(lab):
-    """Whether the four outputs can be divided over the workers."""
     return 4 % lab.job.num_workers == 0
 
 

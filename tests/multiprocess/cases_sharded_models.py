@@ -14,7 +14,7 @@ from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras, torch
-from tests.conformance.models import dense, regression, stack
+from tests.conformance.models import compiled, dense, regression, stack
 from tests.conformance.registry import case
 
 TOPIC = "workers"
@@ -41,8 +41,7 @@ def _of_layers(strategy):
     """What trains a model of such layers for a step."""
     with strategy.scope():
         hidden = [keras.layers.Dense(WIDTH, "tanh") for _ in range(LAYERS)]
-        model = keras.Sequential([keras.Input((WIDTH,)), *hidden])
-        model.compile("sgd", "mse")
+        model = stack(hidden, "sgd", inputs=(WIDTH,))
     return lambda: model.fit(ONES, ONES, batch_size=8, verbose=0)
 
 
@@ -186,9 +185,8 @@ def tied():
             hidden = self.dense(self.dense(self.embedding(ids)))
             return keras.ops.matmul(hidden, keras.ops.transpose(self.embedding.embeddings))
 
-    model = Tied()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), loss)
+    model = compiled(Tied(), keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), loss)
     model(np.zeros((1, 3), "int32"))
     return model
 
@@ -276,9 +274,7 @@ def clipping_in_another_thread(lab):
         optimizer.apply([keras.ops.ones(3), 2 * keras.ops.ones(3)], weights)
         found.append(values(weights))
 
-    with lab.strategy().scope():
-        model = dense()
-        model.compile(keras.optimizers.SGD(Schedule(), global_clipnorm=1.0), "mse")
+    model = lab.made(lambda: dense(keras.optimizers.SGD(Schedule(), global_clipnorm=1.0)))
     model.fit(x, y, batch_size=8, verbose=0)
     one = -np.ones(3, "float32") / np.sqrt(15.0).astype("float32")
     lab.equal([one, 2 * one], found[-1])
@@ -288,14 +284,7 @@ def clipping_in_another_thread(lab):
 def updated_before_the_backward_pass(lab):
     """A backward pass through weights that have changed is refused, as by autograd itself."""
 
-    class UpdatesTooEarly(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.second(self.first(x))
-
+    class UpdatesTooEarly(keras.Sequential):
         def train_step(self, data):
             x, y = data
             loss = self.compute_loss(y=y, y_pred=self(x, training=True))
@@ -305,9 +294,8 @@ def updated_before_the_backward_pass(lab):
             return {"loss": loss}
 
     x, y = regression(8)
-    with lab.strategy().scope():
-        model = UpdatesTooEarly()
-        model.compile("sgd", "mse")
+    layers = [keras.Input((4,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    model = lab.made(lambda: compiled(UpdatesTooEarly(layers), "sgd", "mse"))
     with lab.raises(RuntimeError, "before the weights.*are updated|modified by an inplace"):
         model.fit(x, y, verbose=0)
     lab.still_usable(lab.strategy())
@@ -328,9 +316,7 @@ def refusals(lab):
     x, y = regression(8)
     strategy = lab.strategy(sharding=kd.Sharding("full", min_size=1))
     with strategy.scope():
-        model = dense()
-        assigning = keras.Sequential([keras.Input((4,)), Assigning(), keras.layers.Dense(1)])
-        assigning.compile("sgd", "mse")
+        model, assigning = dense(), stack([Assigning(), keras.layers.Dense(1)], "sgd")
     with lab.raises(kd.errors.UnsupportedError, "load the weights on all workers"):
         model.fit(x, y, verbose=0, callbacks=[kd.callbacks.BroadcastGlobalVariables()])
     with lab.raises(kd.errors.UnsupportedError, "Expected only the optimizer.*min_size"):

@@ -8,7 +8,7 @@ import numpy as np
 from tests.conformance.cases_sharding import even, parts, parts_of
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression
+from tests.conformance.models import regression, stack
 from tests.conformance.registry import case
 from tests.environment import everything
 from tests.multiprocess.loops import squared_error_step
@@ -26,7 +26,6 @@ def divides_weights(lab):
 
 
 def _held(variables):
-    """The bytes on the first device of this worker."""
     if keras.backend.backend() == "torch":
         return sum(one._value.nbytes for one in variables)
     return sum(one._value.addressable_data(0).nbytes for one in variables)
@@ -34,6 +33,13 @@ def _held(variables):
 
 def _own_parts(lab, variables):
     return parts_of(variables, lab.shards, lab.number_of_shard)
+
+
+def _with_slots(lab):
+    with lab.strategy().scope():
+        model = even()
+        model.optimizer.build(model.trainable_variables)
+    return model
 
 
 def own_size(lab, variables):
@@ -44,9 +50,7 @@ def own_size(lab, variables):
 @case("workers", backends=BACKENDS)
 def each_holds_its_part(lab):
     """From the first moment on each device holds its part, as ZeRO's formula says."""
-    with lab.strategy().scope():
-        model = even()
-        model.optimizer.build(model.trainable_variables)
+    model = _with_slots(lab)
     x, y = regression(9, outputs=4)
 
     def check():
@@ -134,8 +138,8 @@ def small_variables_stay_whole(lab):
     """`min_size` of `Sharding`: a smaller variable is whole on each device."""
     own = lab.strategy().replica_set.options.sharding
     sharding = dataclasses.replace(own, state="full", min_size=9)
-    with lab.strategy(sharding=sharding).scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(4)])
+    layers = [keras.layers.Dense(8), keras.layers.Dense(4)]
+    model = lab.made(lambda: stack(layers), sharding=sharding)
     up, up_bias, down, down_bias = model.weights
     lab.equal(_own_parts(lab, [up, down]), parts([up, down]))
     lab.equal({1.0}, parts([up_bias, down_bias]))
@@ -161,9 +165,7 @@ def drawn_as_on_one_device(lab):
 @case("workers", backends=BACKENDS)
 def written_on_all_alike(lab):
     """Workers that assign other values to a sharded variable are refused, and go on."""
-    with lab.strategy().scope():
-        model = even()
-        model.optimizer.build(model.trainable_variables)
+    model = _with_slots(lab)
     slot = next(one for one in model.optimizer.variables if one.shape)
     before = values([slot])
     with lab.raises(kd.errors.DisagreementError, "assign the same value.*Received: values that"):

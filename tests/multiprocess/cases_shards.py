@@ -9,6 +9,7 @@ import numpy as np
 
 from kerasdist.input.sharding import bounds_of_replicas
 from tests.conformance.lazy import kd, keras, tf, torch
+from tests.conformance.models import stack
 from tests.conformance.registry import case
 from tests.facade.sources import Sequence
 
@@ -57,13 +58,10 @@ def in_turns(batches, workers):
 def linear_model(strategy):
     """One for all cases: what is compiled for it serves them all."""
     with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
+        return stack([keras.layers.Dense(1)], inputs=(3,))
 
 
 def check_training(lab, data, batches, epochs=2):
-    """fit, evaluate and predict on `data` are those of plain Keras on `batches`."""
     found = []
     for strategy, source in ((kd.get_strategy(), Sequence(batches)), (lab.strategy(), data)):
         model = linear_model(strategy)
@@ -75,7 +73,6 @@ def check_training(lab, data, batches, epochs=2):
 
 
 def rows_here(lab, dataset):
-    """The inputs that this worker's replicas get of each batch."""
     local = lab.strategy().local_results
     return [
         np.concatenate([keras.ops.convert_to_numpy(part) for part in local(x)]) for x, _ in dataset

@@ -13,7 +13,7 @@ from tests.conformance.actions import fit
 from tests.conformance.compare import BFLOAT16
 from tests.conformance.lab import values
 from tests.conformance.lazy import LazyModule, kd, keras, torch
-from tests.conformance.models import dense, regression
+from tests.conformance.models import compiled, dense, regression
 from tests.conformance.registry import case
 from tests.multiprocess.loops import calls_of, torch_launches
 
@@ -64,18 +64,8 @@ def branching(takes_branch):
                     hidden = hidden + torch.where(rows, self.sometimes(x), 0.0)
             return self.last(hidden)
 
-    model = Branching()
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
-    return model
-
-
-def every_third(step, x):
-    return torch.full((len(x), 1), step % 3 == 0)
-
-
-def where_large(step, x):
-    """Of some rows only: in some steps on one worker alone, in some on none."""
-    return x[:, :1] > 0.9
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    return compiled(Branching(), optimizer, "mse", metrics=["mae"])
 
 
 @case("workers", backends=TORCH)
@@ -134,6 +124,8 @@ def layers_in_some_steps(lab):
     for ever, unlike Gloo's.
     """
     train = fit(X, Y, batch_size=BATCH, epochs=2)
+    every_third = lambda step, x: torch.full((len(x), 1), step % 3 == 0)  # noqa: E731
+    where_large = lambda step, x: x[:, :1] > 0.9  # noqa: E731 (in some steps on one worker alone)
     for takes_branch, options in itertools.product((every_third, where_large), ({}, by_layer())):
         build = partial(branching, takes_branch)
         with torch_launches() as noted:

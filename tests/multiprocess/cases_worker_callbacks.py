@@ -31,8 +31,7 @@ ROWS, BATCH, BATCHES = 22, 5, 5
 
 def _model(lab):
     keras.utils.set_random_seed(11)
-    with lab.strategy().scope():
-        return dense("adam")
+    return lab.made(lambda: dense("adam"))
 
 
 def _fit(model, callbacks, epochs=3, **options):

@@ -6,7 +6,7 @@ from unittest import mock
 
 from kerasdist.core import whole_files
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 
 
@@ -25,10 +25,8 @@ def written():
 
 def trained(lab, **options):
     x, y = regression(12)
-    with lab.strategy(**options).scope():
-        layers = [keras.layers.Dense(64), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((4,)), *layers])
-        model.compile("adam", "mse", metrics=["mae"])
+    layers = [keras.layers.Dense(64), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = lab.made(lambda: stack(layers, "adam", metrics=["mae"]), **options)
     model.fit(x, y, batch_size=5, verbose=0)
     return model, x
 

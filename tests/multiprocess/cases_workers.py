@@ -48,18 +48,13 @@ def equal_order(lab):
 def dropout_in_a_batch_of_one_row(lab):
     """DEFECTS 5: weights stay equal, where the workers' generators differ as those of GPUs do."""
     x, y = regression(9)
-
-    def build():
-        layers = [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.5)]
-        model = keras.Sequential([*layers, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
+    layers = keras.layers
 
     def differ(logs):  # after the workers have made their random states equal
         if lab.backend == "torch":
             torch.manual_seed(lab.job.rank)
 
-    model = lab.made(build)
+    model = lab.made(lambda: stack([layers.Dense(8), layers.Dropout(0.5), layers.Dense(1)]))
     begins = keras.callbacks.LambdaCallback(on_train_begin=differ)
     model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[begins])
     lab.alike([array.tolist() for array in values(model.variables)])
@@ -134,12 +129,8 @@ def equal_start_in_few_programs(lab):
 @case("workers", backends=("jax",))
 def predictions_come_by_the_host(lab):
     """DEFECTS 16: no device holds the rows of all others, whether or not replicas have as many."""
-
-    def build():
-        layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.RepeatVector(500)]
-        return keras.Sequential(layers)
-
-    model = lab.made(build)
+    layers = keras.layers
+    model = lab.made(lambda: stack([layers.Dense(3), layers.RepeatVector(500)]))
     x, _ = regression(10 * lab.replicas + 3)
     expected = np.repeat((x @ values(model.weights)[0])[:, None], 500, axis=1)
     for size, steps in ((4 * lab.replicas, 1), (4 * lab.replicas - 1, 1), (2 * lab.replicas, 2)):
@@ -181,20 +172,18 @@ def a_step_converts_no_variables(lab):
         return mock.patch.object(owner, name, call)
 
     def a_step(layers, reads):
-        with strategy.scope():
-            inner = [keras.layers.Dense(4) for _ in range(layers)]
-            model = keras.Sequential([keras.Input((4,)), *inner, keras.layers.Dense(1)])
-            model.compile(keras.optimizers.SGD(0.01), "mse")
+        sizes = [4] * layers + [1]
+        model = lab.made(lambda: stack([keras.layers.Dense(size) for size in sizes], "sgd"))
         step = squared_error_step(model, 8)
         total = kd.function(lambda data: strategy.run(step, args=(data,)))
         batch = next(iter(strategy.distribute_dataset([(x, y)])))
         for _ in range(2):
             total(batch)
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as patches:
             array = type(jax.numpy.zeros(1))
-            stack.enter_context(counting(array, "addressable_data"))
+            patches.enter_context(counting(array, "addressable_data"))
             for name in ("make_array_from_callback", "device_put"):
-                stack.enter_context(counting(sys.modules["jax"], name))
+                patches.enter_context(counting(sys.modules["jax"], name))
             for _ in range(5):
                 total(batch)
                 if reads:
@@ -253,22 +242,12 @@ def chief_alone_prints(lab):
 
 
 @case("workers")
-def facts(lab):
-    """The strategy and its resolver tell who takes part."""
-    strategy = lab.strategy()
-    resolver = strategy.cluster_resolver
-    lab.equal(
-        [lab.job.num_workers, lab.job.rank, "worker", lab.replicas],
-        [resolver.num_workers, resolver.task_id, resolver.task_type, strategy.num_replicas_in_sync],
-    )
-    lab.check(strategy.extended.should_checkpoint == lab.job.is_chief, "should_checkpoint")
-    lab.check(strategy.extended.should_save_summary == lab.job.is_chief, "should_save_summary")
-
-
-@case("workers")
 def reduce_and_gather(lab):
     """A value holds its own worker's components; sums, gathers, merge calls meet those of all."""
     strategy, replicas = lab.strategy(), lab.replicas
+    resolver = strategy.cluster_resolver
+    told = resolver.num_workers, resolver.task_id, resolver.task_type, strategy.num_replicas_in_sync
+    lab.equal((lab.job.num_workers, lab.job.rank, "worker", replicas), told)
     own = numbered(strategy)
     here = [float(one) for one in strategy.local_results(own)]
     lab.equal(here, [float(one) for one in strategy.local_replicas])
@@ -299,11 +278,8 @@ def reduce_and_gather(lab):
 @case("workers")
 def shapes_that_do_not_match(lab):
     """Workers with components of other shapes get the error that replicas of one process get."""
-    strategy = lab.strategy()
-    odd = lab.job.rank == lab.job.num_workers - 1
-    own = strategy.distribute_values_from_function(
-        lambda context: np.ones((3, 3) if odd else (2, 2), "float32")
-    )
+    strategy, shape = lab.strategy(), lab.pick((3, 3), (2, 2))
+    own = strategy.distribute_values_from_function(lambda context: np.ones(shape, "float32"))
     for call in (
         lambda: strategy.reduce("SUM", own, axis=None),
         lambda: strategy.reduce("MEAN", own, axis=0),
@@ -324,11 +300,10 @@ def options_of_communication(lab):
         lab.strategy(communication_options=smaller)
     if lab.backend == "jax":
         return
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        options = kd.CommunicationOptions(bytes_per_pack=8, implementation="NCCL")
+    options = kd.CommunicationOptions(bytes_per_pack=8, implementation="NCCL")
+    with lab.told("Sums go by RING") as warned:
         strategy = lab.strategy(communication_options=options)
-    lab.check(any("Sums go by RING" in str(one.message) for one in warned), "no warning")
+    lab.check(warned, "no warning")
     x, y = regression(7)
     found = []
     for one in (strategy, lab.strategy()):
@@ -352,10 +327,8 @@ def custom_loop(lab):
 @case("workers")
 def steps_leave_no_threads(lab):
     """Neither a step of `fit` nor one of a compiled loop leaves a thread behind."""
-    strategy = lab.strategy()
+    strategy, model = lab.strategy(), lab.made(dense)
     x, y = regression(16)
-    with strategy.scope():
-        model = dense()
 
     @kd.function
     def total(value):
@@ -381,11 +354,9 @@ def statistics_travel_with_the_gradients(lab):
     x, y = regression(8)
 
     def collectives(normalizations):
-        layers = keras.layers
-        with lab.strategy(batch_norm="per_replica").scope():
-            normal = [layers.BatchNormalization() for _ in range(normalizations)]
-            model = keras.Sequential([layers.Dense(4), *normal, layers.Dense(1)])
-            model.compile("sgd", "mse")
+        normal = [keras.layers.BatchNormalization() for _ in range(normalizations)]
+        layers = [keras.layers.Dense(4), *normal, keras.layers.Dense(1)]
+        model = lab.made(lambda: stack(layers, "sgd"), batch_norm="per_replica")
         made = AllReduce._in_graph
         with mock.patch.object(AllReduce, "_in_graph", autospec=True, side_effect=made) as traced:
             model.fit(x, y, batch_size=4, verbose=0)

@@ -72,7 +72,6 @@ class Rows(keras.utils.PyDataset):
 
 
 def data(kind):
-    """The arguments of `fit`."""
     x, y = rows()
     if kind == "arrays":
         return {"x": x, "y": y, "batch_size": BATCH}

@@ -157,8 +157,6 @@ def be_preempted(strategy):
 
 
 class Seen(keras.callbacks.Callback):
-    """Tells of each batch that is computed."""
-
     def on_train_batch_begin(self, batch, logs=None):
         print("batch", batch, flush=True)
 

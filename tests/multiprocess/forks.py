@@ -40,7 +40,6 @@ class Ended:
 
 
 def report(ended: Sequence[Ended]) -> str:
-    """Every rank's log, for the message of a test that fails."""
     return "\n".join(
         f"----- worker {one.rank}: exit code {one.code} after {one.seconds:.1f} s\n{one.output}"
         for one in ended
@@ -157,7 +156,6 @@ class Nursery:
         self.ended: dict[int, tuple[int, float]] = {}
 
     def begin(self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> "Job":
-        """Forks a worker for each environment."""
         first = len(self.logs)
         for environment in environments:
             number = len(self.logs)
@@ -168,7 +166,6 @@ class Nursery:
         return Job(self, range(first, len(self.logs)))
 
     def listen(self):
-        """Notes who has begun and ended."""
         if self._process.poll() is not None:
             raise RuntimeError(self._errors.read_text("utf-8", "replace"))
         self._heard += self._process.stdout.read() or b""

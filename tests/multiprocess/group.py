@@ -29,8 +29,6 @@ ORDER = ("passed", "refused", "left out", "failed", "error")
 
 
 class Group:
-    """The processes of one run."""
-
     def __init__(self, backend: str, layout: Layout, keys: list[str]):
         self.lines: queue.Queue[tuple[int, dict | None]] = queue.Queue()
         self._waiting: list[deque[dict]] = [deque() for _ in range(layout.workers)]
@@ -49,11 +47,7 @@ class Group:
         self.lines.put((rank, None))
 
     def together(self) -> list[dict]:
-        """Waits for the next line of every worker; the first may take its time.
-
-        Raises:
-            RuntimeError: If a worker has ended, or is far behind.
-        """
+        """Waits for the next line of every worker; the first may take its time."""
         while not all(self._waiting):
             try:
                 rank, line = self.lines.get(timeout=BEHIND_SECONDS if any(self._waiting) else None)
@@ -75,7 +69,6 @@ class Group:
 
 
 def _place(layout: Layout, rank: int, port: int) -> dict[str, str]:
-    """What tells a worker which it is."""
     return {
         "KERASDIST_RANK": str(rank),
         "KERASDIST_WORKERS": str(layout.workers),

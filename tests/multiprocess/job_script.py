@@ -147,7 +147,6 @@ def hang_in_other_batches(job: Job):
 
 
 def save(job: Job):
-    """Who writes: the chief where all save, else each what it saves."""
     found = []
 
     def saves(path):

@@ -36,8 +36,15 @@ class WorkersLab(Lab):
         """That of this worker's first device."""
         return self.job.rank * self._layout.devices % self.shards
 
+    @property
+    def is_last(self) -> bool:
+        return self.job.rank == self.job.num_workers - 1
+
+    def pick(self, one: Any, other: Any) -> Any:
+        """What the last worker has, and what the others have."""
+        return one if self.is_last else other
+
     def everyone(self, value: Any) -> list[Any]:
-        """What every worker has here, by rank."""
         return self.job.all_gather_object("what everyone has", value)
 
     def plain_outcome(self, build, actions) -> Outcome:
@@ -78,7 +85,6 @@ class WorkersLab(Lab):
         return kd.MultiWorkerMirroredStrategy(**given | options)
 
     def with_replicas(self, replicas: int) -> "WorkersLab":
-        """The same lab: the number of workers is what it is."""
         del replicas
         return self
 
@@ -91,6 +97,5 @@ def sharding_of(layout: Layout) -> Any:
 
 
 def labs(strategy: Any, layout: Layout) -> Callable[[Item], WorkersLab]:
-    """What makes the lab of an item."""
     plain = PlainOutcomes()
     return lambda item: WorkersLab(item.case, item.backend, layout, plain, strategy)

@@ -41,7 +41,6 @@ def write(folder: Path, body: str, name: str = "script.py") -> Path:
 
 
 def run(folder: Path, body: str, *arguments: str, **spec) -> JobResult:
-    """Runs a script as a job, in this process."""
     command = python_command(str(write(folder, body)), arguments)
     return run_job(JobSpec(command, **{"workers": 2, "stop_seconds": 5.0, **spec}))
 
@@ -60,7 +59,6 @@ def command_line(*arguments: object) -> list[str]:
 def finish(
     *arguments: object, seconds: float = SECONDS, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command line to its end."""
     return ended(command_line(*arguments), seconds=seconds, **environment)
 
 
@@ -132,7 +130,6 @@ def wait_for(folder: Path, *names: str) -> list[int]:
 
 
 def alive(process: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
     try:
         state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2]
     except (FileNotFoundError, ProcessLookupError):

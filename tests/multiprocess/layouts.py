@@ -204,17 +204,14 @@ OWN = "tests.multiprocess"
 
 
 def cases() -> dict[str, registry.Case]:
-    """All cases, by name."""
     return {**registry.load(), **registry.load(OWN)}
 
 
 def limits() -> dict[str, float]:
-    """The seconds that each case may take, by name."""
     return {name: case.seconds for name, case in cases().items()}
 
 
 def keys(backend: str, layout: Layout) -> Iterator[str]:
-    """The names of the cases that run on a layout."""
     for case in cases().values():
         if backend not in case.backends or case.name.startswith(NOT_HERE):
             continue
@@ -236,7 +233,6 @@ def whole() -> bool:
 
 
 def pairs(backend: str) -> tuple[Layout, ...]:
-    """The layouts of every run of the tests."""
     return (PAIR, *SHARDED[backend][:1])
 
 
@@ -248,12 +244,7 @@ def layouts(backend: str) -> tuple[Layout, ...]:
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:
-    """The cases that a run of the tests takes.
-
-    Args:
-        backend: Each gets another part of what all backends have in common.
-        layout: The layout.
-    """
+    """The cases that a run of the tests takes: each backend another part of the common ones."""
     own, everyone = registry.load(OWN), cases()
     for key in keys(backend, layout):
         if layout.sharding and layout.within and not everything():
@@ -274,7 +265,6 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
 
 
 def is_slow(backend: str, layout: Layout, key: str) -> bool:
-    """Whether `make test` leaves a case to `make test-slow`."""
     return layout not in pairs(backend) or registry.is_slow(cases()[key], backend, OWN)
 
 

@@ -17,7 +17,6 @@ examples = 11
 
 
 def trained(strategy):
-    """The weights and losses of a line that is fitted to a sum."""
     x = np.arange(3 * examples, dtype="float32").reshape(examples, 3) / 10
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "linear", False)])

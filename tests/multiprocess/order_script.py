@@ -58,8 +58,6 @@ MODELS = (dense, normalized) if BACKEND == "torch" else (normalized,)
 
 
 class Training:
-    """A model that is trained again and again from one start."""
-
     def __init__(self, make, strategy=None):
         keras.utils.set_random_seed(5)
         with contextlib.nullcontext() if strategy is None else strategy.scope():

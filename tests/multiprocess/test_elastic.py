@@ -48,7 +48,6 @@ def run(folder, *arguments, **environment):
 
 
 def sizes(done):
-    """How many workers each attempt had."""
     found = re.findall(r"attempt (\d+) of (\d+)", done.stdout)
     return [int(size) for _, size in sorted(set(found), key=lambda each: int(each[0]))]
 

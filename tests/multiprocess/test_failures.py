@@ -51,8 +51,6 @@ def _environments(folder: Path, restart: int = 0, host: str = "localhost") -> li
 
 
 class Jobs:
-    """The jobs of a backend; a job begins while the one before it runs."""
-
     def __init__(self, backend: str, folder: Path):
         self.backend = backend
         self._folder = folder

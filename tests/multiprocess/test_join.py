@@ -33,7 +33,6 @@ if restart == 0:
 
 
 def port_of(job):
-    """Reads what the launcher says first."""
     for line in job.stderr:
         if found := re.search(r"kerasdist join .+:(\d+)", line):
             return found[1]

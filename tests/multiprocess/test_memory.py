@@ -33,7 +33,6 @@ def run(folder, case, what, *arguments, **environment):
 
 
 def require_gone(done):
-    """The folder in memory ends with the job."""
     folders = set(re.findall(r"memory (/dev/shm/kerasdist-\w+)", done.stdout))
     assert len(folders) == 1, done.stdout + done.stderr
     assert not Path(folders.pop()).exists()

@@ -1,9 +1,4 @@
-"""Cases on several workers, each a process: what every worker gets equals what one device gets.
-
-Of the conformance cases each backend runs a part, chosen by name: two replicas in `make test` and
-`make test-slow`, more in `make test-everything`; ``KERASDIST_MULTIPROCESS_FULL=1`` runs all of
-them, on all layouts.
-"""
+"""Cases on several workers, each a process: what every worker gets equals what one device gets."""
 
 import pytest
 

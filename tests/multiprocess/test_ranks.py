@@ -25,7 +25,6 @@ def finish(folder, *command, cwd=ROOT):
 
 
 def failure(err):
-    """What is said of the worker that failed."""
     return re.findall(r"^\[kerasdist\] worker (\d/\d) failed after [\d.]+ s: (.*)$", err, re.M)
 
 

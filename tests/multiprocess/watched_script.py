@@ -23,8 +23,6 @@ def main():
     slow = float(sys.argv[1]) if os.environ.get("KERASDIST_RANK") == "1" else 0.0
 
     class Batches(keras.utils.PyDataset):
-        """The same batches on every worker; the slow one takes its time."""
-
         def __len__(self):
             return math.ceil(ROWS / BATCH)
 

@@ -26,21 +26,18 @@ SECONDS = 1800
 
 
 def snippet() -> str:
-    """The first program of README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     return next(block for block in blocks if "MirroredStrategy" in block)
 
 
 def build(folder: Path) -> Path:
-    """Builds the wheel with the tools of this environment."""
     code = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / run([sys.executable, "-c", code], ROOT).split()[-1]
 
 
 def interpreters(wanted: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """The Pythons among the wanted ones that are found here, and work."""
     for version in wanted:
         places = [*sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python"))]
         on_path = shutil.which(f"python{version}")

@@ -5,17 +5,13 @@ from typing import Any
 
 from tests.conformance import lab as conformance
 from tests.conformance.lazy import kd
-from tests.conformance.registry import KIND, Item
+from tests.conformance.registry import Item
 from tests.facade import lab as facade
 
 
 class ShardedLab(conformance.Lab):
-    @property
-    def sharding(self) -> Any:
-        return sharding_of(self.case.name)
-
     def strategy(self, **options):
-        return super().strategy(**{"sharding": self.sharding, **options})
+        return super().strategy(**{"sharding": sharding_of(self.case.name), **options})
 
 
 class ShardedFacade(facade.Lab):
@@ -24,11 +20,7 @@ class ShardedFacade(facade.Lab):
         self._sharding = sharding_of(item.case.name)
 
     def strategy(self, replicas: int | None = None) -> Any:
-        count = replicas or self.replicas
-        if count == 1:
-            return super().strategy(count)
-        devices = [f"{KIND}:{index}" for index in range(count)]
-        return kd.MirroredStrategy(devices, sharding=self._sharding)
+        return super().strategy(replicas, sharding=self._sharding)
 
 
 def sharding_of(name: str) -> Any:
@@ -37,7 +29,6 @@ def sharding_of(name: str) -> Any:
 
 
 def labs(*, mirrored: bool) -> Callable[[Item], Any]:
-    """What makes the lab of an item."""
     if not mirrored:
         raise ValueError("Expected replicas, which divide the state. Drop --plain.")
     plain = conformance.PlainOutcomes()

@@ -6,7 +6,6 @@ from rich.console import Console
 
 
 def printed(show, *facts, width=200):
-    """The text of `show(*facts, console)`."""
     file = io.StringIO()
     show(*facts, Console(file=file, width=width))
     return file.getvalue()

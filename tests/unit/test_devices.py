@@ -31,11 +31,6 @@ def test_other_names_are_refused(name):
         parse_device(name)
 
 
-def test_a_missing_device_is_refused_and_the_cure_is_named():
-    with pytest.raises(DeviceError, match=r"'cpu:1'.*set_logical_cpu_devices"):
-        check_available([Device("cpu", 1)], [Device("cpu", 0)], "jax", [Device("cpu", 0)])
-
-
 def test_a_missing_gpu_is_named():
     """Where there is none: `errors.devices_and_arguments_that_are_none` of `tests/facade`."""
     gpus = [Device("gpu", 0), Device("gpu", 1)]

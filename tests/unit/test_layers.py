@@ -72,13 +72,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def is_for_types(node: ast.AST) -> bool:
-    """Whether it is `if TYPE_CHECKING`."""
-    names = ast.Name | ast.Attribute
-    return (
-        isinstance(node, ast.If)
-        and isinstance(node.test, names)
-        and ast.unparse(node.test).endswith("TYPE_CHECKING")
-    )
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
 def imported_at_module_level(tree: ast.Module) -> Iterator[str]:
@@ -123,10 +117,6 @@ def unit_of(module: str) -> str | None:
     return ".".join(parts[1:3]) if own else parts[1]
 
 
-def is_inside(name: str, module: str) -> bool:
-    return name == module or name.startswith(f"{module}.")
-
-
 @functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -145,19 +135,6 @@ def frameworks_outside_of_their_folders(path: Path) -> list[str]:
     return found
 
 
-def other_backends_in_a_backend(path: Path) -> list[str]:
-    """Only the registry and the base, which stand beside the folders, are shared."""
-    backends = PACKAGE / "backends"
-    if not path.is_relative_to(backends) or path.parent in (backends, backends / "base"):
-        return []
-    others = {"tensorflow", "jax", "torch"} - {path.relative_to(backends).parts[0]}
-    return [
-        name
-        for name in imported(parse(path))
-        if any(is_inside(name, f"kerasdist.backends.{other}") for other in others)
-    ]
-
-
 def imports_from_no_layer_below(path: Path) -> list[str]:
     module = module_of(path)
     unit = unit_of(module)
@@ -168,26 +145,17 @@ def imports_from_no_layer_below(path: Path) -> list[str]:
     found = []
     for name in imported_at_run_time(tree):
         other = unit_of(name)
-        if other in (None, unit) or LAYER_OF[other] < LAYER_OF[unit]:
+        # `from kerasdist import MirroredStrategy` would load whatever has that name: it is no unit.
+        if other in (None, unit) or LAYER_OF.get(other, len(LAYERS)) < LAYER_OF[unit]:
             continue
         if name in at_once or (module, other) not in LATE:
             found.append(name)
     return found
 
 
-def imports_from_the_package_itself(path: Path) -> list[str]:
-    """`from kerasdist import MirroredStrategy` would load whatever has that name."""
-    units = {unit.partition(".")[0] for unit in LAYER_OF}
-    return [
-        name
-        for name in imported_at_run_time(parse(path))
-        if name.startswith("kerasdist.") and name.split(".")[1] not in units
-    ]
-
-
 def integrations(path: Path) -> list[str]:
     others = ("kerasdist_ray", "ray", "kubernetes")
-    return [name for name in imported(parse(path)) if any(is_inside(name, one) for one in others)]
+    return [name for name in imported(parse(path)) if name.partition(".")[0] in others]
 
 
 def names_that_say_nothing(path: Path) -> set[str]:
@@ -197,9 +165,8 @@ def names_that_say_nothing(path: Path) -> set[str]:
 
 # ruff's: imports of `keras.src` outside of keras_compat/, relative ones, missing docstrings.
 RULES = (
-    *(frameworks_outside_of_their_folders, other_backends_in_a_backend),
-    *(imports_from_no_layer_below, imports_from_the_package_itself, integrations),
-    names_that_say_nothing,
+    *(frameworks_outside_of_their_folders, imports_from_no_layer_below),
+    *(integrations, names_that_say_nothing),
 )
 
 

@@ -7,7 +7,6 @@ from kerasdist.core.user_warnings import warn_user
 
 
 def in_module(name, source):
-    """A function of a module of that name, in a file of that name."""
     made = {"__name__": name, "warn_user": warn_user}
     exec(compile(source, f"{name}.py", "exec"), made)
     return made["function"]

@@ -64,8 +64,6 @@ at level INFO (logger `kerasdist`), and `kerasdist doctor` names those below the
 
 @dataclass(frozen=True)
 class Row:
-    """One environment, and what was found in it."""
-
     python: str
     backend: str
     set: str
@@ -85,7 +83,6 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The rows of the page."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     found = [
         line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| \d", line)
@@ -94,7 +91,6 @@ def rows() -> list[Row]:
 
 
 def page(of: Sequence[Row]) -> str:
-    """The whole page."""
     ordered = sorted(of, key=lambda row: (row.backend, row.set, Version(row.python)))
     lines = "".join(f"| {' | '.join(astuple(row))} |\n" for row in ordered)
     return HEAD + lines
@@ -114,8 +110,6 @@ def floors() -> dict[str, Version]:
 
 
 class Environment:
-    """A virtual environment with one set of versions."""
-
     def __init__(self, python: Path, backend: str):
         self.backend = backend
         self.folder = FOLDER / "env"
@@ -125,7 +119,6 @@ class Environment:
         self.python = self.folder / "bin" / "python"
 
     def install(self, wheel: Path, which: str):
-        """Installs the wheel, the framework and the tools."""
         package = PACKAGES[self.backend]
         wanted, limits = ["keras", package], []
         if which == "oldest":
@@ -149,7 +142,6 @@ class Environment:
         return min(one for one in map(Version, line.split(", ")) if one >= floor)
 
     def versions(self, path: Mapping[str, str]) -> tuple[str, str]:
-        """Those of Keras and of the framework, as they are imported."""
         code = (
             f"import json, keras, kerasdist, {self.backend} as framework;"
             "print(json.dumps([keras.__version__, framework.__version__]))"

@@ -21,7 +21,6 @@ ROWS = 4  # of a global batch
 
 
 def distribute():
-    """What a model is made in; nothing else differs between the three."""
     if TOOL == "kerasdist":
         import kerasdist as kd
 

@@ -17,7 +17,6 @@ def net():
 
 
 def warned_of(call):
-    """The warnings of a call that are ours."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         call()

@@ -13,7 +13,6 @@ AXES = (0, 1)
 
 
 def plain(inputs, mask):
-    """What Keras computes on one device."""
     if mask is None:
         return inputs.mean(AXES), inputs.var(AXES)
     weights = jnp.broadcast_to(mask[..., None], inputs.shape).astype(inputs.dtype)

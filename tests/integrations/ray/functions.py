@@ -10,14 +10,12 @@ from kerasdist.job.job import join_job
 
 
 def joined():
-    """Joins the job that the environment tells of, as a strategy does."""
     job, _ = join_job(detect().membership(), {"keras": "1"})
     job.after_connecting()
     return job
 
 
 def tell(greeting: str, *, name: str):
-    """Returns what this worker is and has."""
     job = joined()
     names = ("KERASDIST_LOCAL_RANK", "KERASDIST_LOCAL_WORKERS", "KERASDIST_RESTART")
     return {
@@ -46,7 +44,6 @@ def be_killed_the_first_time(folder: str):
 
 
 def fit(seed: int):
-    """Trains a model on all workers, and one like it outside of the strategy."""
     import keras
     import numpy as np
 

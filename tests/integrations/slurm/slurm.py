@@ -22,7 +22,6 @@ JOB = "184213"
 
 
 def sbatch(arguments):
-    """Runs a script, again where it is put back into the queue, and returns its exit code."""
     parser = argparse.ArgumentParser()
     for name in ("job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task"):
         parser.add_argument(f"--{name}")
@@ -63,7 +62,6 @@ def sbatch(arguments):
 
 
 def srun(arguments):
-    """Runs a step of two tasks, and returns the highest exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--label", action="store_true")
     parser.add_argument("--kill-on-bad-exit", choices="0")
@@ -105,14 +103,12 @@ def srun(arguments):
 
 
 def squeue(arguments):
-    """Says what state the job is in."""
     assert arguments == ["--noheader", f"--jobs={JOB}", "--format=%T"], arguments
     print((FOLDER / "state").read_text(encoding="utf-8"))
     return 0
 
 
 def scontrol(arguments):
-    """Puts the job back into the queue."""
     assert arguments == ["requeue", JOB], arguments
     (FOLDER / "requeue").touch()
     return 0

@@ -17,7 +17,6 @@ SECONDS = 120
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """Returns a function that submits the script with a task, and returns how it ended."""
     for name in ("sbatch", "srun", "squeue", "scontrol"):
         command = tmp_path / name
         call = f'exec "{sys.executable}" "{HERE / "slurm.py"}" {name} "$@"'

@@ -18,7 +18,6 @@ SECONDS = 60
 
 @contextlib.contextmanager
 def connected(address, patience=SECONDS):
-    """A client's side of a connection to a server by a relay."""
     with contextlib.closing(Relay(address, patience)) as relay:
         host, port = relay.address.split(":")
         with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
@@ -27,7 +26,6 @@ def connected(address, patience=SECONDS):
 
 @contextlib.contextmanager
 def server(answer):
-    """A server that calls `answer` with its one connection, then closes that."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(SECONDS)
 

@@ -37,8 +37,6 @@ PACKAGE = str(Path(kd.__file__).parent)
 
 
 class Heard(Wire):
-    """Keeps the last message."""
-
     def write(self, data: bytes):
         self.last = json.loads(data[protocol.HEADER_BYTES :])
 
@@ -124,10 +122,6 @@ def model() -> keras.Model:
     return made
 
 
-def bytes_held(variables: Iterable[keras.Variable]) -> int:
-    return sum(keras_compat.stored_value(one).nbytes for one in variables)
-
-
 def facts(rank: int, ranks: int, state: str | None) -> dict[str, Any]:
     """What one rank does in steps of `fit`, and what it holds."""
     sharding = None if state is None else kd.Sharding(state, min_size=64)
@@ -157,7 +151,7 @@ def facts(rank: int, ranks: int, state: str | None) -> dict[str, Any]:
         return {
             "collectives": recorded.started,
             "lines of 3 steps": lines[1] - lines[0],
-            "bytes": bytes_held(known),
+            "bytes": sum(keras_compat.stored_value(one).nbytes for one in known),
             "shapes": [list(one.shape) for one in known],
             "itemsizes": [keras_compat.stored_value(one).element_size() for one in known],
             "shards": {n: [[one.region.begin, one.region.end] for one in held[n]] for n in held},

@@ -4,7 +4,6 @@ from kerasdist.callbacks.backup import storage
 
 
 def write(folder, number, facts, arrays):
-    """Writes a backup; returns its path."""
     path = storage.path_of(folder, number)
     storage.write_file(path, facts, arrays)
     return path

@@ -62,8 +62,6 @@ def test_digests_tell_values_apart(one, other):
 
 
 class Record:
-    """What a callback may make of each epoch."""
-
     def __init__(self, loss):
         self.loss = loss
 

@@ -19,16 +19,9 @@ PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
 
 
 class SimulatedWorker:
-    """A connection to the coordinator.
-
-    Attributes:
-        rank: Its number.
-        heard: How many bytes of messages it has read.
-    """
-
     def __init__(self, rank: int, workers: int, known: Credentials, facts: Mapping[str, Any] = {}):
         self.rank = rank
-        self.heard = 0
+        self.heard = 0  # bytes of messages
         self._known = known
         self._hello = {"type": "hello", "rank": rank, "num_workers": workers, "pid": rank}
         self._hello |= {"host": f"node{rank}", "address": "127.0.0.1", "port": 1, "given": None}
@@ -111,7 +104,6 @@ class InMemory:
 
 
 def values_in(message: Mapping[str, Any]) -> list[Any]:
-    """Returns by rank what a meeting's answer says, as `Client` does."""
     return [message["values"][index] for index, count in message["runs"] for _ in range(count)]
 
 

@@ -27,8 +27,6 @@ FRAMES = 10_000 if everything() else 2_000
 
 
 class Chief:
-    """The chief's coordinator, with as many workers as it wants."""
-
     def __init__(self, workers: int):
         self.workers = workers
         self.port = free_port()
@@ -41,7 +39,6 @@ class Chief:
         return Client("127.0.0.1", self.port, facts, limits, known)
 
     def gather(self):
-        """All workers come."""
         with ThreadPoolExecutor(self.workers) as pool:
             self.clients = list(pool.map(self.client, range(self.workers)))
 
@@ -131,7 +128,6 @@ def test_generated_frames(coordinator, capsys):
 
 
 def send(coordinator: Chief, frame: bytes):
-    """Sends bytes on a connection of their own, and sees to it that they change nothing."""
     with coordinator.stranger() as one:
         try:
             one.sendall(frame)

@@ -20,8 +20,6 @@ COMMAND = ("python", "train.py")
 
 
 class Job:
-    """The slots of a job, hosts that ssh reaches or not, and a clock."""
-
     def __init__(self, monkeypatch, **spec):
         self.down, self.now, self.asked = set(), 0.0, []
         monkeypatch.setattr(slots, "time", types.SimpleNamespace(monotonic=lambda: self.now))

@@ -63,7 +63,6 @@ def test_defect_29_a_full_disk_takes_no_state():
 
 
 def board_of(*changes, folder=None, hosts=(None, None)):
-    """A board that has heard a report of each worker."""
     slots = [Slot(host, rank, rank, len(hosts)) for rank, host in enumerate(hosts)]
     board = Board(folder)
     board.begin_attempt(0, slots)

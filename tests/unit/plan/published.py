@@ -23,25 +23,15 @@ NOTHING = Work({}, 0.0)
 
 @dataclass(frozen=True)
 class Point:
-    """What somebody has measured.
+    """What somebody has measured."""
 
-    Attributes:
-        what: The model, its batch and the program.
-        step: How long a step takes in the smallest group, in seconds.
-        base: The smallest group.
-        reached: The efficiency of larger groups.
-        sends: The collectives of a step.
-        source: Where it is published.
-        network: Which part of the network's rate of the table of chips the machines have.
-    """
-
-    what: str
-    step: float
-    base: str
-    reached: Mapping[str, float]
+    what: str  # the model, its batch and the program
+    step: float  # of the smallest group, in seconds
+    base: str  # the smallest group
+    reached: Mapping[str, float]  # the efficiency of larger groups
     sends: Sequence[Collective]
     source: str
-    network: float = 1.0
+    network: float = 1.0  # by the rate in the table of chips
 
     def without_overlap(self, name: str) -> float:
         """The efficiency of a group if collectives overlap with nothing."""
