@@ -218,6 +218,7 @@ class Strategy:
 
         Raises:
             ScopeError: In replica context.
+            TypeError: If the axis is no integer.
             ValueError: If the components' shapes do not fit, or they have no such axis.
         """
         context.require_cross_replica("reduce", "get_replica_context().all_reduce")

@@ -157,6 +157,24 @@ def on_read_without_aggregation_has_no_common_value(lab, strategy):
     lab.still_usable(strategy)
 
 
+@case
+def types_without_a_sum_or_a_mean(lab, strategy):
+    """The mean of 1 and 2 was 1 in a variable of integers; of booleans JAX took the first."""
+    number = numbered(strategy, lambda i: np.int32(i + 1))
+
+    def assign(dtype, **options):
+        v = variable_of(strategy, 1, dtype=dtype, trainable=False, **options)
+        strategy.run(lambda x: v.assign(ops.cast(x, dtype)) is None, args=(number,))
+
+    for synchronization in ("auto", "on_write", "on_read"):
+        for dtype in ("int32", "uint8", "bool"):
+            with lab.raises(ValueError, "(?i)mean"):
+                assign(dtype, synchronization=synchronization, aggregation="mean")
+        with lab.raises(TypeError, "Expected numbers to add.*Received: dtype=bool"):
+            assign("bool", synchronization=synchronization, aggregation="sum")
+    lab.still_usable(strategy)
+
+
 @case(replicas=(2, 3))
 def on_read_sums_of_integers_keep_the_rest(lab, strategy):
     """What is assigned outside of a replica is no multiple of the number of replicas."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import keras
 
@@ -40,6 +40,11 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
 def checked_axis(tensor: Any, axis: int) -> int:
     """Returns an axis of a tensor, counted from 0 even if it was counted from the end."""
     rank = len(tensor.shape)
+    if not isinstance(axis, SupportsIndex):
+        raise TypeError(
+            f"Expected axis to be an integer. Received: axis={axis!r}. Reduce other axes in the "
+            "replicas, with keras.ops.sum or keras.ops.mean."
+        )
     if not -rank <= axis < rank:
         raise ValueError(
             f"Expected axis to be one of the tensor's {rank}. Received: axis={axis}, "

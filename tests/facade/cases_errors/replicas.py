@@ -155,6 +155,22 @@ def an_axis_out_of_range(lab, strategy):
     refused(lab, strategy, ValueError, "Expected axis.*Received: axis=", *calls)
 
 
+@case(replicas=(1, 2))
+def an_axis_that_is_no_integer(lab, strategy):
+    """Several axes worked on TensorFlow alone, 1.0 on JAX alone."""
+    value = numbered(strategy, lambda i: np.ones((2, 3), "float32"))
+    calls = [
+        call
+        for axis in ([0, 1], (0,), 1.0, "0")
+        for call in (
+            partial(strategy.reduce, "SUM", value, axis=axis),
+            partial(strategy.gather, value, axis=axis),
+            lambda axis=axis: strategy.run(lambda: here().all_gather(ops.ones((2,)), axis=axis)),
+        )
+    ]
+    refused(lab, strategy, TypeError, "Expected axis to be an integer. Received: axis=", *calls)
+
+
 @case
 def an_unknown_reduction(lab, strategy):
     """Any place that takes a reduce_op names those there are."""
