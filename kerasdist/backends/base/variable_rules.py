@@ -9,7 +9,7 @@ In custom loops they mean what they mean in ``tf.distribute`` (contract C2):
 | auto, on_write | only_first_replica | all get the first replica's, at once | the value |
 | on_read | sum, mean | stays its own | the sum or mean of the components |
 | on_read | only_first_replica | stays its own | the first replica's component |
-| on_read | none | stays its own | an error |
+| on_read | none | stays its own | by `read_var` an error, else the first replica's |
 | none | any | an error | the value |
 
 All components get a value that is assigned outside of replicas. If the variable is read as a sum,

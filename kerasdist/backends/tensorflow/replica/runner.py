@@ -12,7 +12,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.backends.base.checks import check_shapes, checked_axis
+from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
@@ -158,7 +158,7 @@ class TensorFlowRunner(Runner):
         results = in_replicas(strategy, self._group, code, *given)
         return regrouped(results)
 
-    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+    def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Returns the sum or mean, on the host; the mean of integers is a float64."""
         parts = self._tensors(value)
         if axis is None:
@@ -166,11 +166,10 @@ class TensorFlowRunner(Runner):
             dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
             columns = [self._fitting(parts) if dense else parts]
         else:
-            axis = checked_axis(parts[0], axis)
-            reduced = [self._at_home(tf.reduce_sum, i, p, axis) for i, p in enumerate(parts)]
+            axes = checked_axes(parts[0], axis)
+            reduced = [self._at_home(tf.reduce_sum, i, p, axes) for i, p in enumerate(parts)]
             with tf.device(HOST):
-                sizes = [tf.shape(part, out_type=tf.int64)[axis] for part in parts]
-                columns = [self._fitting(reduced), sizes]
+                columns = [self._fitting(reduced), [_elements(part, axes) for part in parts]]
         with tf.device(HOST):
             total, *counted = self._group.sums(columns)
             count = counted[0] if counted else self._native_strategy.num_replicas_in_sync
@@ -310,3 +309,8 @@ def _refuse_xla() -> None:
             "code for several devices. Received: strategy.run in a function with jit_compile=True. "
             "Leave jit_compile out, or use KERAS_BACKEND=jax."
         )
+
+
+def _elements(tensor: Any, axes: Sequence[int]) -> Any:
+    sizes = tf.shape(tensor, out_type=tf.int64)
+    return tf.reduce_prod(tf.gather(sizes, axes))
