@@ -62,7 +62,7 @@ ADDED = {
     "the data of validation, in backups": 36,
     "stacked batches in the check": 13,
     "what backups say that they lack": 11,
-    "iterators, and several axes, of tf.distribute": 23,
+    "iterators, and several axes, of tf.distribute": 24,
 }
 
 FIGURES = (

@@ -93,7 +93,16 @@ def assign_in_update_context(lab, strategy):
     v = on_read(strategy, "sum")
     with strategy.scope():
         strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(counting(strategy),))
-    lab.equal([2.0, 3.0], lab.components(v, strategy))
+        lab.equal([2.0, 3.0], lab.components(v, strategy))
+        strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(4.0,))  # to each
+    lab.equal([6.0, 7.0], lab.components(v, strategy))
+
+    def in_a_merge_call():
+        merge = lambda given: given.extended.update(v, lambda v: v.assign_add(1.0)) is None  # noqa: E731
+        kd.get_replica_context().merge_call(merge)
+
+    strategy.run(in_a_merge_call)
+    lab.equal([7.0, 8.0], lab.components(v, strategy))
     lab.equal(2.0, read(strategy, on_read(strategy, "sum", 1.0)))
     lab.equal(1.0, read(strategy, on_read(strategy, "mean", 1.0)))
 

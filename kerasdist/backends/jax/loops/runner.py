@@ -207,7 +207,8 @@ class JaxRunner(Runner):
     ) -> Sequence[Any]:
         """Calls the function once, for the copies on all devices together."""
         scope = replica_scope.current()
-        differ = any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
+        apart = is_on_read(variable)
+        differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
                 result = own(given).call(function, variable)
