@@ -66,6 +66,8 @@ ADDED = {
     "stacked batches in the check": 13,
     "what backups say that they lack": 11,
     "one target of several outputs": 10,
+    "iterators, and several axes, of tf.distribute": 24,
+    "globals that a lambda reads, and types that have no mean": 28,
 }
 
 FIGURES = (
@@ -76,7 +78,7 @@ FIGURES = (
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
-    Figure("mentions of Any", 2_309, 2_600),
+    Figure("mentions of Any", 2_314, 2_600),
 )
 # On two replicas (`tests.hops`).
 FIGURES_OF_FIT = {

@@ -203,15 +203,17 @@ class Strategy:
         with self.scope(), self._needing_all_workers("run"):
             return self.runner.run(self, fn, Arguments.of(args, kwargs))
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None) -> Any:
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None
+    ) -> Any:
         """Returns the sum or mean over the replicas; the mean of integers is a float.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
             value: A distributed value, such as `run` returns; a tensor counts as the component of
                 every replica.
-            axis: None: the components are added as they are, of equal shapes. An axis of theirs: it
-                is reduced too, and may differ in size; a mean then is over all its elements.
+            axis: None: the components are added as they are, of equal shapes. An axis of theirs,
+                or several: reduced too, and may differ in size; a mean then is over all elements.
 
         Returns:
             A tensor. In nested structures, one for each leaf.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class DistributedDataset(abc.ABC):
     """Batches with a component on every replica; it can be iterated repeatedly.
 
+    An iterator of it has `get_next` and `element_spec`, as ``tf.distribute.DistributedIterator``.
+
     Example::
 
         dataset = strategy.distribute_dataset([(x[:16], y[:16]), (x[16:32], y[16:32])])
@@ -41,11 +43,11 @@ class DistributedDataset(abc.ABC):
         self.strategy = strategy
         self.options = options
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> DistributedIterator:
         ahead = self.options.experimental_per_replica_buffer_size
         if not (self.options.experimental_fetch_to_device and self.strategy.runner.places_ahead):
-            return self._batches()
-        return _read_ahead(self._batches(), ahead)
+            return DistributedIterator(self, self._batches())
+        return DistributedIterator(self, _read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
         return True  # even if the dataset is empty or its length is unknown
@@ -77,6 +79,38 @@ class DistributedDataset(abc.ABC):
     @abc.abstractmethod
     def _batches(self) -> Iterator[Any]:
         """Yields each batch as a distributed value, placed on the devices."""
+
+
+@final
+class DistributedIterator(Iterator[Any]):
+    """The batches of a `DistributedDataset`, one after another."""
+
+    def __init__(self, dataset: DistributedDataset, batches: Iterator[Any]) -> None:
+        self._dataset = dataset
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        replica_set = self._dataset.strategy.replica_set
+        if replica_set is not None and replica_set.is_tracing():
+            raise UnsupportedError(
+                "Expected batches to be taken outside of a kerasdist.function and of strategy.run, "
+                "which are traced once, so that all calls would see one batch. Received: a batch "
+                "taken in one. Give it the batch as an argument: step(next(iterator))."
+            )
+        return next(self._batches)
+
+    def get_next(self) -> Any:
+        """Returns the next batch.
+
+        Raises:
+            StopIteration: If there is none.
+        """
+        return next(self)
+
+    @property
+    def element_spec(self) -> Any:
+        """The types and shapes of a batch (see `DistributedDataset.element_spec`)."""
+        return self._dataset.element_spec
 
 
 def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:

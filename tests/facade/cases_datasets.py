@@ -146,6 +146,35 @@ def an_iteration_left_early(lab, strategy):
     lab.equal([[Y[:2], Y[2:4]]] * 2 + [[Y[4:6], Y[6:8]]], first)
 
 
+@case(replicas=(1, 2))
+def an_iterator_in_a_function(lab, strategy):
+    """`get_next` and `element_spec`; a batch taken in a traced function was the same in each call.
+
+    TensorFlow's own datasets give the next one there.
+    """
+    data = strategy.distribute_dataset(pairs())
+    iterator = iter(data)
+    lab.equal(pieces(lab, next(iter(data)), strategy), pieces(lab, iterator.get_next(), strategy))
+    rows, _ = iterator.element_spec
+    lab.equal((None, 2), tuple((rows.values[0] if lab.replicas > 1 else rows).shape))
+
+    @kd.function
+    def step(iterator):
+        return strategy.run(lambda x, y: ops.sum(y), args=next(iterator))
+
+    if lab.backend == "torch":
+        lab.equal(sum(Y[4:8]), strategy.reduce("SUM", step(iterator), axis=None))
+        return
+    with lab.raises(kd.errors.UnsupportedError, "Expected batches to be taken outside.*Received: "):
+        step(iterator)
+    second = lab.components(next(iterator)[1], strategy)  # none was lost
+    lab.equal(Y[4 : 4 + SIZE // lab.replicas], second[0])
+    if lab.backend == "tensorflow" and lab.replicas > 1:
+        own = iter(strategy.distribute_dataset(tf_dataset()))
+        found = [strategy.reduce("SUM", step(own), axis=None) for _ in range(3)]
+        lab.equal([sum(Y[:4]), sum(Y[4:8]), sum(Y[8:])], found)
+
+
 @case(replicas=(2, 3))
 def a_function_for_all_replicas(lab, strategy):
     """PER_WORKER: one pipeline, of which each replica takes the next batch; some may be left."""

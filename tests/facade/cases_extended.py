@@ -77,6 +77,11 @@ def update_with_components(lab, strategy):
     lab.equal([7.0, 7.0], lab.components(variable, strategy))
     lab.check(isinstance(found, list), "a list, one a copy")
     lab.equal({10.5}, {float(one) for one in lab.numpy(found)})
+    each = variable_of(strategy, 1.0)
+    with strategy.scope():
+        strategy.extended.update(each, lambda v, x: v.assign_add(x), args=(counting(strategy),))
+    lab.equal([2.0, 3.0], lab.components(each, strategy))
+    lab.equal([4.0, 6.0], lab.components(strategy.run(lambda: each * 2.0), strategy))
 
 
 @case

@@ -139,11 +139,21 @@ def reduce_values(lab, strategy):
     for axis in (1, -1):
         lab.equal([9.0, 27.0], pair.reduce("SUM", whole, axis=axis))
         lab.equal([1.5, 4.5], pair.reduce("MEAN", whole, axis=axis))
+    for axes in ((0, 1), [-1, 0]):
+        lab.equal(36.0, pair.reduce("SUM", whole, axis=axes))
+        lab.equal(3.0, pair.reduce("MEAN", whole, axis=axes))
+        lab.equal(squares / count, strategy.reduce("MEAN", rows, axis=axes), FLOAT32)
     # A sum of integers has their type, a mean is a float.
     integers = numbered(pair, lambda i: np.array([[1], [4]][i], "int32"))
     lab.equal(np.array([5], "int32"), lab.numpy(pair.reduce("SUM", integers, axis=None)))
     lab.equal(2.5, float(pair.reduce("MEAN", integers, axis=None)[0]))
     lab.equal(2.5, float(pair.reduce("MEAN", integers, axis=0)))
+
+    def in_merge_call():
+        merged = lambda given, x: given.reduce("SUM", x, axis=0)  # noqa: E731
+        return kd.get_replica_context().merge_call(merged, args=(ops.ones(3, "uint8"),))
+
+    lab.equal([np.uint8(6)] * 2, lab.components(pair.run(in_merge_call), pair))
 
 
 @case(replicas=(2, 3))

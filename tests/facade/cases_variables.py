@@ -93,7 +93,16 @@ def assign_in_update_context(lab, strategy):
     v = on_read(strategy, "sum")
     with strategy.scope():
         strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(counting(strategy),))
-    lab.equal([2.0, 3.0], lab.components(v, strategy))
+        lab.equal([2.0, 3.0], lab.components(v, strategy))
+        strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(4.0,))  # to each
+    lab.equal([6.0, 7.0], lab.components(v, strategy))
+
+    def in_a_merge_call():
+        merge = lambda given: given.extended.update(v, lambda v: v.assign_add(1.0)) is None  # noqa: E731
+        kd.get_replica_context().merge_call(merge)
+
+    strategy.run(in_a_merge_call)
+    lab.equal([7.0, 8.0], lab.components(v, strategy))
     lab.equal(2.0, read(strategy, on_read(strategy, "sum", 1.0)))
     lab.equal(1.0, read(strategy, on_read(strategy, "mean", 1.0)))
 
@@ -154,6 +163,24 @@ def on_read_without_aggregation_has_no_common_value(lab, strategy):
     lab.equal([2.0, 3.0], lab.components(result, strategy))
     with lab.raises(ValueError, "aggregation"):
         lab.numpy(read(strategy, v))
+    lab.still_usable(strategy)
+
+
+@case
+def types_without_a_sum_or_a_mean(lab, strategy):
+    """The mean of 1 and 2 was 1 in a variable of integers; of booleans JAX took the first."""
+    number = numbered(strategy, lambda i: np.int32(i + 1))
+
+    def assign(dtype, **options):
+        v = variable_of(strategy, 1, dtype=dtype, trainable=False, **options)
+        strategy.run(lambda x: v.assign(ops.cast(x, dtype)) is None, args=(number,))
+
+    for synchronization in ("auto", "on_write", "on_read"):
+        for dtype in ("int32", "uint8", "bool"):
+            with lab.raises(ValueError, "(?i)mean"):
+                assign(dtype, synchronization=synchronization, aggregation="mean")
+        with lab.raises(TypeError, "Expected numbers to add.*Received: dtype=bool"):
+            assign("bool", synchronization=synchronization, aggregation="sum")
     lab.still_usable(strategy)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import keras
 
@@ -40,6 +40,10 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
 def checked_axis(tensor: Any, axis: int) -> int:
     """Returns an axis of a tensor, counted from 0 even if it was counted from the end."""
     rank = len(tensor.shape)
+    if not isinstance(axis, SupportsIndex):
+        raise TypeError(
+            f"Expected axis to be an integer. Received: axis={axis!r}. Give the number of an axis."
+        )
     if not -rank <= axis < rank:
         raise ValueError(
             f"Expected axis to be one of the tensor's {rank}. Received: axis={axis}, "
@@ -47,6 +51,18 @@ def checked_axis(tensor: Any, axis: int) -> int:
             "keras.ops.expand_dims(x, 0)."
         )
     return axis % rank
+
+
+def checked_axes(tensor: Any, axis: int | Sequence[int]) -> tuple[int, ...]:
+    """Returns one or several axes of a tensor, counted from 0."""
+    several = axis if isinstance(axis, Sequence) else (axis,)
+    axes = tuple(checked_axis(tensor, one) for one in several)
+    if not axes or len(set(axes)) < len(axes):
+        raise ValueError(
+            f"Expected axis to be an axis, or several different ones. Received: axis={axis!r}. "
+            "Give each once, or None to reduce over the replicas only."
+        )
+    return axes
 
 
 def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None = None) -> None:

@@ -347,6 +347,10 @@ class ReplicaSet(abc.ABC):
                 `predict`.
         """
 
+    def is_tracing(self) -> bool:
+        """Returns whether the code that calls is traced: what it reads of Python is a constant."""
+        return False
+
     @abc.abstractmethod
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the devices that are to hold them."""

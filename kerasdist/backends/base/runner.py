@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, final
@@ -13,7 +14,7 @@ import numpy as np
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, sole_component
-from kerasdist.backends.base.checks import checked_axis
+from kerasdist.backends.base.checks import checked_axes, checked_axis
 from kerasdist.core.context import StrategyLike, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.input.sharding import split_batch
@@ -52,14 +53,14 @@ class Runner(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
-        """Returns the sum or mean over a value's components, and also along an axis of each.
+    def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Returns the sum or mean over a value's components, and also along axes of each.
 
         Args:
             op: The operation.
             value: A distributed value, or a tensor that stands for equal components.
-            axis: The axis of each component along which elements are also summed or averaged;
-                None: the sum or mean keeps the components' shape.
+            axis: The axis or axes of each component along which elements are also summed or
+                averaged; None: the sum or mean keeps the components' shape.
         """
 
     @abc.abstractmethod
@@ -179,19 +180,19 @@ class SoleRunner(Runner):
         with self._placement(), replica_scope(strategy.sole_replica_context):
             return sole_component(given).call(function)
 
-    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
-        """Returns the value, reduced along an axis."""
+    def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Returns the value, reduced along axes."""
         value = sole_component(value)
         if axis is None:
             return value
         value = ops.convert_to_tensor(value)
-        axis = checked_axis(value, axis)
+        axes = checked_axes(value, axis)
         if op is ReduceOp.SUM:
-            return ops.sum(value, axis=axis)
+            return ops.sum(value, axis=axes)
         if "float64" in str(value.dtype):
             # Keras's mean computes in float32, except on TensorFlow (3.15.1).
-            return ops.sum(value, axis=axis) / ops.shape(value)[axis]
-        return ops.mean(value, axis=axis)
+            return ops.sum(value, axis=axes) / math.prod(ops.shape(value)[one] for one in axes)
+        return ops.mean(value, axis=axes)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the value."""

@@ -9,7 +9,7 @@ In custom loops they mean what they mean in ``tf.distribute`` (contract C2):
 | auto, on_write | only_first_replica | all get the first replica's, at once | the value |
 | on_read | sum, mean | stays its own | the sum or mean of the components |
 | on_read | only_first_replica | stays its own | the first replica's component |
-| on_read | none | stays its own | an error |
+| on_read | none | stays its own | by `read_var` an error, else the first replica's |
 | none | any | an error | the value |
 
 All components get a value that is assigned outside of replicas. If the variable is read as a sum,
@@ -23,6 +23,9 @@ from typing import Any
 
 import keras
 
+from kerasdist import keras_compat
+from kerasdist.backends.base.checks import check_summable
+
 
 class Assignment(enum.Enum):
     """How the values that replicas of a custom loop assign to a variable are combined."""
@@ -33,8 +36,8 @@ class Assignment(enum.Enum):
     FIRST = "only_first_replica"
 
 
-def assignment_in_loop(variable: keras.Variable, *, is_float: bool) -> Assignment:
-    """Returns how the values that replicas assign become one (`is_float`: all are floats)."""
+def assignment_in_loop(variable: keras.Variable) -> Assignment:
+    """Returns how the values that replicas assign become one."""
     if variable.synchronization == "none":
         raise ValueError(
             "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "
@@ -43,13 +46,7 @@ def assignment_in_loop(variable: keras.Variable, *, is_float: bool) -> Assignmen
         )
     if is_on_read(variable) or variable.aggregation == "none":
         return Assignment.OWN
-    if variable.aggregation == "mean" and not is_float:
-        raise ValueError(
-            "Expected a variable of floats to be assigned to in replica code, as its "
-            f"aggregation is the mean. Received: variable={variable.path!r}, "
-            f"dtype={variable.dtype}. Make it a variable of floats, or assign to it in "
-            "cross-replica context (see ReplicaContext.merge_call)."
-        )
+    counts_all_replicas(variable)
     return Assignment(variable.aggregation)
 
 
@@ -59,12 +56,23 @@ def is_on_read(variable: keras.Variable) -> bool:
 
 
 def is_sum_on_read(variable: keras.Variable) -> bool:
-    """Returns whether a variable is read as the sum of its components."""
-    return is_on_read(variable) and variable.aggregation == "sum"
+    """Returns whether a variable is read as the sum of its components; booleans have none."""
+    is_sum = is_on_read(variable) and variable.aggregation == "sum"
+    return is_sum and keras_compat.stored_dtype(variable) != "bool"
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether the aggregate of a variable is a sum or mean, not the first component."""
+    """Returns whether a variable's aggregate is a sum or mean; refuses types that have none."""
+    dtype = keras_compat.stored_dtype(variable)
+    if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
+        raise ValueError(
+            "Expected a variable of floats to be assigned to in replica code, as its "
+            f"aggregation is the mean. Received: variable={variable.path!r}, "
+            f"dtype={dtype}. Make it a variable of floats, or assign to it in "
+            "cross-replica context (see ReplicaContext.merge_call)."
+        )
+    if variable.aggregation == "sum":
+        check_summable(dtype)
     return variable.aggregation in ("sum", "mean")
 
 

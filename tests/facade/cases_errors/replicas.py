@@ -155,6 +155,24 @@ def an_axis_out_of_range(lab, strategy):
     refused(lab, strategy, ValueError, "Expected axis.*Received: axis=", *calls)
 
 
+@case(replicas=(1, 2))
+def an_axis_that_is_no_integer(lab, strategy):
+    """1.0 was an axis on JAX alone; `reduce` takes several."""
+    value = numbered(strategy, lambda i: np.ones((2, 3), "float32"))
+    calls = [
+        call
+        for axis in ([0, 1], 1.0, "0")
+        for call in (
+            partial(strategy.reduce, "SUM", value, axis=["0"] if axis == [0, 1] else axis),
+            partial(strategy.gather, value, axis=axis),
+            lambda axis=axis: strategy.run(lambda: here().all_gather(ops.ones((2,)), axis=axis)),
+        )
+    ]
+    refused(lab, strategy, TypeError, "Expected axis to be an integer. Received: axis=", *calls)
+    calls = [partial(strategy.reduce, "MEAN", value, axis=axis) for axis in ([], (0, 0), [1, -1])]
+    refused(lab, strategy, ValueError, "Expected axis to be an axis, or several.*Received", *calls)
+
+
 @case
 def an_unknown_reduction(lab, strategy):
     """Any place that takes a reduce_op names those there are."""

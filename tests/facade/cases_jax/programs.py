@@ -97,6 +97,20 @@ def a_lambda_in_a_loop_is_traced_once(strategy):
     np.testing.assert_array_equal(components(strategy, looped(2.0))[0], [11.0, 11.0])
 
 
+FACTOR = 1.0
+
+
+@case
+def a_lambda_sees_the_globals_of_its_call(strategy):
+    """Lambdas of one code shared a program by what they close over, whatever their globals were."""
+    for factor in (2.0, np.full(2, 3.0, "float32"), 2.0, [4.0, 4.0]):
+        with mock.patch(f"{__name__}.FACTOR", factor):
+            alone = strategy.run(lambda: ops.ones(2) * ops.convert_to_tensor(FACTOR))
+            nested = strategy.run(lambda: sum(ops.ones(2) * np.float32(FACTOR) for _ in "1"))
+        for value in (alone, nested):
+            np.testing.assert_array_equal(components(strategy, value)[1], np.ones(2) * factor)
+
+
 @case
 def zero_and_minus_zero_are_two_constants(strategy):
     """DEFECTS 21: they shared a compiled program; NaN had a new one in each call."""

@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property, partial
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar, final
 
 import jax
@@ -179,7 +179,8 @@ class Programs:
         except ValueError:  # one is not set yet
             return Program()
         defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
-        seen = [*cells, *defaults[0], *defaults[1].values()]
+        names = [function.__globals__.get(name) for name in _names(code)]
+        seen = [*cells, *names, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
             return Program()  # such as a list: it may be another one later, in the same place
@@ -190,6 +191,12 @@ class Programs:
             program = Program()
             self._alike.put(key, program, objects)
         return program
+
+
+def _names(code: CodeType) -> list[str]:
+    """Returns the names of globals, and of attributes, in a function and in functions in it."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return [*code.co_names, *(name for one in inner for name in _names(one))]
 
 
 @final

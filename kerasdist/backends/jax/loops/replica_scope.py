@@ -181,8 +181,7 @@ class ReplicaScope(Scope):
         return value
 
     def _combined_on_write(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        is_float = jnp.issubdtype(value.dtype, jnp.inexact)
-        match assignment_in_loop(variable, is_float=is_float):
+        match assignment_in_loop(variable):
             case Assignment.OWN:
                 self.apart[id(variable)] = variable
                 return value
@@ -215,8 +214,7 @@ class ReplicaScope(Scope):
         """Returns the aggregates of variables' components, by one all-sum for all of them."""
         parts = []
         for variable, value in zip(variables, values, strict=True):
-            summed = counts_all_replicas(variable) and value.dtype != bool
-            parts.append(value if summed else only_first(value))
+            parts.append(value if counts_all_replicas(variable) else only_first(value))
         results = []
         for variable, value, total in zip(
             variables, values, self.exchange.total(parts), strict=True

@@ -121,6 +121,10 @@ class JaxReplicaSet(ReplicaSet):
         sums = iter(checksums_of([one for one in values if not is_sharded(one)]))
         return [0 if is_sharded(one) else next(sums) for one in values]
 
+    def is_tracing(self) -> bool:
+        """Returns whether a program is traced in this thread."""
+        return scopes.program() is not None
+
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the first device.
 

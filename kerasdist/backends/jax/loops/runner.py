@@ -21,7 +21,7 @@ from kerasdist import keras_compat
 from kerasdist.api.options import ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
-from kerasdist.backends.base.checks import checked_axis
+from kerasdist.backends.base.checks import checked_axes, checked_axis
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
@@ -185,12 +185,11 @@ class JaxRunner(Runner):
             wrapped[index] = PerReplica(Stacked(array, shapes.get(index, self._replicas)))
         return jax.tree.unflatten(end.form, wrapped)
 
-    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
-        """Returns the sum or mean of the components, and along an axis of each if given."""
+    def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Returns the sum or mean of the components, and along axes of each if given."""
         source = self._source(value)
-        if axis is not None:
-            axis = checked_axis(source, axis)
-        return self._launched(reduced, source, op, axis)
+        axes = None if axis is None else checked_axes(source, axis)
+        return self._launched(reduced, source, op, axes)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the components of a value, concatenated along an axis."""
@@ -208,7 +207,8 @@ class JaxRunner(Runner):
     ) -> Sequence[Any]:
         """Calls the function once, for the copies on all devices together."""
         scope = replica_scope.current()
-        differ = any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
+        apart = is_on_read(variable)
+        differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
                 result = own(given).call(function, variable)
@@ -255,9 +255,6 @@ class JaxRunner(Runner):
     def divide(self, strategy: Strategy, batch: Any) -> Any:
         """Returns a structure of values whose components are consecutive parts of a batch."""
         bounds = bounds_of_replicas(examples(batch), self._replicas)
-        if scopes.program() is not None and self._replica_set.job is None:
-            return transpose([rows(batch, *each) for each in bounds], self._joined)
-        self._check_outside()
         here = self._place.layout.local_replicas
 
         def divide(leaf: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, final
@@ -149,31 +150,35 @@ def _shards_here(array: Any) -> list[tuple[int, Any]]:
 _without_axis = jax.jit(lambda shard: shard[0])
 
 
-def reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
+def reduced(source: Source, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
     """Returns the sum or mean of components."""
     check_summable(source.array.dtype.name)
     mean = op is ReduceOp.MEAN
     count = source.replicas
     if isinstance(source, Own):
-        local = source.array if axis is None else source.array.sum(axis)
+        local = source.array if axes is None else source.array.sum(axes, dtype=source.array.dtype)
         total = jax.lax.psum(local, AXIS)
     elif isinstance(source, Equal):
-        total = source.array if axis is None else source.array.sum(axis, dtype=source.array.dtype)
+        total = source.array if axes is None else source.array.sum(axes, dtype=source.array.dtype)
         count, total = (1, total) if mean else (count, total * count)
-    elif isinstance(source, Stacked) and source.differ and axis is not None:
+    elif isinstance(source, Stacked) and source.differ and axes is not None:
         # Padding was cut off. If the parts differ along other axes, too, `stacked` raises.
-        sums = [part.sum(axis, dtype=part.dtype) for part in source.elements()]
+        sums = [part.sum(axes, dtype=part.dtype) for part in source.elements()]
         if len({one.shape for one in sums}) > 1:
             source.stacked()
         total = sum(sums[1:], sums[0])
-        return total / sum(shape[axis] for shape in source.shapes) if mean else total
+        return total / sum(_size(shape, axes) for shape in source.shapes) if mean else total
     else:
         every = source.stacked()
         total = every.sum(0, dtype=every.dtype)
-        total = total if axis is None else total.sum(axis, dtype=every.dtype)
-    if axis is not None:
-        count *= source.shape[axis]
+        total = total if axes is None else total.sum(axes, dtype=every.dtype)
+    if axes is not None:
+        count *= _size(source.shape, axes)
     return total / count if mean else total
+
+
+def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    return math.prod(shape[axis] for axis in axes)
 
 
 def gathered(source: Source, axis: int) -> Any:

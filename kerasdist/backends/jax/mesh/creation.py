@@ -55,7 +55,7 @@ def _made(
     value = keras_compat.stored_value(variable)
     if value is None:
         keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)
-    elif value.dtype != bool:
+    else:
         keras_compat.store_value(variable, value * strategy.num_replicas_in_sync)
 
 

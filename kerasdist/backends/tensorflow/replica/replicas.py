@@ -51,6 +51,10 @@ class SoleDevice(ReplicaSet):
         super().__init__(devices, options)
         self.trainer_class = trainer_class
 
+    def is_tracing(self) -> bool:
+        """Returns whether a graph is made."""
+        return not tf.executing_eagerly()
+
     @cached_property
     def runner(self) -> Runner:
         """The runner that runs user functions on the device."""
@@ -95,6 +99,10 @@ class TensorFlowReplicaSet(ReplicaSet):
         self.trainer_class = trainer_class
         outside_replicas.serve(group.native_strategy)
         gradients.install()
+
+    def is_tracing(self) -> bool:
+        """Returns whether a graph is made."""
+        return not tf.executing_eagerly()
 
     @cached_property
     def runner(self) -> Runner:

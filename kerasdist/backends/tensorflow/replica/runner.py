@@ -12,7 +12,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.backends.base.checks import check_shapes, checked_axis
+from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
@@ -166,7 +166,7 @@ class TensorFlowRunner(Runner):
             dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
             columns = [self._fitting(parts) if dense else parts]
         else:
-            axes = [checked_axis(parts[0], one) for one in _as_list(axis)]
+            axes = checked_axes(parts[0], axis)
             reduced = [self._at_home(tf.reduce_sum, i, p, axes) for i, p in enumerate(parts)]
             with tf.device(HOST):
                 columns = [self._fitting(reduced), [_elements(part, axes) for part in parts]]
@@ -309,10 +309,6 @@ def _refuse_xla() -> None:
             "code for several devices. Received: strategy.run in a function with jit_compile=True. "
             "Leave jit_compile out, or use KERAS_BACKEND=jax."
         )
-
-
-def _as_list(axis: int | Sequence[int]) -> list[int]:
-    return [axis] if isinstance(axis, int) else list(axis)
 
 
 def _elements(tensor: Any, axes: Sequence[int]) -> Any:

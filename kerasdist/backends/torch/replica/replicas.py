@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
-from kerasdist.backends.base.checks import check_shapes, checked_axis
+from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
@@ -47,7 +48,7 @@ from kerasdist.core import ownership
 from kerasdist.core.context import current, enclosing_replica, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldShard
-from kerasdist.core.structures import Arguments, map_leaves, transpose
+from kerasdist.core.structures import Arguments, flatten, map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.job.job import Job
@@ -400,16 +401,17 @@ class TorchRunner(Runner):
         return per_replica(self._replica_set.run(strategy, step, arguments, rules))
 
     @torch.no_grad()
-    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> torch.Tensor:
-        """Returns the sum or mean of a value's components, and along an axis of each if given."""
+    def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> torch.Tensor:
+        """Returns the sum or mean of a value's components, and along axes of each if given."""
         parts = self._tensors(value)
         check_summable(parts)
         count = len(parts)
         if axis is not None:
-            axes = [checked_axis(part, axis) for part in parts]
-            count = sum(part.shape[i] for part, i in zip(parts, axes, strict=True))
+            axes = [checked_axes(part, axis) for part in parts]
+            sizes = [[p.shape[i] for i in some] for p, some in zip(parts, axes, strict=True)]
+            count = sum(map(math.prod, sizes))
             # `dtype`, as torch would sum smaller integers in int64.
-            parts = [p.sum(i, dtype=p.dtype) for p, i in zip(parts, axes, strict=True)]
+            parts = [p.sum(some, dtype=p.dtype) for p, some in zip(parts, axes, strict=True)]
         check_shapes([part.shape for part in parts])
         here = added(parts)
         self._group.check_alike("reduce", [here])
@@ -446,12 +448,13 @@ class TorchRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> list[Any]:
-        """Calls the function once for a mirrored variable, once per component of another."""
+        """Calls the function once, or for each component where variable or arguments have some."""
 
         def call(index: int) -> Any:
             return self._component(given, index).call(function, variable)
 
-        if not is_on_read(variable):
+        differ = any(isinstance(leaf, PerReplica) for leaf in flatten(given))
+        if not (differ or is_on_read(variable)):
             with keras_compat.outside_stateless_scopes():
                 return [call(0)]
         results, values = [], []

@@ -29,6 +29,7 @@ from kerasdist.backends.base.variable_rules import (
     assignment_in_loop,
     counts_all_replicas,
     is_on_read,
+    is_sum_on_read,
     shares_of_integers,
 )
 from kerasdist.backends.torch.replica.placing import added
@@ -87,7 +88,7 @@ class Components:
         if not is_on_read(variable):
             return None
         with torch.no_grad():
-            part = equal_share(own, rank, self._replicas) if variable.aggregation == "sum" else own
+            part = equal_share(own, rank, self._replicas) if is_sum_on_read(variable) else own
             part = part.detach().to(device or own.device, copy=True)
         return part.requires_grad_(own.requires_grad)
 
@@ -161,8 +162,7 @@ class LoopRules(Rules):
     ) -> bool:
         """Combines the replicas' values by the variable's aggregation, at once."""
         ownership.require_own(variable)
-        is_float = value.is_floating_point()
-        if assignment_in_loop(variable, is_float=is_float) is Assignment.OWN:
+        if assignment_in_loop(variable) is Assignment.OWN:
             return False
         current.replica.collectives.assign_together(variable, value)  # type: ignore[union-attr]
         scope.refresh(())

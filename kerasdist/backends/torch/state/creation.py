@@ -15,7 +15,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.variable_rules import is_on_read
+from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
@@ -49,8 +49,7 @@ def _make_variable(
     if (
         strategy is not None
         and strategy.num_replicas_in_sync > 1
-        and is_on_read(variable)
-        and variable.aggregation == "sum"
+        and is_sum_on_read(variable)
         and keras_compat.stored_value(variable) is not None
         and (collectives is None or not collectives.scope.rules.is_fit)
     ):
