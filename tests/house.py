@@ -84,19 +84,19 @@ FIGURES = (
 FIGURES_OF_FIT = {
     "jax": (
         Figure("calls in a step", 21, 25),
-        Figure("functions of a first fit", 163, 110),
+        Figure("functions of a first fit", 164, 110),
         Figure("their files", 38, 25),
         Figure("patches of Keras", 50, 50),
     ),
     "tensorflow": (
         Figure("calls in a step", 6, 7),
-        Figure("functions of a first fit", 327, 180),
+        Figure("functions of a first fit", 328, 180),
         Figure("their files", 53, 30),
         Figure("patches of Keras", 50, 50),
     ),
     "torch": (
         Figure("calls in a step", 399, 400),
-        Figure("functions of a first fit", 254, 190),
+        Figure("functions of a first fit", 256, 190),
         Figure("their files", 48, 30),
         Figure("patches of Keras", 50, 50),
     ),
