@@ -61,8 +61,8 @@ ADDED = {
     "all optimizers, and objects of callbacks, in backups": 88,
     "the data of validation, in backups": 36,
     "stacked batches in the check": 13,
-    "what backups say that they lack": 85,
-    "what callbacks hold twice, in backups": 52,
+    "what backups say that they lack": 11,
+    "what callbacks hold twice, and optimizers anywhere, in backups": 90,
 }
 
 FIGURES = (

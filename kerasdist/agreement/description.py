@@ -97,7 +97,7 @@ def _kept(instance: object) -> dict[str, Any]:
     is_own = is_of_user(type(instance))
     # Keras takes some arguments, such as `rms_scaling`, without naming them.
     others = () if is_own else (name for name in kept if name[0] != "_" and _is_setting(name, kept))
-    for name in dict.fromkeys((*parameters(type(instance)), *others)):
+    for name in dict.fromkeys((*_parameters(type(instance)), *others)):
         value = kept.get(name, kept.get(f"_{name}", _MISSING))
         if isinstance(value, keras.Variable):
             value = _MISSING if len(value.shape) else _numpy(value).item()
@@ -127,7 +127,7 @@ def _is_plain_or_of_keras(value: object) -> bool:
     return callable(getattr(value, "get_config", None))
 
 
-def parameters(kind: type) -> Iterator[str]:
+def _parameters(kind: type) -> Iterator[str]:
     """Yields the names of a class's arguments, and of those that it passes on to its parents."""
     for parent in kind.__mro__:
         made = vars(parent).get("__init__")
@@ -279,7 +279,7 @@ def of_function(function: FunctionType) -> dict[str, Any]:
     facts: dict[str, Any] = {"function": function.__name__}
     if is_of_user(function):
         facts[KEY] = _digest_of_code(function.__code__)
-        values = {name: value for name, value in used(function) if _is_compared(name, value)}
+        values = {name: value for name, value in _used(function) if _is_compared(name, value)}
         facts.update({"uses": values} if values else {})
     return facts
 
@@ -290,7 +290,7 @@ def of_class(kind: type) -> dict[str, str]:
         f"{name} {_digest_of_code(function.__code__)}"
         for parent in kind.__mro__
         if is_of_user(parent)
-        for name, function in sorted(functions_of(parent))
+        for name, function in sorted(_functions_of(parent))
     ]
     return {KEY: _digest("\n".join(parts).encode())} if parts else {}
 
@@ -301,8 +301,7 @@ def _is_compared(name: str, value: object) -> bool:
     return isinstance(value, bool | int | float | str | None)
 
 
-def functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """Yields the functions of a class, by name."""
+def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
     for name, member in vars(kind).items():
         if isinstance(member, property):
             member = member.fget  # noqa: PLW2901
@@ -312,8 +311,8 @@ def functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
             yield name, member
 
 
-def used(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the defaults, the closure and the globals of a function, by name."""
+def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The defaults, the closure and the globals of a function, by name."""
     code = function.__code__
     defaults = function.__defaults__ or ()
     parameters = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()

@@ -16,7 +16,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup import fit_call, memory, storage
-from kerasdist.callbacks.backup.encoding import Encoder, Remembering, Unkept, decode, numbered
+from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode, numbered
 from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_folder
@@ -203,11 +203,7 @@ class BackupAndRestore(Callback):
                 f"model={model.name!r}, not built. Give it an Input layer, or call it once."
             )
         job = current_job()
-        callbacks = self._callbacks()
-        self._remembering = Remembering(callbacks, keras_compat.parts_of(model))
-        kept = [*callbacks, *self._position.objects, *self._validation.objects]
-        parts = [*keras_compat.parts_of(model), *keras_compat.compiled_parts(model)]
-        self._unkept = Unkept(parts, kept, all_variables_of(model))
+        self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         self._trainable = keras_compat.trainable_layers(model)
         binding = binding_of(model)
         run = in_memory = None
@@ -330,7 +326,6 @@ class BackupAndRestore(Callback):
         self._position.batches_passed(done)
         if done <= self._skipped:
             return
-        self._unkept.begin()
         self._interval.batches_passed(done, self._wait_for_devices)
         if self.asked_to_leave and current_job() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
@@ -448,7 +443,7 @@ class BackupAndRestore(Callback):
     def _say_what_is_lost(self) -> None:
         """Warns of what a restart would not bring back, once of each attribute."""
         lost = [f"of validation_data, {one}" for one in self._validation.lost()]
-        lost += [*self._position.lost(), *self._remembering.lost(), *self._unkept.changed()]
+        lost += [*self._position.lost(), *self._remembering.lost()]
         if keras_compat.trainable_layers(keras_compat.model_of(self)) != self._trainable:
             lost.append("which layers are trainable, which a callback has changed")
         if binding_of(self.model) is None:
@@ -464,8 +459,7 @@ class BackupAndRestore(Callback):
                 "that is started again begins with these as the script makes them. Of an object "
                 "of your own that is there as fit begins they keep numbers, words, arrays, random "
                 "generators, and lists and dicts of them; give the callback state_dict() and "
-                "load_state_dict(state) for all else, and let a model keep numbers in variables "
-                "(add_weight)."
+                "load_state_dict(state) for all else."
             )
 
     def _go_on(self, facts: Mapping[str, Any]) -> None:

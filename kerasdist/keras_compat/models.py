@@ -352,12 +352,6 @@ def compiled_metrics(model: keras.Model) -> list[Any]:
     return [] if compiled is None else given_metrics(compiled)
 
 
-def compiled_parts(model: keras.Model) -> list[Any]:
-    """Returns the losses and metrics of a model, functions too."""
-    losses = keras.tree.flatten(compiled_losses(model))
-    return [*losses, *compiled_metrics(model), *attached_metrics(model)]
-
-
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:
     """Returns arrays as one batch of tensors, as Keras's loop passes it to a step."""
     rows = len(next(leaf for leaf in tree.flatten(x) if leaf is not None))

@@ -10,7 +10,6 @@ array that the run has put in the place of the script's is a new one.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import functools
 import inspect
@@ -28,7 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.agreement.description import functions_of, is_of_user, parameters, used
+from kerasdist.agreement.description import closure_of
 from kerasdist.agreement.results import checksum_of
 from kerasdist.backends import registry
 from kerasdist.callbacks.chief_only import DelegatingCallback
@@ -370,6 +369,7 @@ _CONTAINERS: dict[str, Any] = {
 
 # What is filled in place.
 _FILLED = (list, dict, set, collections.deque, np.ndarray)
+_MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, random.Random)
 
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
@@ -450,6 +450,7 @@ class Remembering:
         """Returns what the newest state cannot bring back, a line each."""
         lines = []
         for one, lost in zip(self._objects, self._lost, strict=False):
+            lines += _closures(one)
             if keras_compat.is_builtin(type(one)):
                 lines += _lines_elsewhere(one)
                 continue
@@ -462,7 +463,7 @@ _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 def _named(one: object) -> str:
     """Returns an object's class, and what a callback of Keras's kind watches."""
-    return f"{type(one).__name__} {dict(_attributes(one)).get('monitor', '')}"
+    return f"{type(one).__name__} {getattr(one, 'monitor', '')}"
 
 
 def _values(callback: Any) -> Mapping[str, object]:
@@ -519,98 +520,15 @@ def _lines_elsewhere(callback: object) -> list[str]:
     return [] if is_here else [f"{type(callback).__name__}: the lines of {callback.filename}"]
 
 
-_MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, random.Random)
-
-# Arrays of so many bytes are data: to read them at each backup takes too long.
-_LARGE = 1 << 24
-
-# Attributes that Keras and PyTorch set in `fit`.
-_OF_FIT = frozenset(("built", "stop_training", "training"))
-
-
-@final
-class Unkept:
-    """Finds what code of the user remembers where no backup looks, so that it can be said.
-
-    That is in attributes of its model, layers, metrics and losses, in attributes of classes, and in
-    variables that its functions close over or find in their module. All is compared with what it
-    was after the first batch, in which programs are traced; arguments of layers, optimizers and
-    metrics with what they were as `fit` began.
-    """
-
-    def __init__(
-        self, parts: Sequence[object], objects: Sequence[object], elsewhere: Sequence[object]
-    ) -> None:
-        """Takes parts of a model, and objects whose attributes and variables a backup keeps."""
-        self._parts, self._objects = parts, objects
-        self._elsewhere = [*parts, *objects, *elsewhere]
-        self._before: dict[tuple[int, str], object] | None = None
-        self._arguments = self._digests(arguments_alone=True)
-
-    def begin(self) -> None:
-        """Takes the values after the first batch."""
-        if self._before is None:
-            self._before = self._digests() | self._arguments
-
-    def changed(self) -> list[str]:
-        """Returns the names of what has changed since then."""
-        before = self._before
-        if before is None:
-            return []
-        now = self._digests()
-        return list(
-            dict.fromkeys(name for (one, name) in now if before.get((one, name)) != now[one, name])
-        )
-
-    def _digests(self, *, arguments_alone: bool = False) -> dict[tuple[int, str], object]:
-        encoder, found = Encoder(self._elsewhere), {}
-        for one, name, value in self._values(arguments_alone):
-            if isinstance(value, list | dict):  # those that Keras tracks are of other types
-                value = list(value.items() if isinstance(value, dict) else value)  # noqa: PLW2901
-            with contextlib.suppress(Exception):  # it changes meanwhile, or is gone
-                if type(value) in _PLAIN:
-                    found[id(one), name] = repr(value)
-                elif isinstance(value, _MUTABLE) and getattr(value, "nbytes", 0) < _LARGE:
-                    found[id(one), name] = digest(encoder.encode(value, name, 0))
-        return found
-
-    def _values(self, arguments_alone: bool) -> Iterator[tuple[object, str, object]]:
-        for one in self._parts:
-            names = {*parameters(type(one))}
-            for kind in [] if arguments_alone else _users_of(one):
-                for _, function in functions_of(kind):
-                    names.update(function.__code__.co_names)
-            for name, value in _attributes(one):
-                if name in names - _OF_FIT:
-                    yield one, f"{type(one).__name__}.{name}", value
-        for one in [] if arguments_alone else [*self._parts, *self._objects]:
-            for name, value in _beside(one):
-                if name[:2] != "__":
-                    yield one, f"{type(one).__name__}: {name} ({type(value).__name__})", value
-
-
-def _attributes(one: object) -> list[tuple[str, Any]]:
-    return list(getattr(one, "__dict__", {}).items())
-
-
-def _users_of(one: object) -> list[type]:
-    """Returns the classes of an object that are the user's."""
-    return [kind for kind in type(one).__mro__ if is_of_user(kind)]
-
-
-def _beside(one: object) -> Iterator[tuple[str, object]]:
-    """Yields the attributes of an object's classes, and the variables that its functions use."""
-    functions = [one, *(value for _, value in _attributes(one))]
-    for kind in _users_of(one):
-        yield from vars(kind).items()
-        functions += [function for _, function in functions_of(kind)]
-    seen = set[int]()
-    while functions:
-        function = functions.pop()
-        is_users = isinstance(function, types.FunctionType) and is_of_user(function)
-        if is_users and id(function) not in seen:
-            seen.add(id(function))
-            for name, value in used(function):
-                yield name, value
-                if getattr(value, "__module__", None) == function.__module__:
-                    functions.append(value)
+def _closures(callback: object) -> list[str]:
+    """Returns the variables that the functions of a LambdaCallback close over."""
+    found = {}
+    if not isinstance(callback, keras.callbacks.LambdaCallback):
+        return []
+    for hook in vars(callback).values():
+        if not inspect.isfunction(hook) or keras_compat.is_builtin(hook):
+            continue
+        for name, value in closure_of(hook):
+            if isinstance(value, _MUTABLE):
+                found[f"{type(callback).__name__}: {name} ({type(value).__name__})"] = None
+    return list(found)

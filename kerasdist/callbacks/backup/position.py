@@ -173,7 +173,6 @@ class Position:
     Attributes:
         facts: What must be equal in a run that goes on from it.
         unread: How many batches of the present epoch the data begin after.
-        objects: Those that may change while the source is read.
     """
 
     def __init__(
@@ -184,8 +183,7 @@ class Position:
         ``begins_anew``: it reads so many from the beginning each time, as for validation.
         """
         self.facts: dict[str, object] = {}
-        self.objects = _objects_of(source)
-        self._source = Remembering(self.objects)
+        self._source = Remembering(_objects_of(source))
         self._steps, self._begins_anew = steps, begins_anew
         self._goes_on = steps is not None and not begins_anew
         self._places: Places | None = None

@@ -14,7 +14,6 @@ import pytest
 from kerasdist.callbacks.backup.encoding import (
     Encoder,
     Remembering,
-    Unkept,
     decode,
     digest,
     filled,
@@ -163,51 +162,3 @@ def test_a_callback_gets_the_state_of_the_one_that_watched_the_same():
     after = [keras.callbacks.EarlyStopping(one) for one in ("mae", "val_loss")]
     Remembering(after).put_back(remembering.state())
     assert [one.best for one in after] == [None, 2.0]
-
-
-COUNTS, STEPS = collections.Counter(), 0
-
-
-def count():
-    global STEPS
-    STEPS += 1
-    COUNTS["steps"] += 1
-
-
-class Counted(keras.layers.Layer):
-    """Remembers the number of its calls in all ways that no backup knows of."""
-
-    total = 0
-
-    def __init__(self, seen, rate=1.0):
-        super().__init__()
-        self.rate, self.calls, self._rows, self.fixed = rate, 0, [], 3
-        self.see = lambda: seen.append(self.fixed)
-
-    def step(self):
-        self.calls += 1
-        self._rows.append(self.calls)
-        type(self).total += 1
-        self.see()
-        count()
-
-
-def test_what_no_backup_looks_at_is_said_once_it_changes():
-    layer = Counted([])
-    unkept = Unkept([layer], [], [])
-    layer.rate = 0.5  # by a callback, as the first epoch begins
-    layer.step()  # in which programs are traced
-    assert unkept.changed() == []
-    unkept.begin()
-    assert unkept.changed() == ["Counted.rate"]
-    layer.step()
-    unkept.begin()
-    assert sorted(unkept.changed()) == [
-        "Counted._rows",
-        "Counted.calls",
-        "Counted.rate",
-        "Counted: COUNTS (Counter)",
-        "Counted: STEPS (int)",
-        "Counted: seen (list)",
-        "Counted: total (int)",
-    ]
