@@ -68,6 +68,7 @@ ADDED = {
     "one target of several outputs": 10,
     "iterators, and several axes, of tf.distribute": 24,
     "globals that a lambda reads, and types that have no mean": 28,
+    "what callbacks hold twice, and optimizers anywhere, in backups": 90,
 }
 
 FIGURES = (
@@ -78,7 +79,7 @@ FIGURES = (
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
-    Figure("mentions of Any", 2_314, 2_600),
+    Figure("mentions of Any", 2_312, 2_600),
 )
 # On two replicas (`tests.hops`).
 FIGURES_OF_FIT = {

@@ -421,13 +421,15 @@ def _named(one: Any) -> str:
 
 def _attributes(model: keras.Model) -> dict[str, Any]:
     """Returns the optimizers and losses that a model keeps, for its own `train_step` or Keras's."""
-    facts: dict[str, Any] = {}
-    for name, value in vars(model).items():
-        if name.startswith("_"):
-            continue
-        if isinstance(value, keras.optimizers.Optimizer | keras.losses.Loss):
-            facts[name] = configuration(value)
-    return facts
+    kept = {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer | keras.losses.Loss) and name[0] != "_"
+    }
+    known = set(map(id, kept.values()))
+    others = [one for one in keras_compat.optimizers_of(model) if id(one) not in known]
+    facts: dict[str, Any] = {name: configuration(value) for name, value in kept.items()}
+    return facts | ({"optimizers": list(map(configuration, others))} if others else {})
 
 
 _ARGUMENTS = (

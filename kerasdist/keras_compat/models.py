@@ -234,16 +234,33 @@ def parts_of(model: keras.Model) -> list[Any]:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """Returns the optimizers that a model and its layers hold, alone or in a list or a dict."""
-    held: list[object] = []
-    for value in (each for one in (model, *flat_layers(model)) for each in vars(one).values()):
-        if isinstance(value, dict):
-            held += value.values()
-        elif isinstance(value, list | tuple):
-            held += value
-        else:
-            held.append(value)
-    return list({id(one): one for one in held if isinstance(one, keras.Optimizer)}.values())
+    """Returns the optimizers that a model and its layers hold: alone, in lists, dicts, objects."""
+    found: list[keras.Optimizer] = []
+    seen: set[int] = set()
+
+    def look_into(value: Any, depth: int) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, keras.Optimizer):
+            found.append(value)
+        elif isinstance(value, dict | list | tuple):
+            for each in list(value.values() if isinstance(value, dict) else value):
+                look_into(each, depth)
+        elif depth and _is_users(type(value)):
+            look_into(getattr(value, "__dict__", None), depth - 1)
+
+    for one in (model, *flat_layers(model)):
+        look_into(vars(one), _DEPTH)
+    return found
+
+
+_DEPTH = 3
+
+
+def _is_users(kind: type) -> bool:
+    known = {"builtins", "jax", "jaxlib", "keras", "kerasdist", "numpy", "tensorflow", "torch"}
+    return kind.__module__.partition(".")[0] not in known
 
 
 def has_built_layers(model: Any) -> bool:

@@ -2,13 +2,15 @@
 
 A value has a form: JSON, but for NumPy arrays in it. A file has numbers in their places.
 
-Without pickle: reading a backup runs no code. Mutable values (lists, random generators, objects)
-are filled in place, so that other objects that hold them see the restored value.
+Without pickle: reading a backup runs no code. Mutable values (lists, arrays, random generators,
+objects) are filled in place, so that what else holds them sees the restored value; but a list or an
+array that the run has put in the place of the script's is a new one.
 """
 
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import inspect
 import json
@@ -51,8 +53,14 @@ _CODE = (
     pathlib.PurePath,
 )
 
+Form = Any
+"""What JSON and arrays say of a value."""
+
 SKIPPED = {_TAG: "skipped"}
 """The form of what is not kept, and need not be."""
+
+GONE = {_TAG: "gone"}
+"""The form of an attribute that the script sets, and the run has deleted."""
 
 
 @final
@@ -61,45 +69,93 @@ class Encoder:
 
     Attributes:
         lost: Place and type of each value that cannot be kept.
-        filled: Place and type of each value that is restored by filling the one of the script.
+        filled: Place, type and identity of each value that is restored by filling the script's.
+        tied: Attributes that hold one object together: they are kept together.
     """
 
     def __init__(
-        self, leave_out: Sequence[object] = (), there: Container[tuple[str, type]] | None = None
+        self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
         """Takes what is kept elsewhere, and which values to fill a script makes; None: all."""
         self.lost: dict[str, str] = {}
-        self.filled: set[tuple[str, type]] = set()
+        self.filled: set[tuple[str, object]] = set()
+        self.tied: set[frozenset[str]] = set()
         self._there = there
-        self._seen = {id(one): one for one in leave_out}  # as long as they live, so do their ids
+        self._attribute = ""
+        self._is_state = False
+        # Each value with its form, place and attribute. As long as they live, so do their ids.
+        self._seen: dict[int, tuple[object, Form, str, str]] = {
+            id(one): (one, SKIPPED, "", "") for one in leave_out
+        }
 
-    def encode(self, value: object, where: str, depth: int = _DEPTH) -> Any:
+    def attributes(self, values: Mapping[str, object], name: str) -> dict[str, Form]:
+        """Returns the forms of an object's attributes."""
+        forms = {}
+        for self._attribute, value in values.items():
+            forms[self._attribute] = self.encode(value, f"{name}.{self._attribute}")
+        return forms
+
+    def encode(self, value: object, where: str, depth: int = _DEPTH) -> Form:
         """Returns the form of a value."""
         if type(value) in _PLAIN:
             return value
+        if id(value) in self._seen:
+            return self._again(value, where)
         if isinstance(value, np.generic | np.ndarray):
-            return self._array(value, where)
+            form = self._array(value, where)
+            is_kept = isinstance(value, np.ndarray) and form is not SKIPPED
+            return self._begun(value, where, form) if is_kept else form
         if isinstance(value, bytes):
             return {_TAG: "bytes", "value": np.frombuffer(value, np.uint8)}
         for kind in (list, tuple, set, frozenset, collections.deque):
             if type(value) is kind:
                 items = sorted(value, key=repr) if kind in (set, frozenset) else value
-                forms = [
+                form: Form = {_TAG: kind.__name__}
+                if isinstance(value, collections.deque):
+                    form["maxlen"] = value.maxlen
+                if kind not in (tuple, frozenset):
+                    self._begun(value, where, form)
+                form["items"] = [
                     one if type(one) in _PLAIN else self.encode(one, f"{where}[{i}]", depth)
                     for i, one in enumerate(items)
                 ]
-                return {_TAG: kind.__name__, "items": forms}
+                return form
         if isinstance(value, dict):
             if type(value) is not dict and not self._is_there(value, where):
                 return SKIPPED
-            return {
-                _TAG: "dict",
-                "items": [
-                    [self.encode(key, where, depth), self.encode(one, f"{where}[{key!r}]", depth)]
-                    for key, one in value.items()
-                ],
-            }
+            form = self._begun(value, where, {_TAG: "dict"})
+            form["items"] = [
+                [self.encode(key, where, depth), self.encode(one, f"{where}[{key!r}]", depth)]
+                for key, one in value.items()
+            ]
+            return form
         return self._object(value, where, depth)
+
+    def _begun(self, value: object, where: str, form: Form) -> Form:
+        """Keeps whose form this is, and whether the value is still the one of the script."""
+        one = where, id(value)
+        self.filled.add(one)
+        self._seen[id(value)] = value, form, where, self._attribute
+        if not (self._there is None or self._is_state or one in self._there):
+            form["new"] = True
+        return form
+
+    def _again(self, value: object, where: str) -> Form:
+        """Returns the form of a value that has one."""
+        self.filled.add((where, id(value)))
+        _, form, first, attribute = self._seen[id(value)]
+        if form is SKIPPED:
+            return form
+        if attribute != self._attribute:
+            self.tied.add(frozenset((attribute, self._attribute)))
+        return {_TAG: "same", "as": form.setdefault("named", first)}
+
+    def _state(self, state: object, where: str, depth: int = _DEPTH) -> Form:
+        """Returns the form of a state, which is made for it."""
+        before, self._is_state = self._is_state, True
+        form = self.encode(state, where, depth)
+        self._is_state = before
+        return form
 
     def _is_there(self, value: object, where: str) -> bool:
         """Returns whether the script makes a value of this type here, to be filled."""
@@ -110,27 +166,33 @@ class Encoder:
         self.lost[where] = type(value).__name__
         return False
 
-    def _object(self, value: Any, where: str, depth: int) -> Any:
-        if isinstance(value, _CODE) or id(value) in self._seen:
+    def _object(self, value: object, where: str, depth: int) -> Form:
+        if isinstance(value, _CODE):
             return SKIPPED
-        self._seen[id(value)] = value
-        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
-            return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
         torch = registry.torch_states()
         state = None if torch is None else torch.kept(value)
-        if not isinstance(state, np.ndarray) and not self._is_there(value, where):
+        is_tensor = ops.is_tensor(value) or isinstance(state, np.ndarray)
+        if not is_tensor and not self._is_there(value, where):
             return SKIPPED
+        form: Form = {}
+        self._seen[id(value)] = value, form, where, self._attribute
+        form |= self._of_object(value, state, where, depth)
+        return form if form != SKIPPED else SKIPPED
+
+    def _of_object(self, value: Any, state: object, where: str, depth: int) -> Form:
+        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
+            return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
         if isinstance(value, np.random.Generator):
-            return {_TAG: "numpy", "state": self.encode(value.bit_generator.state, where)}
+            return {_TAG: "numpy", "state": self._state(value.bit_generator.state, where)}
         if isinstance(value, np.random.RandomState | random.Random):
-            return {_TAG: "random", "state": self.encode(value.__getstate__(), where)}
+            return {_TAG: "random", "state": self._state(value.__getstate__(), where)}
         if isinstance(value, _OF_KERAS):
             values = [ops.convert_to_numpy(variable) for variable in _variables(value)]
             return {_TAG: "variables", "values": [self._array(one, where) for one in values]}
         if keras_compat.loads_state(value):
-            return {_TAG: "state_dict", "state": self.encode(value.state_dict(), where, depth)}
+            return {_TAG: "state_dict", "state": self._state(value.state_dict(), where, depth)}
         if state is not None:
-            return {_TAG: "torch", "state": self.encode(state, where)}
+            return {_TAG: "torch", "state": self._state(state, where)}
         if depth and _is_of_python(value):
             attributes = {
                 name: self.encode(one, f"{where}.{name}", depth - 1)
@@ -140,7 +202,7 @@ class Encoder:
         self.lost[where] = type(value).__name__
         return SKIPPED
 
-    def _array(self, value: object, where: str) -> Any:
+    def _array(self, value: object, where: str) -> Form:
         array = np.asarray(value)
         if array.dtype.kind not in _NUMBERS and array.dtype.name not in vars(ml_dtypes):
             if array.dtype.kind in "US":
@@ -179,59 +241,84 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
     return json.loads(json.dumps(form), object_hook=fill)
 
 
-def decode(form: object, current: object = None) -> Any:
-    """Decodes a form; a mutable value is restored by filling the current one in place."""
+def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
+    """Decodes a form. What is still the script's own is restored by filling that in place.
+
+    ``named`` are the values of this object that others hold, too.
+    """
     if not isinstance(form, dict):
         return form
+    named = {} if named is None else named
     kind = form[_TAG]
     if kind == "skipped":
         return current
-    if kind in ("array", "scalar"):
-        return _array(form)
-    if kind == "words":
-        return np.array(form["items"], np.dtype(form["dtype"]))
-    if kind == "bytes":
-        return form["value"].tobytes()
+    if kind == "same":
+        return named.get(form["as"], current)
+    if kind in ("tuple", "frozenset"):
+        return _CONTAINERS[kind](_items(form, current, named))
+    value = _begun(form, kind, current, named)
+    if "named" in form:
+        named[form["named"]] = value
     if kind == "dict":
-        return _dict(form, current)
-    if kind in _CONTAINERS:
-        return _container(form, current)
-    return _restored(form, kind, current)
+        now = dict(current) if isinstance(current, dict) else {}
+        keys = [(decode(key, None, named), one) for key, one in form["items"]]
+        items = [
+            (key, decode(one, now.get(key), named))
+            for key, one in keys
+            if one != SKIPPED or key in now
+        ]
+        value.clear()
+        value.update(items)
+    elif kind in _CONTAINERS:
+        items = _items(form, current, named)
+        value.clear()
+        (value.update if kind == "set" else value.extend)(items)
+    elif kind == "object":
+        set_attributes(value, form["attributes"], named)
+    return value
 
 
-def _array(form: Any) -> Any:
-    array = form["value"]
-    return array[()] if form[_TAG] == "scalar" else array.copy()
-
-
-def _dict(form: Any, current: Any) -> Any:
-    now = current if isinstance(current, dict) else {}
-    keys = [(decode(key), inner) for key, inner in form["items"]]
-    items = [(key, decode(one, now.get(key))) for key, one in keys if one != SKIPPED or key in now]
-    now.clear()
-    now.update(items)
-    return now
-
-
-def _container(form: Any, current: Any) -> Any:
-    kind = _CONTAINERS[form[_TAG]]
-    is_alike = type(current) is kind
-    now = list(current) if is_alike and kind in (list, tuple, collections.deque) else []
+def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
+    now = list(current) if isinstance(current, list | tuple | collections.deque) else []
     forms = [one for index, one in enumerate(form["items"]) if one != SKIPPED or index < len(now)]
     now += [None] * (len(forms) - len(now))
-    items = [decode(one, at) for one, at in zip(forms, now, strict=False)]
-    if not is_alike or kind in (tuple, frozenset):
-        return kind(items)
-    current.clear()
-    (current.update if kind is set else current.extend)(items)
-    return current
+    return [decode(one, at, named) for one, at in zip(forms, now, strict=False)]
 
 
-def _restored(form: Any, kind: str, current: Any) -> Any:
+def _begun(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
+    """Returns what the items of a form are to fill; of any other form the value."""
+    if "new" in form and isinstance(current, _FILLED):
+        current = copy.copy(current)
+    if kind == "dict":
+        return current if isinstance(current, dict) else {}
+    if kind in ("list", "set", "deque"):
+        longest = form.get("maxlen")
+        if type(current) is _CONTAINERS[kind] and getattr(current, "maxlen", None) == longest:
+            return current
+        return collections.deque(maxlen=longest) if kind == "deque" else _CONTAINERS[kind]()
+    if kind in ("array", "words"):
+        return _array(form, current)
+    if kind == "scalar":
+        return form["value"][()]
+    if kind == "bytes":
+        return form["value"].tobytes()
+    return _restored(form, kind, current, named)
+
+
+def _array(form: Form, current: Any = None) -> np.ndarray:
+    array = np.array(form["items"], form["dtype"]) if form[_TAG] == "words" else form["value"]
+    is_alike = isinstance(current, np.ndarray) and current.flags.writeable
+    if is_alike and (current.dtype, current.shape) == (array.dtype, array.shape):
+        current[...] = array
+        return current
+    return array.copy()
+
+
+def _restored(form: Form, kind: str, current: Any, named: dict[str, Any]) -> Any:
     if kind == "numpy":
-        current.bit_generator.state = decode(form["state"])
+        current.bit_generator.state = decode(form["state"], None, named)
     elif kind == "random":
-        current.__setstate__(decode(form["state"]))
+        current.__setstate__(decode(form["state"], None, named))
     elif kind == "variables":
         for variable, value in zip(_variables(current), form["values"], strict=True):
             variable.assign(_array(value))
@@ -239,22 +326,24 @@ def _restored(form: Any, kind: str, current: Any) -> Any:
         torch = registry.torch_states()
         if torch is None:
             raise ValueError("PyTorch, of which a generator or a tensor is kept, is not imported")
-        return torch.put_back(decode(form["state"]), current)
+        return torch.put_back(decode(form["state"], None, named), current)
     elif kind == "tensor":
         return ops.convert_to_tensor(_array(form["value"]))
     elif kind == "state_dict":
-        current.load_state_dict(decode(form["state"]))
-    else:
-        set_attributes(current, form["attributes"])
+        current.load_state_dict(decode(form["state"], None, named))
     return current
 
 
-def set_attributes(value: object, forms: dict[str, Any]) -> None:
+def set_attributes(
+    value: object, forms: dict[str, Any], named: dict[str, Any] | None = None
+) -> None:
     """Restores the attributes of an object."""
-    own = vars(value)
+    own, named = vars(value), {} if named is None else named
     for name, form in forms.items():
-        if form != SKIPPED:
-            own[name] = decode(form, own.get(name))
+        if form == GONE:
+            own.pop(name, None)
+        elif form != SKIPPED:
+            own[name] = decode(form, own.get(name), named)
 
 
 def _variables(value: Any) -> Sequence[Any]:
@@ -278,7 +367,9 @@ _CONTAINERS: dict[str, Any] = {
 }
 
 
-_MUTABLE = (list, dict, set, bytearray, np.ndarray, np.random.Generator, np.random.RandomState)
+# What is filled in place.
+_FILLED = (list, dict, set, collections.deque, np.ndarray)
+_MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, random.Random)
 
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
@@ -309,7 +400,7 @@ class Remembering:
             one.inner if isinstance(one, DelegatingCallback) else one for one in objects
         ]
         self._elsewhere = [*elsewhere, *self._objects]
-        self._there: list[Container[tuple[str, type]] | None] = [None] * len(self._objects)
+        self._there: list[Container[tuple[str, object]] | None] = [None] * len(self._objects)
         self._lost: list[Mapping[str, str]] = []
         self._at_begin: list[dict[str, int]] = []
         for forms, encoder in self._encoded():
@@ -320,8 +411,7 @@ class Remembering:
         """Yields the forms of each object's values, by name, and what has encoded them."""
         for one, there in zip(self._objects, self._there, strict=True):
             encoder, name = Encoder(self._elsewhere, there), type(one).__name__
-            values = _values(one).items()
-            yield {key: encoder.encode(value, f"{name}.{key}") for key, value in values}, encoder
+            yield encoder.attributes(_values(one), name), encoder
 
     def state(self) -> list[object]:
         """Returns a form for each object."""
@@ -331,12 +421,18 @@ class Remembering:
             self._objects, self._at_begin, self._encoded(), strict=True
         ):
             # The file has lines of the previous process, which the script does not write again.
-            changed = [
+            changed = {
                 key
                 for key, form in forms.items()
                 if key == _CONTENT or begin.get(key) != digest(form)
-            ]
-            states.append([type(one).__name__, {key: forms[key] for key in changed}])
+            }
+            while (
+                more := {one for tied in encoder.tied if changed & tied for one in tied} - changed
+            ):
+                changed |= more
+            kept = {key: form for key, form in forms.items() if key in changed}
+            kept |= dict.fromkeys(begin.keys() - forms.keys(), GONE)
+            states.append([_named(one), kept])
             self.has_changed |= bool(changed)
             self._lost.append(encoder.lost)
         return states
@@ -345,7 +441,7 @@ class Remembering:
         """Restores the attributes of the objects."""
         left = list(forms)
         for one in self._objects:
-            kept = next((form for form in left if form[0] == type(one).__name__), None)
+            kept = next((form for form in left if form[0] == _named(one)), None)
             if kept is not None:
                 left.remove(kept)
                 _put_back(one, kept[1])
@@ -363,6 +459,11 @@ class Remembering:
 
 
 _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
+
+
+def _named(one: object) -> str:
+    """Returns an object's class, and what a callback of Keras's kind watches."""
+    return f"{type(one).__name__} {getattr(one, 'monitor', '')}"
 
 
 def _values(callback: Any) -> Mapping[str, object]:

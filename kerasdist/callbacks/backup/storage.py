@@ -25,7 +25,7 @@ from kerasdist.core import whole_files
 from kerasdist.core.sharding import Region
 from kerasdist.errors import BackupError
 
-_MAGIC = b"kerasdist backup 7\n"
+_MAGIC = b"kerasdist backup 8\n"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _CHUNK = 1 << 18

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from kerasdist import keras_compat
 from kerasdist.agreement import description
 from kerasdist.agreement.description import configuration, described, of_array
 from kerasdist.job.comparison import described_difference, digest
@@ -157,3 +158,27 @@ def test_each_argument_of_a_layer_is_compared(kind, arguments, changed):
     one, again, other = kind(*arguments), kind(*arguments), kind(*arguments, **changed)
     assert difference(configuration(one), configuration(again)) is None
     assert difference(configuration(one), configuration(other)) is not None
+
+
+class Held:
+    """An object of the user that holds an optimizer."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_optimizers_are_found_wherever_a_model_holds_them(changed):
+    def facts(momentums):
+        model = keras.Sequential([keras.layers.Dense(1)])
+        made = [keras.optimizers.SGD(momentum=momentum) for momentum in momentums]
+        model._judge, model.all, model.held = made[0], {"a": {"b": [made[1]]}}, Held(made[2])
+        assert keras_compat.optimizers_of(model) == made
+        return description.facts_of(model, anew=True)
+
+    before, after = [0.1, 0.2, 0.3], [0.1, 0.2, 0.3]
+    after[changed] = 0.9
+    assert difference(facts(before), facts(before)) is None
+    said = difference(facts(before), facts(after))
+    assert said.startswith(f"optimizers[{changed}].momentum=0.9")
