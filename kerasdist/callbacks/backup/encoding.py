@@ -100,11 +100,11 @@ class Encoder:
         if type(value) in _PLAIN:
             return value
         if id(value) in self._seen:
-            return self._again(value, where)
+            return self._refer_to(value, where)
         if isinstance(value, np.generic | np.ndarray):
             form = self._array(value, where)
             is_kept = isinstance(value, np.ndarray) and form is not SKIPPED
-            return self._begun(value, where, form) if is_kept else form
+            return self._keep_form(value, where, form) if is_kept else form
         if isinstance(value, bytes):
             return {_TAG: "bytes", "value": np.frombuffer(value, np.uint8)}
         for kind in (list, tuple, set, frozenset, collections.deque):
@@ -114,7 +114,7 @@ class Encoder:
                 if isinstance(value, collections.deque):
                     form["maxlen"] = value.maxlen
                 if kind not in (tuple, frozenset):
-                    self._begun(value, where, form)
+                    self._keep_form(value, where, form)
                 form["items"] = [
                     one if type(one) in _PLAIN else self.encode(one, f"{where}[{i}]", depth)
                     for i, one in enumerate(items)
@@ -123,7 +123,7 @@ class Encoder:
         if isinstance(value, dict):
             if type(value) is not dict and not self._is_there(value, where):
                 return SKIPPED
-            form = self._begun(value, where, {_TAG: "dict"})
+            form = self._keep_form(value, where, {_TAG: "dict"})
             form["items"] = [
                 [self.encode(key, where, depth), self.encode(one, f"{where}[{key!r}]", depth)]
                 for key, one in value.items()
@@ -131,7 +131,7 @@ class Encoder:
             return form
         return self._object(value, where, depth)
 
-    def _begun(self, value: object, where: str, form: Form) -> Form:
+    def _keep_form(self, value: object, where: str, form: Form) -> Form:
         """Keeps whose form this is, and whether the value is still the one of the script."""
         one = where, id(value)
         self.filled.add(one)
@@ -140,7 +140,7 @@ class Encoder:
             form["new"] = True
         return form
 
-    def _again(self, value: object, where: str) -> Form:
+    def _refer_to(self, value: object, where: str) -> Form:
         """Returns the form of a value that has one."""
         self.filled.add((where, id(value)))
         _, form, first, attribute = self._seen[id(value)]
@@ -177,7 +177,7 @@ class Encoder:
         form: Form = {}
         self._seen[id(value)] = value, form, where, self._attribute
         form |= self._of_object(value, state, where, depth)
-        return form if form != SKIPPED else SKIPPED
+        return SKIPPED if form == SKIPPED else form
 
     def _of_object(self, value: Any, state: object, where: str, depth: int) -> Form:
         if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
@@ -256,7 +256,7 @@ def decode(form: object, current: object = None, named: dict[str, Any] | None = 
         return named.get(form["as"], current)
     if kind in ("tuple", "frozenset"):
         return _CONTAINERS[kind](_items(form, current, named))
-    value = _begun(form, kind, current, named)
+    value = _prepare_value(form, kind, current, named)
     if "named" in form:
         named[form["named"]] = value
     if kind == "dict":
@@ -285,7 +285,7 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
     return [decode(one, at, named) for one, at in zip(forms, now, strict=False)]
 
 
-def _begun(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
+def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
     """Returns what the items of a form are to fill; of any other form the value."""
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
