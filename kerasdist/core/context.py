@@ -134,7 +134,7 @@ def strategy_scope(strategy: StrategyLike) -> Generator[None]:
             f"{inside.replica_id_in_sync_group} of {inside.strategy}. Enter the scope outside of "
             "the step."
         )
-    if current.scopes and current.scopes[-1] is not strategy:
+    if current.scopes and current.scopes[-1] not in (strategy, default_strategy()):
         raise ScopeError(
             "Expected one strategy at a time. Received: the scope of "
             f"{strategy} inside the scope of {current.scopes[-1]}. Leave the first scope before "

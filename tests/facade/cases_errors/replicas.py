@@ -62,12 +62,14 @@ def reduce_gather_and_more_in_a_replica(lab, strategy):
 
 @case
 def scopes_that_do_not_fit(lab):
-    """A scope in another strategy's, and in a replica; one's own scope twice works."""
+    """A scope in another strategy's, and in a replica; in one's own or the default's works."""
     first, second = lab.strategy(), lab.strategy(3)
-    with first.scope(), first.scope():
+    default = kd.get_strategy()
+    with default.scope(), first.scope(), first.scope():
         pattern = "Expected one strategy at a time.*Received"
-        with lab.raises(kd.errors.ScopeError, pattern), second.scope():
-            pass
+        for other in (second, default):
+            with lab.raises(kd.errors.ScopeError, pattern), other.scope():
+                pass
         with lab.raises(kd.errors.ScopeError, pattern):
             second.run(lambda: 1.0)
         lab.check(kd.get_strategy() is first, "the first stays")
