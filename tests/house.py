@@ -68,6 +68,7 @@ ADDED = {
     "one target of several outputs": 10,
     "iterators, and several axes, of tf.distribute": 24,
     "globals that a lambda reads, and types that have no mean": 28,
+    "losses of each example through BatchNormalization": 19,
     "what callbacks hold twice, and optimizers anywhere, in backups": 90,
 }
 

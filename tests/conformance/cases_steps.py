@@ -36,7 +36,7 @@ def vector_loss(lab):
     keras.io's siamese network and WGAN-GP in one.
     """
 
-    def build(**options):
+    def build(normal=False, **options):
         class Model(keras.Model):
             def train_step(self, data):
                 x, y = data
@@ -46,18 +46,21 @@ def vector_loss(lab):
                         predicted = self(x, training=True)
                     slope = inner.gradient(predicted, [x])[0]
                     loss = tf.reduce_sum(tf.square(predicted - y), -1)
-                    loss += tf.reduce_sum(tf.square(slope), -1)
+                    loss += 0.0 if normal else tf.reduce_sum(tf.square(slope), -1)
                 gradients = tape.gradient(loss, self.trainable_weights)
                 self.optimizer.apply(gradients, self.trainable_weights)
                 return {"raw": tf.reduce_mean(loss)}
 
-        inputs = keras.Input((4,))
-        model = Model(inputs, keras.layers.Dense(1)(inputs))
+        inputs = hidden = keras.Input((4,))
+        if normal:  # its gradient brings the other replicas' losses
+            hidden = keras.layers.BatchNormalization()(keras.layers.Dense(3)(inputs))
+        model = Model(inputs, keras.layers.Dense(1)(hidden))
         return compiled(model, keras.optimizers.SGD(0.01), **options)
 
     # 11 in batches of 3: the last batch of 2 leaves replicas empty.
     lab.same(build, fit(X, Y, batch_size=3, epochs=2))
     lab.same(lambda: build(run_eagerly=True), fit(X, Y, batch_size=3))
+    lab.same(lambda: build(normal=True), fit(X, Y, batch_size=5))
 
 
 @case("custom steps")

@@ -99,32 +99,53 @@ def install() -> None:
     original = tape_class.gradient
 
     @wraps(original)
-    def gradient(tape: object, target: object, sources: object, *args: Any, **kwargs: Any) -> Any:
-        return _gradient(partial(original, tape), target, sources, *args, **kwargs)
+    def gradient(
+        tape: object,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        call = partial(original, tape)
+        return _gradient(call, target, sources, output_gradients, *args, **kwargs)
 
     tape_class.gradient = gradient
 
 
 def _gradient(
-    original: Callable[..., Any], target: object, sources: object, *args: object, **kwargs: object
+    original: Callable[..., Any],
+    target: object,
+    sources: object,
+    output_gradients: object,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     if tf.distribute.in_cross_replica_context():
         # Code in a scope reads the first copy; TensorFlow refuses to ask which one it read.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
-    gradients = original(target, sources, *args, **kwargs)
     replica = current.fit_replica
-    if replica is None:
-        return gradients
-    factor = _factor(replica.local_batch, target)
+    factor = None if replica is None else _factor(replica.local_batch, target)
     if factor is None:
-        return gradients
+        return original(target, sources, output_gradients, *args, **kwargs)
+    # Before the backward pass, whose collectives weight what they bring from other replicas.
+    targets = tf.nest.flatten(target)
+    given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+    upstream = [
+        tf.cast(factor, one.dtype) * (tf.ones_like(one) if each is None else each)
+        for one, each in zip(targets, given, strict=True)
+    ]
+    gradients = original(targets, sources, upstream, *args, **kwargs)
 
-    def scaled(source: object, gradient: object) -> Any:
-        if not isinstance(source, keras.Variable | tf.Variable):
-            return gradient  # by the input, as in a gradient penalty: it has a row per example
-        return on_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
+    def unscaled(source: object, gradient: object) -> Any:
+        if isinstance(source, keras.Variable | tf.Variable):
+            return gradient
+        # By the input, as in a gradient penalty: it has a row per example.
+        return on_values(
+            lambda values: tf.math.divide_no_nan(values, tf.cast(factor, values.dtype)), gradient
+        )
 
-    flat = list(map(scaled, tf.nest.flatten(sources), tf.nest.flatten(gradients)))
+    flat = list(map(unscaled, tf.nest.flatten(sources), tf.nest.flatten(gradients)))
     return tf.nest.pack_sequence_as(gradients, flat)
 
 
