@@ -73,7 +73,7 @@ ADDED = {
 }
 
 FIGURES = (
-    Figure("lines of code", 27_281 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 27_272 + sum(ADDED.values()), 23_500),
     Figure("files", 232, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),

@@ -86,7 +86,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
     """
     kind = cast("type[Any]", type(instance))
     given = {} if keras_compat.is_wired(instance) else _kept(instance)
-    if is_of_user(kind):
+    if keras_compat.is_of_user(kind):
         given = {name: value for name, value in given.items() if name not in OWN}
         given |= _functions(instance)
     return {"class": kind.__name__, **described(given, known), **of_class(kind)}
@@ -94,7 +94,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
 
 def _kept(instance: object) -> dict[str, Any]:
     kept, found = vars(instance), dict[str, Any]()
-    is_own = is_of_user(type(instance))
+    is_own = keras_compat.is_of_user(type(instance))
     # Keras takes some arguments, such as `rms_scaling`, without naming them.
     others = () if is_own else (name for name in kept if name[0] != "_" and _is_setting(name, kept))
     for name in dict.fromkeys((*_parameters(type(instance)), *others)):
@@ -146,7 +146,9 @@ def _functions(instance: object) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(instance).items()
-        if isinstance(value, FunctionType) and is_of_user(value) and name not in _WRAPPED
+        if isinstance(value, FunctionType)
+        and keras_compat.is_of_user(value)
+        and name not in _WRAPPED
     }
 
 
@@ -224,7 +226,9 @@ def _of_object(value: object, known: Collection[str]) -> Any:
     if dataclasses.is_dataclass(value):
         named = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
         return {"class": kind.__name__, **described(named, known)}
-    own = of_class(kind) if is_of_user(kind) and getattr(value, "__dict__", None) else {}
+    own = (
+        of_class(kind) if keras_compat.is_of_user(kind) and getattr(value, "__dict__", None) else {}
+    )
     return {"class": kind.__name__, **own} if own else kind.__name__
 
 
@@ -262,22 +266,11 @@ OWN = frozenset(
     }
 )
 
-# Packages whose versions are compared, in place of their code.
-_PACKAGES = frozenset(
-    {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
-)
-
-
-def is_of_user(function_or_class: object) -> bool:
-    """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
-    module = getattr(function_or_class, "__module__", None) or "builtins"
-    return module.partition(".")[0] not in _PACKAGES
-
 
 def of_function(function: FunctionType) -> dict[str, Any]:
     """Returns what a function computes: its code, and the plain values that it uses."""
     facts: dict[str, Any] = {"function": function.__name__}
-    if is_of_user(function):
+    if keras_compat.is_of_user(function):
         facts[KEY] = _digest_of_code(function.__code__)
         values = {name: value for name, value in _used(function) if _is_compared(name, value)}
         facts.update({"uses": values} if values else {})
@@ -289,7 +282,7 @@ def of_class(kind: type) -> dict[str, str]:
     parts = [
         f"{name} {_digest_of_code(function.__code__)}"
         for parent in kind.__mro__
-        if is_of_user(parent)
+        if keras_compat.is_of_user(parent)
         for name, function in sorted(_functions_of(parent))
     ]
     return {KEY: _digest("\n".join(parts).encode())} if parts else {}

@@ -184,11 +184,6 @@ class Placement(abc.ABC):
         """Leaves the context; `renew` may enter it again."""
 
 
-def open_placements() -> list[Placement]:
-    """Returns the placements that are open in this thread, the outermost first."""
-    return current.placements
-
-
 @contextmanager
 def placements_left() -> Generator[None]:
     """Runs code as if no placement were open in this thread."""
@@ -227,7 +222,7 @@ def strategy_in_force() -> StrategyLike:
 def replica_context_in_force() -> ReplicaLike | None:
     """Returns the context of the replica whose code this is, None in cross-replica code."""
     if current.replicas:
-        return current.replicas[-1]
+        return current.replica
     if current.scopes and current.scopes[-1] is not default_strategy():
         return None
     return default_strategy().sole_replica_context

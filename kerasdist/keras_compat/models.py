@@ -247,7 +247,7 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
         elif isinstance(value, dict | list | tuple):
             for each in list(value.values() if isinstance(value, dict) else value):
                 look_into(each, depth)
-        elif depth and _is_users(type(value)):
+        elif depth and is_of_user(type(value)):
             look_into(getattr(value, "__dict__", None), depth - 1)
 
     for one in (model, *flat_layers(model)):
@@ -258,9 +258,16 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 _DEPTH = 3
 
 
-def _is_users(kind: type) -> bool:
-    known = {"builtins", "jax", "jaxlib", "keras", "kerasdist", "numpy", "tensorflow", "torch"}
-    return kind.__module__.partition(".")[0] not in known
+# Packages whose versions workers compare, in place of their code.
+_PACKAGES = frozenset(
+    {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
+)
+
+
+def is_of_user(function_or_class: object) -> bool:
+    """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
+    module = getattr(function_or_class, "__module__", None) or "builtins"
+    return module.partition(".")[0] not in _PACKAGES
 
 
 def has_built_layers(model: Any) -> bool:

@@ -23,7 +23,7 @@ NOTHING = Work({}, 0.0)
 
 @dataclass(frozen=True)
 class Point:
-    """What somebody has measured."""
+    """A measurement that others have published."""
 
     what: str  # the model, its batch and the program
     step: float  # of the smallest group, in seconds

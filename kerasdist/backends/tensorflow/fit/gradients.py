@@ -99,16 +99,8 @@ def install() -> None:
     original = tape_class.gradient
 
     @wraps(original)
-    def gradient(
-        tape: object,
-        target: object,
-        sources: object,
-        output_gradients: object = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        call = partial(original, tape)
-        return _gradient(call, target, sources, output_gradients, *args, **kwargs)
+    def gradient(tape: object, target: object, sources: object, *args: Any, **kwargs: Any) -> Any:
+        return _gradient(partial(original, tape), target, sources, *args, **kwargs)
 
     tape_class.gradient = gradient
 
@@ -117,7 +109,7 @@ def _gradient(
     original: Callable[..., Any],
     target: object,
     sources: object,
-    output_gradients: object,
+    output_gradients: object = None,
     *args: object,
     **kwargs: object,
 ) -> Any:

@@ -45,7 +45,7 @@ def _renew_scopes_after_reset() -> None:
 
     def reset_and_renew() -> None:
         reset()
-        for scope in context.open_placements():
+        for scope in context.current.placements:
             scope.renew()
 
     tf.compat.v1.reset_default_graph = reset_and_renew
