@@ -458,7 +458,7 @@ def facts_of_call(
     if "callbacks" in arguments:
         facts["callbacks"] = [
             _of_callback(one)
-            for one in callbacks_of(arguments["callbacks"])
+            for one in keras_compat.callbacks_of(arguments["callbacks"])
             if isinstance(one, kinds)
         ]
     return facts
@@ -477,7 +477,7 @@ def of_data(data: Any, job: Job | None) -> Any:
         if job is None and isinstance(ours, DividedDataset):
             return of_data(ours.source, job)  # which a single replica has in its place
         return _kind_of(ours)
-    if shards_itself(data, job):
+    if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
     kind = _kind_of(data)
     if isinstance(data, keras_compat.DataAdapter):
@@ -506,13 +506,6 @@ def _of_rows(data: Any) -> Any:
         return {**facts, **of_array(data.to_numpy())}
     except Exception:  # noqa: BLE001  a table with columns that are no numbers
         return facts
-
-
-def callbacks_of(callbacks: object) -> list[Any]:
-    """Returns the callbacks in an argument of `fit`."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks.callbacks
-    return keras.tree.flatten(callbacks) if callbacks else []
 
 
 def _of_callback(callback: keras.callbacks.Callback) -> dict[str, Any]:

@@ -224,8 +224,7 @@ class InitialBroadcast:
 
     def add(self, variable: keras.Variable) -> None:
         """Adds a new variable; all workers must make the same variables in the same order."""
-        if self._job is not None:
-            self._new.append(weakref.ref(variable))
+        self._new.append(weakref.ref(variable))
 
     def ensure(self) -> None:
         """Gives new variables the chief's values. All workers must call it."""

@@ -48,13 +48,14 @@ class Strategy:
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
     Attributes:
+        replica_set: The devices and how to compute on them; None: the default strategy.
         is_used: Whether a model was made in its scope, or `run` was called.
     """
 
     _resolver: ClusterResolver | None = None
 
     def __init__(self, replica_set: ReplicaSet | None) -> None:
-        self._replica_set = replica_set
+        self.replica_set = replica_set
         self.is_used = False
         ownership.remember(self)
         if replica_set is not None:
@@ -64,7 +65,7 @@ class Strategy:
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas gradients are combined over."""
-        return 1 if self._replica_set is None else self._replica_set.num_replicas
+        return 1 if self.replica_set is None else self.replica_set.num_replicas
 
     @property
     def is_chief(self) -> bool:
@@ -77,7 +78,7 @@ class Strategy:
             if strategy.is_chief:
                 model.summary()
         """
-        job = None if self._replica_set is None else self._replica_set.job
+        job = None if self.replica_set is None else self.replica_set.job
         return job is None or job.is_chief
 
     @contextlib.contextmanager
@@ -102,24 +103,19 @@ class Strategy:
         Raises:
             WorkerLostError: On the other workers, if the block has failed on the chief.
         """
-        job = None if self._replica_set is None else self._replica_set.job
+        job = None if self.replica_set is None else self.replica_set.job
         with contextlib.nullcontext() if job is None else job.chief_first():
             yield
-
-    @property
-    def replica_set(self) -> ReplicaSet | None:
-        """The devices and how to compute on them, None for the default strategy."""
-        return self._replica_set
 
     @cached_property
     def options(self) -> ReplicaOptions:
         """The options of the replicas, such as that of BatchNormalization."""
-        return ReplicaOptions() if self._replica_set is None else self._replica_set.options
+        return ReplicaOptions() if self.replica_set is None else self.replica_set.options
 
     @property
     def runner(self) -> Runner:
         """How user functions run on the devices."""
-        return _ALONE if self._replica_set is None else self._replica_set.runner
+        return _ALONE if self.replica_set is None else self.replica_set.runner
 
     @cached_property
     def extended(self) -> StrategyExtended:
@@ -134,7 +130,7 @@ class Strategy:
     @property
     def local_replicas(self) -> range:
         """The numbers of the replicas in this process."""
-        return range(1) if self._replica_set is None else self._replica_set.local_replicas
+        return range(1) if self.replica_set is None else self.replica_set.local_replicas
 
     @contextlib.contextmanager
     def scope(self) -> Generator[Strategy]:
@@ -156,8 +152,8 @@ class Strategy:
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(context.strategy_scope(self))
-            if self._replica_set is not None:
-                stack.enter_context(self._replica_set.placement())
+            if self.replica_set is not None:
+                stack.enter_context(self.replica_set.placement())
             yield self
 
     def run(
@@ -338,11 +334,11 @@ class Strategy:
 
     def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
         """Raises WorkerLostError in place of errors that a lost worker causes in the call."""
-        job = None if self._replica_set is None else self._replica_set.job
+        job = None if self.replica_set is None else self.replica_set.job
         return contextlib.nullcontext() if job is None else job.translating_failures(call)
 
     def __str__(self) -> str:
-        devices = [] if self._replica_set is None else [str(d) for d in self._replica_set.devices]
+        devices = [] if self.replica_set is None else [str(d) for d in self.replica_set.devices]
         return f"{type(self).__name__}({devices})"
 
     def __repr__(self) -> str:

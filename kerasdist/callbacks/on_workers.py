@@ -6,6 +6,7 @@ alike. ``stop_training``, which a worker may set by itself, is voted on.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ import keras
 from keras.callbacks import Callback
 
 from kerasdist import keras_compat
-from kerasdist.agreement.description import callbacks_of
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Meter
 from kerasdist.callbacks.backup import fit_call
@@ -29,6 +29,7 @@ from kerasdist.callbacks.profile import Profile
 from kerasdist.callbacks.telemetry import Bench, Progress, Telemetry
 from kerasdist.callbacks.vote import InSync, Vote
 from kerasdist.core import whole_files
+from kerasdist.core.context import current
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import launcher
 from kerasdist.job.job import Job
@@ -51,46 +52,41 @@ _WRITERS = (
 )
 
 
-def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None) -> Any:
-    """Returns the callbacks of a call of `fit`, wrapped for this worker."""
-    listed = _ordered(callbacks_of(given["callbacks"]), replicas)
-    channel = launcher.channel()
-    if meter is not None and channel is not None:
-        listed.insert(0, Progress(meter, channel, replicas))
-    profiled = launcher.wanted()
-    if meter is not None and profiled is not None:
-        listed.insert(0, Profile(profiled, meter, replicas))
-    if meter is not None:
-        listed.insert(0, meter)  # before the callbacks that read it
-    if meter is not None and launcher.is_benchmark():
-        listed.append(Bench(meter))
+def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
+    """Wraps the callbacks of a call of `fit` for this worker; adds a meter if its figures count."""
     callbacks = given["callbacks"]
+    own = keras_compat.callbacks_of(callbacks)
+    listed = _ordered(own, replicas)
+    listeners = [one for one in own if isinstance(one, Telemetry)]
+    channel, profiled = launcher.channel(), launcher.wanted()
+    is_benchmark = bool(os.environ.get(launcher.BENCH))
+    if listeners or is_benchmark or (channel, profiled) != (None, None):
+        meter = Meter(
+            knows_data=replicas.measures_data,
+            # A single replica has no collectives: they take no time, which is known.
+            knows_collectives=replicas.measures_collectives or replicas.num_replicas == 1,
+            steps_ahead=replicas.steps_ahead,
+        )
+        given["x"] = meter.follow(given["x"])
+        for listener in listeners:
+            listener.measures(meter, replicas)
+        if channel is not None:
+            listed.insert(0, Progress(meter, channel, replicas))
+        if profiled is not None:
+            listed.insert(0, Profile(profiled, meter, replicas))
+        listed.insert(0, meter)  # before the callbacks that read it
+        if is_benchmark:
+            listed.append(Bench(meter))
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks = listed
-        return callbacks
-    return listed
-
-
-def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
-    """Returns the meter of a call of `fit`, None if nothing reads its figures."""
-    listeners = [one for one in callbacks_of(given["callbacks"]) if isinstance(one, Telemetry)]
-    others = launcher.channel(), launcher.wanted()
-    if not listeners and not launcher.is_benchmark() and others == (None, None):
-        return None
-    meter = Meter(
-        knows_data=replicas.measures_data,
-        # A single replica has no collectives: they take no time, which is known.
-        knows_collectives=replicas.measures_collectives or replicas.num_replicas == 1,
-        steps_ahead=replicas.steps_ahead,
-    )
-    for listener in listeners:
-        listener.measures(meter, replicas)
-    return meter
+    else:
+        given["callbacks"] = listed
 
 
 def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | None]:
     """Returns the positions in the data, and in those of validation, None if there is no backup."""
-    backups = [one for one in callbacks_of(given["callbacks"]) if isinstance(one, BackupAndRestore)]
+    callbacks = keras_compat.callbacks_of(given["callbacks"])
+    backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     if not backups:
         return None, None
     position = Position(given["x"], given["steps_per_epoch"])
@@ -103,17 +99,23 @@ def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | 
 
 
 @contextmanager
-def files_written(given: Mapping[str, Any]) -> Generator[None]:
-    """Lets callbacks finish their files and give up their folders if `fit` ends with an error."""
+def in_fit(given: Mapping[str, Any]) -> Generator[None]:
+    """Lets callbacks finish their files and give up their folders if `fit` ends with an error.
+
+    The meter of an outer call goes on after this one.
+    """
+    outer = current.meter
     try:
         yield
     except BaseException:
-        for one in callbacks_of(given["callbacks"]):
+        for one in keras_compat.callbacks_of(given["callbacks"]):
             if isinstance(one, ModelCheckpoint):
                 one.settle()
             elif isinstance(one, BackupAndRestore):
                 one.release()
         raise
+    finally:
+        current.meter = outer
 
 
 def _ordered(given: Sequence[Callback], replicas: ReplicaSet) -> list[Callback]:

@@ -27,12 +27,16 @@ _SHOWN = 3
 MOST_WHOLE = 1 << 24
 
 
-def is_wanted(model: Any) -> bool:
-    """Returns whether to compare a model's first step; the result is equal on all workers."""
+def may_differ(model: Any) -> bool:
+    """Returns whether user code may let a step differ from one device's, and to tell is wanted."""
     replicas = model.replica_set
-    if replicas.num_replicas == 1 or replicas.options.check == "off":
-        return False
-    if current.replica is not None or not any(True for _ in user_code(model)):
+    is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
+    return is_wanted and any(True for _ in user_code(model))
+
+
+def _can_be_compared(model: Any) -> bool:
+    replicas = model.replica_set
+    if current.replica is not None:
         return False
     if replicas.options.batch_norm == "per_replica" and any(
         isinstance(layer, keras.layers.BatchNormalization)
@@ -83,7 +87,7 @@ class FirstBatchCheck:
         """
         is_first, self._compared = self._compared is None, size
         self.is_done = not is_first
-        if not is_wanted(self._model) or not _has_room(self._model):
+        if not _can_be_compared(self._model) or not _has_room(self._model):
             self.is_done = True
             return
         try:

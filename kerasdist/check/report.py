@@ -173,9 +173,11 @@ def compare_with_one_device(
             f"Expected an example for each of the {binding.replicas.num_replicas} replicas. "
             f"Received: a batch of {size}. Give a larger one."
         )
-    given = worker_agreement.given(binding, {"x": x, "y": y, "sample_weight": sample_weight})
-    comparing = worker_agreement.working("compare_with_one_device", binding.replicas, model, given)
-    with binding.replicas.placement(), comparing:
+    replicas, job = binding.replicas, binding.replicas.job
+    given = {"x": x, "y": y, "sample_weight": sample_weight}
+    facts = {} if job is None else worker_agreement.given(job, replicas, given)
+    comparing = worker_agreement.working("compare_with_one_device", replicas, model, facts)
+    with replicas.placement(), comparing:
         model.prepare_step(batch)
         comparison = compare(model, batch, outputs=True)
         return report(model, comparison)

@@ -96,6 +96,7 @@ class Current(threading.local):
         replica: The replica; None outside of replicas and in the default strategy.
         fit_replica: The replica in a step of `fit`, `evaluate` or `predict`, else None.
         trial: The trial of a training step that the thread takes part in, or None.
+        meter: The `Meter` of the call of `fit` that the thread runs; None: it is not measured.
         scopes: The open scopes of strategies, the innermost last; so are the next two.
         replicas: The open contexts of replicas; None: cross-replica code that a replica called.
         placements: The open placements.
@@ -105,6 +106,7 @@ class Current(threading.local):
         self.replica: ReplicaLike | None = None
         self.fit_replica: ReplicaLike | None = None
         self.trial: Any = None
+        self.meter: Any = None
         self.scopes: list[StrategyLike] = []
         self.replicas: list[ReplicaLike | None] = []
         self.placements: list[Placement] = []

@@ -242,9 +242,9 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
     return _preferred(DividedDataset(dataset, strategy, options))
 
 
-def shards_itself(dataset: object, job: Job | None) -> bool:
-    """Returns whether a dataset's own options make each worker read a part of it."""
-    if job is None or keras_compat.auto_shard_policy(dataset) is None:
+def shards_itself(dataset: object) -> bool:
+    """Returns whether a dataset's own options make each worker of a job read a part of it."""
+    if keras_compat.auto_shard_policy(dataset) is None:
         return False
     return not policy_of(dataset, None).keeps_global_batches
 

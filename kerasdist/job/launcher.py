@@ -73,11 +73,6 @@ BENCH = "KERASDIST_BENCH"
 _MARK = "kerasdist-result: "
 
 
-def is_benchmark() -> bool:
-    """Returns whether this process is a worker of a benchmark."""
-    return bool(os.environ.get(BENCH))
-
-
 def tell(result: object) -> None:
     """Prints a result for the command that has started this worker."""
     sys.stdout.write(f"\n{_MARK}{json.dumps(result)}\n")

@@ -56,6 +56,13 @@ TRAIN_BATCH_EVENTS = (
 BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
 
 
+def callbacks_of(callbacks: object) -> list[Any]:
+    """Returns the callbacks in an argument of `fit`."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return keras.tree.flatten(callbacks) if callbacks else []
+
+
 def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback is Keras's OrbaxCheckpoint, which 3.12 has not."""
     kind: type | None = vars(keras.callbacks).get("OrbaxCheckpoint")
@@ -99,7 +106,7 @@ def trainable_layers(model: keras.Model) -> list[bool]:
 def attached_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of a model and its layers, those that its `metrics` leaves out, too."""
     attached = [metric for one in (model, *flat_layers(model)) for metric in one._metrics]
-    return list({id(metric): metric for metric in (*model.metrics, *attached)}.values())
+    return list(dict.fromkeys((*model.metrics, *attached)))
 
 
 def is_default_name(name: str, kind: type) -> bool:

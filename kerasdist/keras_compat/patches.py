@@ -88,7 +88,9 @@ PATCHES: tuple[Patch, ...] = (
     _row("save", saving_lib, "save_model save_weights_only", "in a job, the chief writes"),
     _row("save", legacy_h5_format, "save_model_to_hdf5", "likewise"),
     # Variables: their strategy; on JAX and torch they may be made in a program or replica.
-    _row("variable_created variable_made", keras.Variable, "__init__", "strategies; replicas"),
+    _row(
+        "variable_created variable_made slot_made", keras.Variable, "__init__", "strategies; slots"
+    ),
     _row("initialize", keras.Variable, "_initialize_with_initializer", "JAX, torch: shards"),
     _row("assign store", keras.Variable, "_direct_assign", "values combine; JAX, torch: shards"),
     # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.

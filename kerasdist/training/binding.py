@@ -18,7 +18,7 @@ from kerasdist.backends.base.interface import ReplicaSet
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
-# The attribute for a model's binding; set without Keras's tracking.
+# The attribute for a model's binding.
 _BINDING = "_kerasdist_binding"
 
 
@@ -64,8 +64,11 @@ class Binding:
 
 
 def remember(model: keras.Model, binding: Binding) -> None:
-    """Keeps the binding on a model."""
-    object.__setattr__(model, _BINDING, binding)
+    """Keeps the binding on a model, and what a trainer reads of it, without Keras's tracking."""
+    strategy, replicas = binding.strategy, binding.replicas
+    kept = {_BINDING: binding, "bound_strategy": strategy, "replica_set": replicas}
+    for name, value in kept.items():
+        object.__setattr__(model, name, value)
 
 
 def binding_of(model: object) -> Binding | None:

@@ -17,7 +17,6 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import description
-from kerasdist.backends.base import metering
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
 from kerasdist.core import ownership
@@ -96,8 +95,9 @@ def _variable_created(
     strategy = scoped_strategy()
     if strategy is not None:
         ownership.record_owner(variable, strategy)
-        if strategy.replica_set is not None:
-            strategy.replica_set.initial_broadcast.add(variable)
+        replicas = strategy.replica_set
+        if replicas is not None and replicas.job is not None:
+            replicas.initial_broadcast.add(variable)
 
 
 def _compile(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
@@ -119,8 +119,9 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         return _plain(original, model, args, kwargs)
     outside.require_one_distribution(binding.strategy)
     call = _bound(original, model, args, kwargs)
-    given = call.arguments
-    facts = worker_agreement.given(binding, given)
+    given, replicas = call.arguments, binding.replicas
+    job = replicas.job
+    facts = {} if job is None else worker_agreement.given(job, replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
         arrays, given["validation_data"] = keras_compat.train_validation_split(
             (given["x"], given["y"], given["sample_weight"]),
@@ -141,22 +142,19 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
             steps_per_epoch=given["validation_steps"],
         )
     _adapt(binding, given, given["steps_per_epoch"], position)
-    meter = on_workers.meter_of(given, binding.replicas)
-    if meter is not None:
-        given["x"] = meter.follow(given["x"])
-    given["callbacks"] = on_workers.prepared(given, binding.replicas, meter)
+    on_workers.prepare(given, replicas)
     _set_verbosity(binding, given)
-    if not binding.strategy.is_chief:
-        given["verbose"] = 0
-    with metering.measured(), on_workers.files_written(given):
+    with on_workers.in_fit(given):
         return _run(original, binding, call, facts)
 
 
 def _set_verbosity(binding: Binding, given: dict[str, Any]) -> None:
-    """Sets Keras's "auto" for a job: lines on the chief, since the launcher shows no bars."""
+    """Lets the chief alone print; for "auto" lines, since the launcher shows no bars."""
     job = binding.replicas.job
-    if job is not None and given["verbose"] == "auto":
-        given["verbose"] = 2 if job.is_chief else 0
+    if job is not None and not job.is_chief:
+        given["verbose"] = 0
+    elif job is not None and given["verbose"] == "auto":
+        given["verbose"] = 2
 
 
 def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
@@ -166,7 +164,8 @@ def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: o
         return _plain(original, model, args, kwargs)
     outside.require_one_distribution(binding.strategy)
     call = _bound(original, model, args, kwargs)
-    facts = worker_agreement.given(binding, call.arguments)
+    replicas, job = binding.replicas, binding.replicas.job
+    facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
     _set_verbosity(binding, call.arguments)
     _adapt(binding, call.arguments, call.arguments["steps"])
     return _run(original, binding, call, facts)
@@ -223,7 +222,8 @@ def _adapted(
 ) -> Any:
     if isinstance(x, keras_compat.DataAdapter):
         return x
-    if isinstance(x, DistributedDataset) or shards_itself(x, binding.replicas.job):
+    job = binding.replicas.job
+    if isinstance(x, DistributedDataset) or (job is not None and shards_itself(x)):
         x = whole(distributed(x, binding.strategy, InputOptions()), **arguments)
     adapter = keras_compat.get_data_adapter(x, **arguments)
     if position is None:
@@ -235,8 +235,11 @@ def _adapted(
 def _run(
     original: Original, binding: Binding, call: inspect.BoundArguments, facts: dict[str, Any]
 ) -> Any:
-    calling = worker_agreement.calling(original.__name__, binding, call, facts)
-    with binding.replicas.placement(), calling:
+    replicas, calling = binding.replicas, nullcontext()
+    if replicas.job is not None:
+        name = original.__name__
+        calling = worker_agreement.calling(name, replicas.job, replicas, call, facts)
+    with replicas.placement(), calling:
         return original(*call.args, **call.kwargs)
 
 

@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.api.scopes import has_strategy
-from kerasdist.core.context import ReplicaLike, current, replica_scope
+from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses, numerics
 from kerasdist.training.binding import bind
@@ -158,7 +157,8 @@ def metric_created(
 ) -> None:
     """Prepares a metric that is made in a scope; one that Keras ships adds up its state."""
     original(metric, *args, **kwargs)
-    if has_strategy():
+    strategy = scoped_strategy()
+    if strategy is not None and strategy.replica_set is not None:
         bind(metric, ReplicatedMetric)
 
 

@@ -15,7 +15,6 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core.context import current
 from kerasdist.training import saving, worker_agreement
-from kerasdist.training.binding import Binding, binding_of
 from kerasdist.training.metrics import summed
 
 if TYPE_CHECKING:
@@ -37,21 +36,15 @@ class ReplicatedTrainer(_Model):
     no ``__dict__``, has another layout.
 
     Attributes:
+        bound_strategy: The strategy that this model was made under; `remember` sets it.
+        replica_set: Its replica set.
         runs_builtin_steps: Whether no user-defined class changes what a step reports; known once
             a step has been made.
     """
 
+    bound_strategy: Strategy
+    replica_set: ReplicaSet
     runs_builtin_steps = False
-
-    @property
-    def bound_strategy(self) -> Strategy:
-        """The strategy that this model was made under."""
-        return self._binding.strategy
-
-    @property
-    def replica_set(self) -> ReplicaSet:
-        """The replica set of the model's strategy."""
-        return self._binding.replicas
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
@@ -59,12 +52,6 @@ class ReplicatedTrainer(_Model):
 
         On most frameworks there is nothing to prepare.
         """
-
-    @property
-    def _binding(self) -> Binding:
-        binding = binding_of(self)
-        assert binding is not None  # this class is only put before a bound model's
-        return binding
 
     def predict_on_batch(self, *args: object, **kwargs: object) -> Any:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""

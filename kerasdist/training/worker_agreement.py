@@ -17,7 +17,6 @@ from kerasdist.callbacks import on_workers
 from kerasdist.config import draws
 from kerasdist.job.job import Job
 from kerasdist.training import randomness
-from kerasdist.training.binding import Binding
 
 # The advice if workers have different data.
 _ADVICE = (
@@ -27,14 +26,12 @@ _ADVICE = (
 )
 
 
-def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns facts about a call's arguments that all workers must share; {} without a job."""
-    job = binding.replicas.job
-    # Not of `evaluate` in `fit`, whose arguments were compared with those of `fit`.
-    if job is None or job.is_watched:
+def given(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns facts about a call's arguments that all workers must share."""
+    if job.is_watched:  # `evaluate` in `fit`: its arguments were compared with those of `fit`
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
-    binding.replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
+    replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
     return description.facts_of_call(arguments, job, on_workers.CHANGE_TRAINING)
 
 
@@ -56,13 +53,13 @@ def working(
 
 @contextmanager
 def calling(
-    name: str, binding: Binding, call: inspect.BoundArguments, facts: Mapping[str, Any]
+    name: str,
+    job: Job,
+    replicas: ReplicaSet,
+    call: inspect.BoundArguments,
+    facts: Mapping[str, Any],
 ) -> Generator[None]:
     """Returns a context for a call of `fit`, `evaluate` or `predict` by all workers."""
-    replicas, job = binding.replicas, binding.replicas.job
-    if job is None:
-        yield
-        return
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
@@ -76,7 +73,7 @@ def calling(
             replicas.first_batches.clear()
         randomness.ensure_equal(job)
         try:
-            with _in_call(replicas, call.arguments):
+            with _in_call(job, replicas, call.arguments):
                 yield
             if not is_inner:
                 job.compare_collectives(f"the end of {name}")
@@ -86,17 +83,16 @@ def calling(
 
 
 @contextmanager
-def _in_call(replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
+def _in_call(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
     """Sets `is_in_call` of the replicas, and whether any worker's callbacks read batch logs."""
-    assert replicas.job is not None
     was_in_call, outer = replicas.is_in_call, replicas.batch_logs_matter
     callbacks = arguments.get("callbacks")
+    acts = any(map(_acts_on_batches, keras_compat.callbacks_of(callbacks)))
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        own = outer or any(map(_acts_on_batches, callbacks.callbacks))
+        own = outer or acts
     else:
-        given = keras.tree.flatten(callbacks) if callbacks else []
-        own = bool(arguments.get("verbose")) or any(map(_acts_on_batches, given))
-    replicas.batch_logs_matter = any(replicas.job.all_gather_object("logs of batches", own))
+        own = bool(arguments.get("verbose")) or acts
+    replicas.batch_logs_matter = any(job.all_gather_object("logs of batches", own))
     replicas.is_in_call = True
     try:
         yield

@@ -196,6 +196,7 @@ class ReplicaSet(abc.ABC):
 
     Attributes:
         devices: The devices of this process, in the order of its replicas.
+        variable_devices: Those that hold the variables.
         options: How the replicas compute.
         job: The job whose workers hold the other replicas; None: there are no others.
         rank: The number of this worker, 0 without a job.
@@ -243,6 +244,8 @@ class ReplicaSet(abc.ABC):
             count_begun: Returns how many batches steps have ever read, if only graphs count them.
         """
         self.devices = tuple(devices)
+        home = options.parameter_device
+        self.variable_devices = self.devices if home is None else (home,)
         self.steps_ahead = 1 if self.on_cpu else _STEPS_AHEAD
         self.options = options
         self.job = job
@@ -326,12 +329,6 @@ class ReplicaSet(abc.ABC):
         names = {one.name for one in gpus.visible()}
         is_known = self.devices[0].kind == "gpu" and len(names) == 1
         return names.pop() if is_known else None
-
-    @property
-    def variable_devices(self) -> tuple[Device, ...]:
-        """The devices that hold the variables."""
-        home = self.options.parameter_device
-        return self.devices if home is None else (home,)
 
     @property
     @abc.abstractmethod

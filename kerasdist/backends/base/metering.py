@@ -12,13 +12,13 @@ import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, final
 
 import keras
 import numpy as np
 
+from kerasdist.core.context import current
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sharding import WorkerShard, arrays
 from kerasdist.keras_compat import backend_name, ops
@@ -188,7 +188,7 @@ class Meter(keras.callbacks.Callback):
         self._calls = 0
         self._data = self._collectives = 0.0
         self._last = time.perf_counter()
-        _here.set(self)
+        current.meter = self
 
     def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
         """Stops the clock: what follows is validation."""
@@ -199,9 +199,9 @@ class Meter(keras.callbacks.Callback):
         self._pause()
 
     def _pause(self) -> None:
-        if _here.get() is not self:
+        if current.meter is not self:
             return
-        _here.set(None)
+        current.meter = None
         seconds = time.perf_counter() - self._last
         for window in self._windows:
             window.add_waits(seconds, self._data, self._collectives)
@@ -273,29 +273,9 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
     return [float(time / count) for time, count in zip(*sums, strict=True) if count]
 
 
-# The meter of the `fit` that the calling thread runs.
-_here: ContextVar[Meter | None] = ContextVar("meter", default=None)
-
-
-@contextmanager
-def measured() -> Generator[None]:
-    """Restores the meter of the outer call when a call of `fit` ends, even by an error."""
-    outer = _here.get()
-    try:
-        yield
-    finally:
-        _here.set(outer)
-
-
-def running() -> Meter | None:
-    """Returns the meter of the training of this thread, None if it is not measured."""
-    return _here.get()
-
-
 def waiting_for_workers() -> AbstractContextManager[None]:
     """Returns a context for a call in which the host waits for other workers."""
-    meter = _here.get()
-    return _NOTHING if meter is None else meter.in_collective()
+    return _NOTHING if current.meter is None else current.meter.in_collective()
 
 
 def rows_of(batch: object) -> int:

@@ -16,7 +16,7 @@ from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaO
 from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.backends.tensorflow.private import patches, strategies
 from kerasdist.backends.tensorflow.private.compiled import explained
-from kerasdist.backends.tensorflow.replica import values
+from kerasdist.backends.tensorflow.replica import values, variables
 from kerasdist.backends.tensorflow.replica.replicas import (
     SoleDevice,
     mirrored_replicas,
@@ -279,5 +279,6 @@ def _name(kind: str, process: int, thread: int, name: str) -> Event:
 
 values.register()
 patches.install()
+variables.install()
 
 BACKEND = TensorFlowBackend()

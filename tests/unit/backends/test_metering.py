@@ -8,6 +8,7 @@ import pytest
 
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.metering import Meter
+from kerasdist.core.context import current
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def clock(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr(metering.time, "perf_counter", lambda: now.seconds)
     yield now
-    metering._here.set(None)
+    current.meter = None
 
 
 def test_waits_and_steps_add_up_to_the_whole_time(clock):
@@ -51,21 +52,20 @@ def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
     windows = [one.window(math.inf, print) for one in (first, second)]
 
     def fit_beside():
-        assert metering.running() is None
+        assert current.meter is None
         second.on_epoch_begin(0)
         with metering.waiting_for_workers():
             clock.seconds += 4.0
         second.done(1, 8)
         second.on_epoch_end(0)
 
-    with metering.measured():
-        first.on_epoch_begin(0)
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(fit_beside).result()
-            assert metering.running() is first
-            assert pool.submit(metering.running).result() is None
-        first.done(1, 2)
-        first.on_epoch_end(0)
+    first.on_epoch_begin(0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fit_beside).result()
+        assert current.meter is first
+        assert pool.submit(lambda: current.meter).result() is None
+    first.done(1, 2)
+    first.on_epoch_end(0)
     figures = [window.take() for one, window in zip((first, second), windows, strict=True)]
     assert [(one.samples, one.collectives) for one in figures] == [(2, 0.0), (8, 4.0)]
 

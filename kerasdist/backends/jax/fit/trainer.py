@@ -16,6 +16,7 @@ from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.backends.jax.mesh.layout import note_all
+from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import prepare
@@ -124,7 +125,7 @@ class JaxTrainer(ReplicatedTrainer):
         )
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-            meter = metering.running() if is_measured else None
+            meter = current.meter if is_measured else None
             batches: Any = iterator if meter is None else metering.Counting(iterator)
             try:
                 self.replica_set.begin_step()
@@ -154,12 +155,14 @@ class JaxTrainer(ReplicatedTrainer):
         self, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
-        self.replica_set.initial_broadcast.ensure()
+        if self.replica_set.job is not None:
+            self.replica_set.initial_broadcast.ensure()
         model: Any = self
         variables: dict[str, list[Any]] = {}
         for name in TRAIN_STATE:  # in Keras's order
             if name == "optimizer_variables" and which.get(name):
-                note_all(model.optimizer, model.trainable_variables)
+                if self.replica_set.arrays.layout.shards_state:
+                    note_all(model.optimizer, model.trainable_variables)
                 variables[name] = list(model.optimizer.variables)
             elif which.get(name):
                 variables[name] = list(getattr(model, name))

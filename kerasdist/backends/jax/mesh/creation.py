@@ -13,16 +13,13 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import normalization, scopes
-from kerasdist.backends.jax.mesh.layout import make_slot, note_new
 from kerasdist.core import context
 
 
 @cache
 def install() -> None:
     """Puts the hooks into Keras that only JAX needs, once in a process."""
-    keras_compat.install(
-        variable_made=_made, slot=make_slot, read=_read, apply_scaled=_apply_scaled
-    )
+    keras_compat.install(variable_made=_made, read=_read, apply_scaled=_apply_scaled)
     normalization.install()
 
 
@@ -36,7 +33,6 @@ def _made(
     **kwargs: Any,
 ) -> None:
     """Allows a value, not only an initializer, for a variable that is made inside a program."""
-    note_new(variable)
     if (
         scopes.current() is not None
         and not callable(initializer)

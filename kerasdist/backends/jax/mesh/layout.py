@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, final
 
 import jax
@@ -40,7 +41,13 @@ _weight: ContextVar[Any] = ContextVar("weight", default=None)
 _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
-def make_slot(
+@cache
+def _note_slots() -> None:
+    """Lets optimizers note from now on whose their variables are, which sharded state asks."""
+    keras_compat.install(slot=_make_slot, slot_made=_note_new)
+
+
+def _make_slot(
     original: Callable[..., Any],
     optimizer: keras.Optimizer,
     reference_variable: keras.Variable,  # Keras's name, by which some optimizers pass it
@@ -55,14 +62,17 @@ def make_slot(
         _weight.reset(token)
 
 
-def note_new(variable: keras.Variable) -> None:
+def _note_new(
+    original: Callable[..., Any], variable: keras.Variable, *args: object, **kwargs: object
+) -> None:
     """Notes a variable that is about to be made, if an optimizer makes it."""
     if keras_compat.is_of_optimizer():
         _note(variable, _weight.get())
+    original(variable, *args, **kwargs)
 
 
 def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
-    """Notes the variables of an optimizer that was built before the first strategy was made."""
+    """Notes the variables of an optimizer that was built before the first layout that shards."""
     unknown = [one for one in optimizer.variables if not is_slot(one)]
     if unknown:
         owners = keras_compat.referenced_variables(optimizer, weights)
@@ -199,6 +209,8 @@ class Layout:
         self.splits = Splits(logical_devices)
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
+        if self.rule is not None or logical_devices > 1:
+            _note_slots()
         self.shard_mesh = self.mesh
         self.by_replica: str | tuple[str, ...] = AXIS
         if hosts > 1:

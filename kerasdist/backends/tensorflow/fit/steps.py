@@ -25,6 +25,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
 from kerasdist.backends.tensorflow.private.prefetching import PlacedIterator, in_a_row, untuned
 from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.check.first_batch import FirstBatchCheck
+from kerasdist.core.context import current
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
@@ -82,7 +83,7 @@ class StepsOnIterator:
     def __call__(self, iterator: Any) -> Any:
         """Does the steps. Returns the logs of the last step."""
         self._replica_set.begin_step()
-        meter = metering.running() if self._trains else None
+        meter = current.meter if self._trains else None
         with division_errors():
             if self._on_iterator is not None and isinstance(iterator, ITERATORS):
                 first, totals, logs, values, measured = self._on_iterator(iterator)

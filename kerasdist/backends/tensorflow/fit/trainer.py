@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import metering
 from kerasdist.backends.tensorflow.fit import passes
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
@@ -33,6 +32,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     statistics_of,
     take_on,
 )
+from kerasdist.check.first_batch import may_differ
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
@@ -67,9 +67,8 @@ class PlacedTrainer(ReplicatedTrainer):
 
         def metered(iterator: object) -> Any:
             logs = function(iterator)
-            meter = metering.running()
-            if meter is not None:
-                meter.done(self.steps_per_execution, None, logs)
+            if current.meter is not None:
+                current.meter.done(self.steps_per_execution, None, logs)
             return logs
 
         self.train_function: Any = metered
@@ -106,9 +105,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Makes the function that `fit` calls for each step."""
         self._leave_loops()
         if self.train_function is None or force:
-            self.train_function = FirstStepChecked(
-                self, self._step_function(self.train_step, trains=True)
-            )
+            steps = self._step_function(self.train_step, trains=True)
+            self.train_function = FirstStepChecked(self, steps) if may_differ(self) else steps
         if isinstance(self.train_function, FirstStepChecked):
             self.train_function.batches = self._batches_of_call
         return self.train_function
@@ -151,8 +149,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
         def replica_step(data: object) -> Any:
             logs = step(data)
             if not own:  # a user-defined step may have built layers
-                self._group.mark_equal(statistics_of(self._flatten_layers()))
-            read[:] = self._costly()
+                self._mark_equal_statistics()
+            if self._group.is_of_workers:
+                read[:] = self._costly()
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables.
@@ -186,6 +185,10 @@ class TensorFlowTrainer(ReplicatedTrainer):
         read: list[keras.Variable] = []
         _, _, logs, _ = self._step_on_batch(step, batch, read)
         return logs
+
+    def _mark_equal_statistics(self) -> None:
+        if self._group.is_of_workers:
+            self._group.mark_equal(statistics_of(self._flatten_layers()))
 
     def _costly(self) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
@@ -222,7 +225,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         take_on(self, self.replica_set)
         check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
         prepare(self, self.bound_strategy)
-        self._group.mark_equal(statistics_of(self._flatten_layers()))
+        self._mark_equal_statistics()
         if (self.jit_compile or asks_for_xla(step)) and not self.run_eagerly:
             is_asked = "is compiled" if self.jit_compile else "has a step decorated"
             warn_user(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -396,11 +396,12 @@ class TensorFlowCollectives(Collectives):
 
         Returns the function's result; of a distributed value, the replica's component.
         """
-        place = code_here() if self._group.is_recorded else ""  # another thread issues it
+        # Another thread issues it.
+        issued = issued_for(code_here()) if self._group.is_recorded else nullcontext()
 
         def merged(native_strategy: tf.distribute.Strategy, everyone: object) -> Any:
             # Without a device, operations would go to the first GPU of the machine.
-            with issued_for(place), tf.device(native_strategy.extended.worker_devices[0]):
+            with issued, tf.device(native_strategy.extended.worker_devices[0]):
                 return function(columns_of(copies(everyone)))
 
         replica_context = tf.distribute.get_replica_context()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import keras
@@ -82,7 +82,6 @@ _listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=
 @contextmanager
 def reads_preceded(listener: _Listener) -> Iterator[None]:
     """Calls `listener` before each read of a Keras variable by this thread, in the block."""
-    _install()
     token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
@@ -90,8 +89,8 @@ def reads_preceded(listener: _Listener) -> Iterator[None]:
         _listeners.reset(token)
 
 
-@cache
-def _install() -> None:
+def install() -> None:
+    """Puts the hook into Keras, once in a process."""
     keras_compat.install(read=_tell_listeners)
 
 

@@ -6,8 +6,7 @@ calls the model sees the outputs of all rows: its loss, metrics and update are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,19 +17,6 @@ from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.core.structures import flatten, pack
 from kerasdist.training import passes
-
-
-@contextmanager
-def hinting() -> Generator[None]:
-    """Adds to an error of a device without memory what may help."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        error.add_note(
-            "kerasdist.config.set_most_examples_at_once(n), before the first step, has each "
-            "replica compute n examples at a time in training, with the same numbers."
-        )
-        raise
 
 
 def calls(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import keras
@@ -10,7 +11,6 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch.fit import passes
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
@@ -57,15 +57,12 @@ class Steps:
 
     def training(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes training steps and returns the last one's logs."""
-        alone = self._with_chiefs_draws(alone)
-        total = self._replicas.gradient_sum
-        if total is None or not self._model.has_builtin("train_step"):
-            return _metered(self.logging(step, alone))
-        return _metered(self._logging(step, alone, GradientReducer(self._model, total)))
-
-    def logging(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes steps and returns the last one's logs."""
-        return self._logging(step, alone, None)
+        if self._replicas.job is not None:
+            alone = self._with_chiefs_draws(alone)
+        reducer, total = None, self._replicas.gradient_sum
+        if total is not None and self._model.has_builtin("train_step"):
+            reducer = GradientReducer(self._model, total)
+        return self.logging(step, alone, reducer, trains=True)
 
     def tried(self, step: Step, batch: Any) -> Any:
         """Takes a step of a trial on the replicas; returns the logs of the global batch."""
@@ -77,7 +74,18 @@ class Steps:
         each = replicas.run(self._model.bound_strategy, step, parts, rules)
         return self._logs(each, parts, rules, wanted=True)
 
-    def _logging(self, step: Step, alone: Step, reducer: GradientReducer | None) -> Function:
+    def logging(
+        self,
+        step: Step,
+        alone: Step,
+        reducer: GradientReducer | None = None,
+        *,
+        trains: bool = False,
+    ) -> Function:
+        """Returns a function that takes steps and returns the last one's logs.
+
+        With `trains`, it tells a meter of its steps, if there is one.
+        """
         model = self._model
         if not self._replicas.is_plain:
             prepare(model, model.bound_strategy)
@@ -86,11 +94,10 @@ class Steps:
         rules.compiled = self._compiled
         reports_itself = not model.note_overrides()
 
-        @passes.hinting()
+        @_hinting()
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
-                batch = self._shared_out(given)
-                parts = self._parts(batch)
+                batch, parts = self._divided(given)
                 if parts is None:
                     self.end()
                     logs = self._alone(alone, batch)
@@ -98,6 +105,8 @@ class Steps:
                     each = self._replicas.run(model.bound_strategy, step, parts, rules)
                     wanted = self._replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
+            if trains and current.meter is not None:
+                current.meter.done(len(batches), sum(map(metering.rows_of, batches)), logs)
             return logs
 
         return run
@@ -125,8 +134,7 @@ class Steps:
         rules.compiled = self._compiled
 
         def predictions(given: object) -> Any:
-            batch = self._shared_out(given)
-            parts = self._parts(batch)
+            batch, parts = self._divided(given)
             if parts is None:
                 return self._alone(alone, batch)
             _ensure_built(model, parts[0].argument)
@@ -147,7 +155,7 @@ class Steps:
         """Returns a step that every worker takes with the whole batch and with equal draws."""
 
         def drawing_alike(batch: object) -> Any:
-            if self._replicas.job is None or current.replica is not None:
+            if current.replica is not None:
                 return step(batch)
             with chiefs_draws(self._group, self._replicas.torch_devices[0]):
                 return step(batch)
@@ -161,37 +169,34 @@ class Steps:
             rules.exchange()
         return rules is not None
 
-    def _parts(self, batch: Any) -> list[Part] | None:
-        """Divides a batch over the replicas; None if every worker computes the whole batch."""
+    def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
+        """Returns a batch, and its parts; None in their place: every worker computes all of it."""
         replicas = self._replicas
+        if isinstance(batch, WorkerShard) and not batch.least:
+            # The data of some workers have ended. They compute some of the other workers' rows.
+            batch = of_all(self._group, batch.rows, "divide a batch")
         if replicas.is_plain or current.replica is not None:
-            return None
+            return batch, None
         replicas.begin_step()
         if replicas.job is not None:
             replicas.first_batches.compare()
             total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
             replicas.first_batches.history.add(total)
-        return divide(batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices)
-
-    def _shared_out(self, batch: Any) -> Any:
-        """Returns the batch; if a worker has no rows of it, every worker gets the global batch."""
-        if not isinstance(batch, WorkerShard) or batch.least > 0:
-            return batch
-        # The data of some workers have ended. They compute some of the other workers' rows.
-        return of_all(self._group, batch.rows, "divide a batch")
+        devices = replicas.torch_devices
+        return batch, divide(batch, replicas.num_replicas, replicas.local_replicas, devices)
 
 
-def _metered(function: Function) -> Function:
-    """Tells the meter, if there is one, what a train function has done."""
-
-    def metered(batches: Sequence[Any]) -> Any:
-        logs = function(batches)
-        meter = metering.running()
-        if meter is not None:
-            meter.done(len(batches), sum(map(metering.rows_of, batches)), logs)
-        return logs
-
-    return metered
+@contextmanager
+def _hinting() -> Generator[None]:
+    """Adds to an error of a device without memory what may help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        error.add_note(
+            "kerasdist.config.set_most_examples_at_once(n), before the first step, has each "
+            "replica compute n examples at a time in training, with the same numbers."
+        )
+        raise
 
 
 def of_all(group: Group, own: object, purpose: str) -> Any:

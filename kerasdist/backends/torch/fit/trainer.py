@@ -17,7 +17,7 @@ from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.process_group import is_default_group_ours
-from kerasdist.check.first_batch import FirstBatchCheck
+from kerasdist.check.first_batch import FirstBatchCheck, may_differ
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard
@@ -111,11 +111,11 @@ class TorchTrainer(ReplicatedTrainer):
 
         if self.train_function is None or force:
             function = self._steps().training(step, self._as_plain_keras(step))
-            self.train_function = self._checked(function)
+            self.train_function = self._checked(function) if may_differ(self) else function
         return self.train_function
 
     def _checked(self, function: Function) -> Function:
-        """Wraps a train function to compare its first step with that of one device, if wanted."""
+        """Wraps a train function to compare its first step with that of one device."""
         check = FirstBatchCheck(self)
 
         def checked(batches: Any) -> Any:
@@ -194,9 +194,11 @@ class TorchTrainer(ReplicatedTrainer):
         return loss
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
-        self.replica_set.first_batches.history.end()  # while it waits for the others
-        if self.replica_set.job is not None:  # Gloo aborts if they are in a step's sums meanwhile
-            self.replica_set.job.all_have_one("end of the data", None)
+        job = self.replica_set.job
+        if job is not None:
+            self.replica_set.first_batches.history.end()  # while it waits for the others
+            # Gloo aborts if they are in a step's sums meanwhile.
+            job.all_have_one("end of the data", None)
         if self._steps().end():  # once an epoch, when Keras waits for the device anyway
             return self.get_metrics_result()
         return super()._get_metrics_result_or_logs(logs)

@@ -71,6 +71,7 @@ class TorchReplicaSet(ReplicaSet):
         group: The collectives between the processes that hold replicas.
         gradient_sum: Sums the workers' gradients after the backward pass; None: no other workers.
         torch_devices: The devices, as torch knows them.
+        is_plain: Whether one device holds and computes all, so that plain Keras's steps run.
         components: The components of variables on the replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
         shard_rules: Which variables are sharded; None: none.
@@ -116,16 +117,13 @@ class TorchReplicaSet(ReplicaSet):
         self.measures_collectives = job is not None and self.on_cpu
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
+        on_one = len(self.devices) == 1 and self.variable_devices == self.devices
+        self.is_plain = job is None and on_one
         if not self.is_plain:
             for hooks in (modules, batches, random, backward):
                 hooks.install()
             if not self.on_cpu:
                 batch_norm.install()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether one device holds and computes all, so that plain Keras's steps run."""
-        return self.job is None and len(self.devices) == 1 and self.variable_devices == self.devices
 
     @cached_property
     def runner(self) -> Runner:
@@ -351,7 +349,8 @@ class LocalReplicas:
         replica = self._collectives[index].begin(
             strategy, count + self._elsewhere, count, part.local_batch
         )
-        part_from_other_gpus(scope.rank, scope.device)
+        if scope.rank and scope.device.type == "cuda":
+            part_from_other_gpus(scope.rank, scope.device)
         with (
             computing_on(self._devices[index]),
             replica_scope(replica),
