@@ -52,6 +52,9 @@ class JaxBackend(Backend):
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Configures JAX for `count` CPU devices; once JAX has started, checks that it has them."""
+        # XLA's threads: `_wait_sometimes` says for what they wait. Of an eager step, which starts
+        # hundreds of programs, the host does not wait; so on few cores there are more threads.
+        os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
         if jax.config.values["jax_num_cpu_devices"] >= count:
             return  # a strategy on fewer devices must not lower the number
         try:

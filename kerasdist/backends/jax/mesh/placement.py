@@ -40,9 +40,9 @@ def _wait_sometimes(outputs: object, state: object) -> None:
     partner finds no thread: "Expected 2 threads to join the rendezvous, but only 1 of them
     arrived", and after 40 seconds XLA aborts the process. The stacks of a stopped process show
     ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker,
-    ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``) prevents the
-    deadlock, and so do fewer programs in flight: well below 32, since callbacks and user code
-    launch programs, too. Seen with jaxlib 0.10.2.
+    ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``, before JAX
+    starts) prevents the deadlock, and so do fewer programs in flight: well below 32, since
+    callbacks and user code launch programs, too. Seen with jaxlib 0.10.2.
     """
     if next(_launches) % STEPS_AHEAD == 0:
         leaves = jax.tree.leaves((outputs, state))

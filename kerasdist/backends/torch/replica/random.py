@@ -156,7 +156,7 @@ def part_from_other_gpus(rank: int, device: torch.device) -> None:
 
     ``torch.manual_seed`` gives every GPU the same seed, so all replicas would drop the same units.
     """
-    if config.draws() == "global":
+    if rank == 0 or config.draws() == "global":
         return
     generator, first = (torch.cuda.default_generators[index] for index in (device.index, 0))
     seed = generator.initial_seed()

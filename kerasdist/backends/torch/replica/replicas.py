@@ -349,7 +349,7 @@ class LocalReplicas:
         replica = self._collectives[index].begin(
             strategy, count + self._elsewhere, count, part.local_batch
         )
-        if scope.rank and scope.device.type == "cuda":
+        if scope.device.type == "cuda":
             part_from_other_gpus(scope.rank, scope.device)
         with (
             computing_on(self._devices[index]),
