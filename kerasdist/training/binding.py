@@ -65,8 +65,7 @@ class Binding:
 
 def remember(model: keras.Model, binding: Binding) -> None:
     """Keeps the binding on a model, and what a trainer reads of it, without Keras's tracking."""
-    strategy, replicas = binding.strategy, binding.replicas
-    kept = {_BINDING: binding, "bound_strategy": strategy, "replica_set": replicas}
+    kept = {_BINDING: binding, "bound_strategy": binding.strategy, "replica_set": binding.replicas}
     for name, value in kept.items():
         object.__setattr__(model, name, value)
 
