@@ -70,6 +70,13 @@ ADDED = {
     "globals that a lambda reads, and types that have no mean": 28,
     "losses of each example through BatchNormalization": 19,
     "what callbacks hold twice, and optimizers anywhere, in backups": 90,
+    "activity regularizers that are functions": 19,
+    "numbers that replicas of different sizes return": 7,
+    "the frameworks' own state in the check, and buffers that a step changes": 57,
+    "sums that a step reads": 16,
+    "more code that the check sees": 7,
+    "draws of one worker alone in a callback": 12,
+    "stateful layers refused, weights of NumPy with a mask": 12,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.
@@ -125,7 +132,7 @@ FIGURES = (
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
-    Figure("mentions of Any", 2_310, 2_600),
+    Figure("mentions of Any", 2_334, 2_600),
     Figure("lines of tests", 33_000, 33_000),
 )
 # On two replicas (`tests.hops`).
@@ -138,13 +145,13 @@ FIGURES_OF_FIT = {
     ),
     "tensorflow": (
         Figure("calls in a step", 5, 7),
-        Figure("functions of a first fit", 273, 180),
+        Figure("functions of a first fit", 274, 180),
         Figure("their files", 44, 30),
         Figure("patches of Keras", 50, 50),
     ),
     "torch": (
-        Figure("calls in a step", 390, 400),
-        Figure("functions of a first fit", 223, 190),
+        Figure("calls in a step", 400, 400),
+        Figure("functions of a first fit", 227, 190),
         Figure("their files", 40, 30),
         Figure("patches of Keras", 50, 50),
     ),

@@ -104,6 +104,9 @@ def _kept(instance: object) -> dict[str, Any]:
         if value is _MISSING or (is_own and not _is_plain_or_of_keras(value)):
             continue
         found[name] = value
+    if isinstance(instance, keras.layers.InputLayer):
+        # A model that is built by its data may have the rows of a replica here.
+        found = {**found, "batch_shape": (None, *instance.batch_shape[1:]), "input_tensor": None}
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer

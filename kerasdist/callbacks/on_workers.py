@@ -31,6 +31,7 @@ from kerasdist.callbacks.vote import InSync, Vote
 from kerasdist.core import whole_files
 from kerasdist.core.context import current
 from kerasdist.errors import UnsupportedError
+from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.job import launcher
 from kerasdist.job.job import Job
 
@@ -56,7 +57,7 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
     """Wraps the callbacks of a call of `fit` for this worker; adds a meter if its figures count."""
     callbacks = given["callbacks"]
     own = keras_compat.callbacks_of(callbacks)
-    listed = _ordered(own, replicas)
+    listed = _ordered(own, replicas, given)
     listeners = [one for one in own if isinstance(one, Telemetry)]
     channel, profiled = launcher.channel(), launcher.wanted()
     is_benchmark = bool(os.environ.get(launcher.BENCH))
@@ -118,10 +119,12 @@ def in_fit(given: Mapping[str, Any]) -> Generator[None]:
         current.meter = outer
 
 
-def _ordered(given: Sequence[Callback], replicas: ReplicaSet) -> list[Callback]:
+def _ordered(
+    callbacks: Sequence[Callback], replicas: ReplicaSet, given: Mapping[str, Any]
+) -> list[Callback]:
     job = replicas.job
-    backups = [one for one in given if isinstance(one, BackupAndRestore)]
-    others = [one for one in given if not isinstance(one, BackupAndRestore)]
+    backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
+    others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
     if backups and not any(isinstance(one, keras.callbacks.History) for one in others):
         # Keras would add its History after the backups, which would then lack the last epoch.
         others = [*others, keras.callbacks.History()]
@@ -130,7 +133,10 @@ def _ordered(given: Sequence[Callback], replicas: ReplicaSet) -> list[Callback]:
         backup.beside(others, listed)
     if job is None:
         return [*listed, *backups]
-    return [*listed, InSync(replicas, job), *backups, Vote(job, others, backups)]
+    in_sync = InSync(
+        replicas, job, shuffles=given["shuffle"] and WrappedAdapter.reads_arrays(given["x"])
+    )
+    return [*listed, in_sync, *backups, Vote(job, others, backups)]
 
 
 def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:

@@ -11,6 +11,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
+from kerasdist.backends.base import random_states
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
@@ -157,14 +158,16 @@ def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> boo
 class InSync(keras.callbacks.Callback):
     """Compares the weights of all workers at the end of each epoch, by a checksum.
 
-    It compares the sizes of the batches too. It runs after the callbacks that may change weights,
-    and before those that back them up.
+    It compares the sizes of the batches too, and, if each worker `shuffles` arrays by itself, the
+    states of what draws their order: a callback of one worker may have drawn. It runs after the
+    callbacks that may change weights, and before those that back them up.
     """
 
-    def __init__(self, replicas: ReplicaSet, job: Job) -> None:
+    def __init__(self, replicas: ReplicaSet, job: Job, *, shuffles: bool = False) -> None:
         super().__init__()
         self._replicas = replicas
         self._job = job
+        self._shuffles = shuffles
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the batches before this call."""
@@ -177,3 +180,5 @@ class InSync(keras.callbacks.Callback):
         self._replicas.first_batches.require_equal_since(when)
         self._job.compare_collectives(when)
         results.require_equal_weights(self.model, self._replicas, when)
+        if self._shuffles:
+            random_states.ensure_equal(self._job)

@@ -93,7 +93,7 @@ class _Steps:
                 seed.assign(seed + number)
             before = trial.values(seen)
             self._begin()
-            with _attributes_kept(self.model):
+            with trial.own_state_kept(), _attributes_kept(self.model):
                 logs = keras_compat.numbers_of(trial.take(self.batch))
             after = trial.values(seen)
         return _result(self.model, logs, trial.gradients, before, after), trial

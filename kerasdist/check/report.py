@@ -220,8 +220,12 @@ def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for layer in [model, *keras_compat.flat_layers(model)]:
-        call = defined_by_model(type(layer), "call")
-        yield from _of_user([call, getattr(layer, "activation", None)])
+        calls = [defined_by_model(type(layer), name) for name in ("call", "__call__")]
+        yield from _of_user([*calls, getattr(layer, "activation", None)])
+        # Other activations, methods of one object.
+        yield from filter(callable, filter(keras_compat.is_of_user, vars(layer).values()))
+        if isinstance(layer, keras.layers.TorchModuleWrapper):
+            yield layer.module
         if isinstance(layer, keras.layers.Lambda):
             yield layer.function
         axes = keras.tree.flatten(getattr(layer, "axis", None))
@@ -235,6 +239,9 @@ def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
 def _steps_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for name in ("train_step", "compute_loss"):
         yield from _of_user([defined_by_model(type(model), name)])
+    for name in ("apply", "apply_gradients"):
+        optimizer = getattr(model, "optimizer", None)
+        yield from _of_user([defined_by_model(type(optimizer), name)])
     for loss in keras.tree.flatten(keras_compat.compiled_losses(model)):
         yield from _of_user(_functions_of(loss))
 
@@ -258,7 +265,8 @@ def _functions_of(loss_or_metric: object) -> list[Any]:
     if inspect.isclass(loss_or_metric):
         loss_or_metric = loss_or_metric.__new__(loss_or_metric)
     if isinstance(loss_or_metric, keras.losses.Loss):
-        return [defined_by_model(type(loss_or_metric), "call"), vars(loss_or_metric).get("fn")]
+        calls = [defined_by_model(type(loss_or_metric), name) for name in ("call", "__call__")]
+        return [*calls, vars(loss_or_metric).get("fn")]
     if isinstance(loss_or_metric, keras.metrics.Metric):
         update = defined_by_model(type(loss_or_metric), "update_state")
         return [update, vars(loss_or_metric).get("_fn")]

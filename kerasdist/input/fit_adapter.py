@@ -124,6 +124,13 @@ class WrappedAdapter(keras_compat.DataAdapter):
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
+    @staticmethod
+    def reads_arrays(adapter: Any) -> bool:
+        """Returns whether an adapter's rows are those of arrays, which it shuffles by itself."""
+        while isinstance(adapter, WrappedAdapter):
+            adapter = adapter._inner
+        return keras_compat.is_array_adapter(adapter)
+
     @property
     def num_batches(self) -> int | None:
         """Number of batches, None where it is not known."""

@@ -241,15 +241,20 @@ def parts_of(model: keras.Model) -> list[Any]:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """Returns the optimizers that a model and its layers hold: alone, in lists, dicts, objects."""
-    found: list[keras.Optimizer] = []
+    """Returns the optimizers that a model and its layers hold."""
+    return held_by(model, keras.Optimizer)
+
+
+def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
+    """Returns what a model and its layers hold of a kind: alone, in lists, dicts, objects."""
+    found: list[Any] = []
     seen: set[int] = set()
 
     def look_into(value: Any, depth: int) -> None:
         if id(value) in seen:
             return
         seen.add(id(value))
-        if isinstance(value, keras.Optimizer):
+        if isinstance(value, kind):
             found.append(value)
         elif isinstance(value, dict | list | tuple):
             for each in list(value.values() if isinstance(value, dict) else value):

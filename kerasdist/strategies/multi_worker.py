@@ -9,6 +9,7 @@ from typing import Any, final
 from kerasdist.api.options import CommunicationOptions, options_of
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
+from kerasdist.backends.base import random_states
 from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
@@ -17,7 +18,7 @@ from kerasdist.core.devices import Device
 from kerasdist.job.job import Job, join_job
 from kerasdist.strategies.arguments import ShardingOption, described, replica_options
 from kerasdist.strategies.choice import agree, chosen_devices, own_part, prepare, taken
-from kerasdist.training import hooks, randomness
+from kerasdist.training import hooks
 
 # The accelerators that this worker has taken, where none were named: for further strategies too.
 _own: list[Device] = []
@@ -116,7 +117,7 @@ def replicas_of_job(
     replicas = backend.replica_set(devices, options, job)
     if is_new:
         job.after_connecting()
-    randomness.ensure_equal(job, begins=True)
+    random_states.ensure_equal(job, begins=True)
     return replicas
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 import keras
 
@@ -97,14 +99,32 @@ class GlobalBatchRegularizer:
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty of the rows of all replicas; all replicas must call it."""
-        replica = current.fit_replica
-        if replica is None:
-            return super().__call__(x)  # type: ignore[misc]
-        penalty = super().__call__(replica.collectives.all_gather(x))  # type: ignore[misc]
-        if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
-            return penalty
-        # Keras divides by this replica's number of rows, but the global batch's is right.
-        return numerics.weighted(penalty, replica.local_batch.weight)
+        return _of_global_batch(super().__call__, x)  # type: ignore[misc]
+
+
+def _of_global_batch(penalty_of: Callable[[Any], Any], x: Any) -> Any:
+    replica = current.fit_replica
+    if replica is None:
+        return penalty_of(x)
+    penalty = penalty_of(replica.collectives.all_gather(x))
+    if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
+        return penalty
+    # Keras divides by this replica's number of rows, but the global batch's is right.
+    return numerics.weighted(penalty, replica.local_batch.weight)
+
+
+_of_functions: WeakSet[Any] = WeakSet()
+
+
+def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns what `GlobalBatchRegularizer` is for an activity regularizer that is a function."""
+
+    @wraps(own)
+    def penalty(x: Any) -> Any:
+        return _of_global_batch(own, x)
+
+    _of_functions.add(penalty)
+    return penalty
 
 
 def prepare(model: keras.Model) -> None:
@@ -113,6 +133,9 @@ def prepare(model: keras.Model) -> None:
         own = layer.activity_regularizer
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):
             continue
-        # A copy, since the same object may also regularize a kernel, which has no rows to gather.
-        layer.activity_regularizer = copy.copy(own)
-        bind(layer.activity_regularizer, GlobalBatchRegularizer)
+        # Another one, since the same may also regularize a kernel, which has no rows to gather.
+        if isinstance(own, keras.regularizers.Regularizer):
+            layer.activity_regularizer = copy.copy(own)
+            bind(layer.activity_regularizer, GlobalBatchRegularizer)
+        elif own not in _of_functions:
+            layer.activity_regularizer = _function_of_global_batch(own)

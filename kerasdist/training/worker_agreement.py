@@ -12,11 +12,11 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.agreement import description
 from kerasdist.backends import registry
+from kerasdist.backends.base import random_states
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
 from kerasdist.config import draws
 from kerasdist.job.job import Job
-from kerasdist.training import randomness
 
 # The advice if workers have different data.
 _ADVICE = (
@@ -71,7 +71,7 @@ def calling(
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
             replicas.first_batches.clear()
-        randomness.ensure_equal(job)
+        random_states.ensure_equal(job)
         try:
             with _in_call(job, replicas, call.arguments):
                 yield

@@ -75,8 +75,12 @@ for _build in EXAMPLES:
 
 @case(TOPIC, backends=CHECKED, replicas=(2,))
 def along_the_examples(lab):
-    """Layers along the examples, activations that are no functions."""
+    """Layers along the examples, activations that are no functions, a loss by `__call__`."""
     layers, softmax = keras.layers, functools.partial(keras.ops.softmax, axis=0)
+
+    class Spread(keras.losses.Loss):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return keras.ops.std(y_pred - y_true)
 
     def along_the_features():
         layer = layers.Dense(4)
@@ -92,6 +96,9 @@ def along_the_examples(lab):
         model = lab.made(lambda layer=layer: network(layer(), loss="mse"))
         [said] = warned(model, regression(11))
         lab.check(f"look: {name}." in said, f"it should name {name}, received: {said}")
+    fresh()
+    [said] = warned(lab.made(lambda: network(layers.Dense(4), loss=Spread())), regression(11))
+    lab.check("Spread.__call__" in said, f"it should name the loss, received: {said}")
     fresh()
     model = lab.made(lambda: network(along_the_features(), loss="mse"))
     lab.check(not warned(model, regression(11)), "no axis is that of the examples")

@@ -88,6 +88,9 @@ def ragged_components(lab, strategy):
     lab.equal(expected, lab.components(rows, strategy))
     lab.equal(each, lab.components(sums, strategy))
     lab.equal([sum(each)] * lab.replicas, lab.components(all_sums, strategy))
+    counts = strategy.run(lambda x: {"n": ops.shape(x)[0]}, args=(value,))
+    if lab.replicas > 1:
+        lab.equal(list(map(len, expected)), lab.components(counts["n"], strategy))
 
 
 @case

@@ -1,8 +1,9 @@
 """What users of `tf.distribute` write with TensorFlow itself: AutoGraph, `tf.Variable`."""
 
 import numpy as np
+import pytest
 
-from tests.conformance.lazy import kd, tf
+from tests.conformance.lazy import kd, keras, tf
 from tests.facade import case as of_suite
 from tests.facade.lab import numbered
 
@@ -127,3 +128,39 @@ def errors_in_compiled_functions(lab, strategy):
         with lab.raises(type(error), ""):
             tf.function(lambda step=step: strategy.run(step))()
         lab.still_usable(strategy)
+
+
+@case
+def the_check_leaves_variables_of_tensorflow(lab, strategy):
+    """A `tf.Variable` of a model counts the steps of `fit`, not those of the first-batch check."""
+
+    class Counting(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+            self.steps = tf.Variable(0, trainable=False)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            self.steps.assign_add(1)
+            return super().train_step(data)
+
+    with strategy.scope():
+        model = Counting()
+        model.compile("sgd", "mse")
+    x = np.ones((8, 2), "float32")
+    model.fit(x, x[:, :1], batch_size=3, verbose=0)
+    lab.equal(3, int(model.steps))
+
+
+@case
+def a_state_for_each_row_is_refused(lab, strategy):
+    """A stateful RNN, of whose rows each replica has a part."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3, 1), batch_size=2), keras.layers.LSTM(2, stateful=True)]
+        )
+    with pytest.raises(kd.errors.UnsupportedError, match="stateful=True"):
+        model.predict(np.ones((4, 3, 1), "float32"), batch_size=2, verbose=0)

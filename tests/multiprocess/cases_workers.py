@@ -66,12 +66,19 @@ def dropout_in_a_batch_of_one_row(lab):
 @case("workers")
 def states_of_the_chief(lab):
     """DEFECTS 28: the chief's random states replace the others', with a warning."""
-    x, _ = regression(8)
+    x, y = regression(8)
     model = lab.made(dense)
     keras.utils.set_random_seed(7)
-    if lab.job.rank:
-        np.random.seed(11)
+    # They shuffle arrays, epoch by epoch.
+    drawing = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: lab.job.is_chief and np.random.random()
+    )
     with lab.told("seeded alike") as said:
+        model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[drawing])
+        lab.alike([float(np.random.random())])
+        keras.utils.set_random_seed(7)
+        if lab.job.rank:
+            np.random.seed(11)
         model.predict(x, batch_size=4, verbose=0)
         keras.utils.set_random_seed(7)
         if lab.job.rank:

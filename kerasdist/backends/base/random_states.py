@@ -6,8 +6,11 @@ draws from PyTorch's on every backend.
 
 from __future__ import annotations
 
+import hashlib
 import random
+import secrets
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import keras
@@ -15,6 +18,9 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends import registry
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.job.comparison import named_workers
+from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
 
@@ -78,3 +84,52 @@ def seed(number: int) -> None:
     torch = registry.torch_states()
     if torch is not None:
         torch.seed(number)
+
+
+def ensure_equal(job: Job, *, begins: bool = False) -> None:
+    """Gives all workers the chief's random states, if theirs differ. All workers must call it.
+
+    It warns once, but not of workers that `begins` finds unseeded: their states always differ.
+    """
+    own = {library: _digest(state) for library, state in compared().items()}
+    found = job.choose("random state", own, _states_for_all)
+    if found is None:
+        return
+    apart, differing, given, drawn, states = found
+    is_concerned = job.is_chief or job.rank in differing
+    if is_concerned and (not begins or (given is not None and "keras" in apart)):
+        _warn_once(job.rank, job.num_workers, ", ".join(apart), named_workers(differing))
+    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent
+        seed(drawn if given is None else given)
+    put_back(states)
+
+
+def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
+    """Returns what differs, on which workers, and the chief's states; None if nothing differs."""
+    # A library that is not imported on all workers does not shuffle what they all read.
+    common = set(everyone[0]).intersection(*everyone)
+    apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
+    if not apart:
+        return None
+    differing = [rank for rank, theirs in enumerate(everyone) if _differs(theirs, everyone[0])]
+    given, drawn = compared()["keras"], secrets.randbits(31)
+    return [apart, differing, given, drawn, kept()]
+
+
+@cache
+def _warn_once(rank: int, workers: int, libraries: str, ranks: str) -> None:
+    warn_user(
+        f"[worker {rank}/{workers}] Expected all workers to be seeded alike, and to draw as many "
+        f"random numbers. Received: other states of {libraries} on {ranks} than on worker "
+        "0. All go on with those of worker 0, so that they shuffle data in the same order. Call "
+        "keras.utils.set_random_seed with the same number on all workers; what one worker draws "
+        "alone, it should draw from a generator of its own (numpy.random.default_rng)."
+    )
+
+
+def _differs(theirs: dict[str, Any], chiefs: dict[str, Any]) -> bool:
+    return any(theirs[library] != chiefs[library] for library in theirs.keys() & chiefs.keys())
+
+
+def _digest(state: object) -> str:
+    return hashlib.sha256(repr(state).encode()).hexdigest()[:16]

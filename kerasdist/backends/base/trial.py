@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,6 +95,11 @@ class Trial(keras.StatelessScope, abc.ABC):
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Assigns to the copy of a variable."""
         self.write(*update)
+
+    @contextmanager
+    def own_state_kept(self) -> Generator[None]:
+        """Restores afterwards what the model holds of the framework's own state."""
+        yield
 
     @abc.abstractmethod
     def copy(self, variable: keras.Variable) -> Any:

@@ -45,7 +45,9 @@ def adding_losses():
             )
 
     layers, l2 = keras.layers, keras.regularizers.L2(0.1)
+    cubes = lambda x: 0.01 * keras.ops.sum(keras.ops.abs(x) ** 3)  # noqa: E731
     hidden = [layers.Dense(5, activity_regularizer=l2), Penalty()]
+    hidden += [layers.Dense(4, activity_regularizer=cubes)]
     return stack(
         [*hidden, layers.Dense(1, activity_regularizer=Alike())], keras.optimizers.SGD(0.05)
     )
@@ -53,7 +55,10 @@ def adding_losses():
 
 @case("extra losses")
 def add_loss_mean(lab):
-    """`add_loss` of a mean over the batch; activity regularizers, also of all pairs of examples."""
+    """`add_loss` of a mean over the batch; activity regularizers, also of all pairs of examples.
+
+    One is a function.
+    """
     lab.same(adding_losses, fit(X, Y, batch_size=BATCH), evaluate(X, Y, batch_size=BATCH))
 
 

@@ -182,3 +182,11 @@ def test_optimizers_are_found_wherever_a_model_holds_them(changed):
     assert difference(facts(before), facts(before)) is None
     said = difference(facts(before), facts(after))
     assert said.startswith(f"optimizers[{changed}].momentum=0.9")
+
+
+def test_a_model_that_is_built_by_its_data_is_one_for_any_number_of_rows():
+    one, other, else_ = (
+        keras.layers.InputLayer(batch_shape=shape) for shape in ((5, 6), (4, 6), (4, 7))
+    )
+    assert difference(configuration(one), configuration(other)) is None
+    assert difference(configuration(one), configuration(else_)) is not None

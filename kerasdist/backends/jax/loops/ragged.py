@@ -148,7 +148,7 @@ class Groups:
         results = list(first.results)
         shapes: dict[int, tuple[Any, ...]] = {}
         for place, column in enumerate(zip(*(end.results for end in ends), strict=True)):
-            if not is_array(column[0]):
+            if not self._differ(column):
                 continue
             arrays = [jnp.asarray(one) for one in column]
             if len({one.shape for one in arrays}) > 1:
@@ -160,6 +160,14 @@ class Groups:
             for key, variable in first.scope.written_apart().items()
         }
         return Traced(first.scope, results, first.form), held, shapes
+
+    def _differ(self, column: Sequence[Any]) -> bool:
+        """Returns whether the groups' values are arrays, or numbers that are not equal."""
+        if any(map(is_array, column)):
+            return True
+        if all(isinstance(one, str) for one in column) and len(set(column)) > 1:
+            self._disagree(f"results={column!r:.200}")
+        return all(isinstance(one, bool | int | float) for one in column) and len(set(column)) > 1
 
     def _ends(self, trace: Callable[[int, Exchange], Any]) -> list[Any]:
         """Traces code to its end, for each group."""
@@ -210,7 +218,7 @@ class Groups:
         values = {k: self._own([s.get(k, value) for s in states]) for k, value in every.items()}
         scope = first.scope.beside(values, ByName(), apart)
         with scope, replica_scope(None):
-            leaves = [self._own(column) if is_array(column[0]) else column[0] for column in columns]
+            leaves = [self._own(one) if self._differ(one) else one[0] for one in columns]
             result = first.how(leaves)
         written = [(one, scope.state_mapping[key]) for key, one in scope.variables.items()]
         return result, written, scope.apart

@@ -35,6 +35,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
 from kerasdist.check.first_batch import may_differ
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
+from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
 from kerasdist.training.trainer import ReplicatedTrainer
 
@@ -225,6 +226,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         take_on(self, self.replica_set)
         check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
         prepare(self, self.bound_strategy)
+        _require_no_state_of_rows(self)
         self._mark_equal_statistics()
         if (self.jit_compile or asks_for_xla(step)) and not self.run_eagerly:
             is_asked = "is compiled" if self.jit_compile else "has a step decorated"
@@ -256,6 +258,17 @@ class TensorFlowTrainer(ReplicatedTrainer):
             # Builds metrics, losses and optimizer; fails if `call` does not fit the data.
             with suppress(Exception):
                 _build_from(self, data_batch)
+
+
+def _require_no_state_of_rows(model: keras.Model) -> None:
+    """Refuses a stateful RNN: a single row of a replica would be taken for each of the state's."""
+    for layer in keras_compat.flat_layers(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UnsupportedError(
+                "Expected layers without a state of each row, of which a replica has a part. "
+                f"Received: layer={layer.name!r} with stateful=True. Set KERAS_BACKEND=jax, on "
+                "which it works, or use kerasdist.OneDeviceStrategy."
+            )
 
 
 # `tf.NoneTensorSpec`, a name that TensorFlow has from 2.21 on.

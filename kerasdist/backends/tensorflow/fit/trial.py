@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, final
 
 import keras
@@ -86,6 +87,19 @@ class TensorFlowTrial(Trial):
         with replicas.placement(), tf.device(HOST):
             rows = keras.tree.map_structure(whole, *(local.data for local in local_rows))
         return TriedBatch(batch, rows, sizes)
+
+    @contextmanager
+    def own_state_kept(self) -> Generator[None]:
+        """Restores afterwards the model's own ``tf.Variable`` and ``tf.random.Generator``."""
+        generators = keras_compat.held_by(self._model, tf.random.Generator)
+        held = [*keras_compat.held_by(self._model, tf.Variable), *(one.state for one in generators)]
+        parts = [part for one in held for part in copies(one)]
+        before = [part.read_value() for part in parts]
+        try:
+            yield
+        finally:
+            for part, value in zip(parts, before, strict=True):
+                part.assign(value)
 
     def copy(self, variable: Any) -> Any:
         """Returns a native variable with the values of the variable's own."""

@@ -15,6 +15,7 @@ from functools import cache, partial
 from typing import Any, final
 
 import keras
+import numpy as np
 import torch
 
 from kerasdist import keras_compat
@@ -128,7 +129,7 @@ def install() -> None:
 
 def _apply_mask(
     original: Callable[..., torch.Tensor],
-    sample_weight: torch.Tensor | None,
+    sample_weight: Any,
     mask: torch.Tensor | None,
     dtype: str | None,
     reduction: str,
@@ -137,6 +138,8 @@ def _apply_mask(
     replica = current.fit_replica if is_masked else None
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
+    if not isinstance(sample_weight, torch.Tensor):  # of `train_on_batch`: they stay the user's
+        sample_weight = keras_compat.ops.convert_to_tensor(np.array(sample_weight))
     # A copy, which the loss keeps for its backward pass; the batch's own weights change below.
     merged = original(sample_weight.clone(), mask, dtype=dtype, reduction=reduction)
     with torch.no_grad():

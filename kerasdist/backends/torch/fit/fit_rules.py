@@ -4,7 +4,8 @@ A replica keeps what it assigns until the step ends. Then the values of a proces
 combined, by the variable's aggregation:
 
 - ``"sum"``, as the state of metrics: the sum; replica 0 starts from the value before the step, the
-  others from zero;
+  others from zero; of a variable that is not sync-on-read each starts from the value, and what they
+  have changed is added;
 - ``"mean"``, of floats: the mean, weighted by the replicas' weights;
 - any other: the first replica's value;
 - buffers of torch's own modules, which have no aggregation: the weighted mean.
@@ -16,7 +17,7 @@ not sent: seed generators, and the moving statistics of a synchronized BatchNorm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import final
 
 import keras
@@ -75,7 +76,7 @@ class FitRules(Rules):
                 f"variable={variable.path!r}, made inside a step. Make it in the layer's `build` "
                 "or `__init__`, or call the model once on a batch before you train it."
             )
-        if scope.rank and id(variable) not in self._sums:
+        if scope.rank and id(variable) not in self._sums and not self._adds_changes(variable):
             return torch.zeros_like(source, device=scope.device, requires_grad=False)
         return None
 
@@ -89,10 +90,20 @@ class FitRules(Rules):
                     written[key] = variable
         if written:
             targets = keras_compat.stored_values(written.values())
-            torch._foreach_copy_(targets, combined(scopes, written, targets))
+            changed = {key for key, one in written.items() if sums and self._adds_changes(one)}
+            torch._foreach_copy_(targets, combined(scopes, written, targets, changed))
             equal = scopes[0].written_equal
             self._committed.update({key: written[key] for key in written if key not in equal})
         return list(written)
+
+    def _adds_changes(self, variable: keras.Variable) -> bool:
+        """Returns whether replicas read a sum as it is, so that what they change is added up.
+
+        Compiled code writes past the replica: there nobody knows the value before.
+        """
+        if variable.aggregation != "sum" or variable.synchronization == "on_read":
+            return False
+        return self.compiled is None and keras_compat.stored_dtype(variable) != "bool"
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
         """Makes all but the sums equal on all workers, before cross-replica code runs."""
@@ -115,22 +126,26 @@ class FitRules(Rules):
         buffers, self._buffers = self._buffers, []
         if self._group.size == 1:
             return list(logs)
-        self._sums.update({id(one): one for one in committed if one.aggregation == "sum"})
+        sums_read = (one for one in committed if one.aggregation == "sum")
+        self._sums.update({id(one): one for one in sums_read if not self._adds_changes(one)})
         totals = keras_compat.stored_values(self._sums.values()) if sums else []
         self.sums_are_parts = self.sums_are_parts and not sums
-        means, others = [], []
+        means, others, changed = [], [], []
         for variable, value in zip(committed, keras_compat.stored_values(committed), strict=True):
-            if variable.aggregation != "sum":
+            if self._adds_changes(variable):
+                changed.append(value)
+            elif variable.aggregation != "sum":
                 is_mean = variable.aggregation == "mean" and value.is_floating_point()
                 (means if is_mean else others).append(value)
         for buffer in buffers:
             (means if buffer.is_floating_point() else others).append(buffer)
         parts = [
             *totals,
+            *changed,
             *(one * self._weight for one in means),
             *(self._group.chiefs(one) for one in others),
         ]
-        targets = [*totals, *means, *others]
+        targets = [*totals, *changed, *means, *others]
         results = self._group.sums([*parts, *logs])
         if targets:
             found = [one.view(target.dtype) for one, target in zip(results, targets, strict=False)]
@@ -142,8 +157,12 @@ def combined(
     scopes: Sequence[ReplicaScope],
     written: Mapping[int, keras.Variable],
     targets: Sequence[torch.Tensor],
+    changed: Collection[int],
 ) -> list[torch.Tensor]:
-    """Returns what replicas assigned to variables, combined by each variable's aggregation."""
+    """Returns what replicas assigned to variables, combined by each variable's aggregation.
+
+    `changed`: the ids of sums of which replicas read the value, and change it.
+    """
     stored = dict(zip(written, targets, strict=True))
     values: dict[int, torch.Tensor] = {}
     for scope in scopes:
@@ -158,7 +177,9 @@ def combined(
             target, aggregation = stored[key], written[key].aggregation
             own = value.to(target.device)
             if aggregation == "sum":
-                # Replica 0 started from the value itself, the others from zero.
+                # Replica 0 adds to the value itself, the others to zero, or bring their changes.
+                if scope.rank and key in changed and key not in equal:
+                    own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
                 # By its part of the weights: 1, which does not round, of a single value.

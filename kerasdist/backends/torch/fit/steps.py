@@ -21,6 +21,7 @@ from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core.context import current
 from kerasdist.core.structures import flatten, pack
+from kerasdist.errors import UnsupportedError
 from kerasdist.input.sharding import WorkerShard, examples
 from kerasdist.training.metrics import metrics_of, prepare
 
@@ -93,6 +94,7 @@ class Steps:
         rules.reducer = reducer
         rules.compiled = self._compiled
         reports_itself = not model.note_overrides()
+        with_buffers = layers_with_buffers(model)
 
         @_hinting()
         def run(batches: Sequence[Any]) -> Any:
@@ -102,7 +104,10 @@ class Steps:
                     self.end()
                     logs = self._alone(alone, batch)
                 else:
+                    before = _versions(with_buffers) if with_buffers else {}
                     each = self._replicas.run(model.bound_strategy, step, parts, rules)
+                    if before:
+                        _require_equal_versions(before, _versions(with_buffers))
                     wanted = self._replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             if trains and current.meter is not None:
@@ -184,6 +189,37 @@ class Steps:
             replicas.first_batches.history.add(total)
         devices = replicas.torch_devices
         return batch, divide(batch, replicas.num_replicas, replicas.local_replicas, devices)
+
+
+def layers_with_buffers(model: Any) -> list[Any]:
+    """Returns a model and its layers, if they have registered buffers of torch themselves."""
+    layers = [model, *keras_compat.flat_layers(model)]
+    wrapper = keras.layers.TorchModuleWrapper  # whose module's buffers each replica has for itself
+    return [one for one in layers if one._buffers and not isinstance(one, wrapper)]
+
+
+def _versions(layers: Sequence[Any]) -> dict[str, tuple[Any, int]]:
+    """Returns each buffer, and how often it was changed in place."""
+    return {
+        f"{layer.name}.{name}": (one, one._version)
+        for layer in layers
+        for name, one in layer._buffers.items()
+        if one is not None
+    }
+
+
+def _require_equal_versions(
+    before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]
+) -> None:
+    """Refuses a step that changes a buffer of a Keras layer, which all replicas share."""
+    for name, (one, version) in before.items():
+        if after[name][0] is not one or after[name][1] != version:
+            raise UnsupportedError(
+                "Expected a step to change Keras variables alone, of which each replica has its "
+                f"own. Received: a change of the buffer {name!r}, by register_buffer, which all "
+                "replicas share. Make it with self.add_weight(trainable=False), or put the "
+                "module that has it into keras.layers.TorchModuleWrapper."
+            )
 
 
 @contextmanager

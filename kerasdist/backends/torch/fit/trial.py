@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
-from kerasdist.backends.torch.fit.steps import Steps, of_all
+from kerasdist.backends.torch.fit.steps import Steps, layers_with_buffers, of_all
 from kerasdist.backends.torch.state import shards
 from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
@@ -43,6 +44,21 @@ class TorchTrial(Trial):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @contextmanager
+    def own_state_kept(self) -> Generator[None]:
+        """Restores afterwards the buffers that Keras's layers have registered."""
+        held = [each._buffers for each in layers_with_buffers(self._model)]
+        before = [
+            {name: (one, one.clone()) for name, one in each.items() if one is not None}
+            for each in held
+        ]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for each, values in zip(held, before, strict=True):
+                    each.update({name: one.copy_(value) for name, (one, value) in values.items()})
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a clone of a variable's value, whole on each worker."""
