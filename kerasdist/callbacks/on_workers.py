@@ -133,10 +133,8 @@ def _ordered(
         backup.beside(others, listed)
     if job is None:
         return [*listed, *backups]
-    in_sync = InSync(
-        replicas, job, shuffles=given["shuffle"] and WrappedAdapter.reads_arrays(given["x"])
-    )
-    return [*listed, in_sync, *backups, Vote(job, others, backups)]
+    shuffles = given["shuffle"] and WrappedAdapter.reads_arrays(given["x"])
+    return [*listed, InSync(replicas, job, shuffles=shuffles), *backups, Vote(job, others, backups)]
 
 
 def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:
