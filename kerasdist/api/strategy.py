@@ -48,14 +48,13 @@ class Strategy:
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
     Attributes:
-        replica_set: The devices and how to compute on them; None: the default strategy.
         is_used: Whether a model was made in its scope, or `run` was called.
     """
 
     _resolver: ClusterResolver | None = None
 
     def __init__(self, replica_set: ReplicaSet | None) -> None:
-        self.replica_set = replica_set
+        self.replica_set = replica_set  # the devices; None: the default strategy
         self.is_used = False
         ownership.remember(self)
         if replica_set is not None:
