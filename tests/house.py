@@ -70,7 +70,7 @@ ADDED = {
     "globals that a lambda reads, and types that have no mean": 28,
     "losses of each example through BatchNormalization": 19,
     "what callbacks hold twice, and optimizers anywhere, in backups": 90,
-    "activity regularizers that are functions": 19,
+    "activity regularizers that are functions": 21,
     "numbers that replicas of different sizes return": 7,
     "the frameworks' own state in the check, and buffers that a step changes": 57,
     "sums that a step reads": 16,

@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
 
@@ -113,6 +114,7 @@ def _of_global_batch(penalty_of: Callable[[Any], Any], x: Any) -> Any:
     return numerics.weighted(penalty, replica.local_batch.weight)
 
 
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 _of_functions: WeakSet[Any] = WeakSet()
 
 
@@ -134,7 +136,7 @@ def prepare(model: keras.Model) -> None:
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):
             continue
         # Another one, since the same may also regularize a kernel, which has no rows to gather.
-        if isinstance(own, keras.regularizers.Regularizer):
+        if not isinstance(own, _FUNCTIONS):
             layer.activity_regularizer = copy.copy(own)
             bind(layer.activity_regularizer, GlobalBatchRegularizer)
         elif own not in _of_functions:
