@@ -136,7 +136,7 @@ def prepare(model: keras.Model) -> None:
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):
             continue
         # Another one, since the same may also regularize a kernel, which has no rows to gather.
-        if not isinstance(own, _FUNCTIONS):
+        if hasattr(own, "__dict__") and not isinstance(own, _FUNCTIONS):
             layer.activity_regularizer = copy.copy(own)
             bind(layer.activity_regularizer, GlobalBatchRegularizer)
         elif own not in _of_functions:
