@@ -9,6 +9,7 @@ import functools
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -82,6 +83,12 @@ def metrics_here(model: Any) -> dict[str, Any]:
 def model_of(callback: Any) -> Any:
     """Returns the model of a callback; reading ``callback.model`` would copy its state on JAX."""
     return callback._model
+
+
+def choose_comparison(callback: keras.callbacks.ModelCheckpoint) -> None:
+    """Lets a callback know which of two values is better, which Keras does at an epoch's end."""
+    with suppress(ValueError):  # its metric is not built yet
+        callback._set_monitor_op()
 
 
 def shapes_of_example(model: keras.Model) -> list[object]:

@@ -172,39 +172,37 @@ def a_replica_waits_as_long_as_the_meeting_timeout_says(strategy):
     never.set()
 
 
-def fitted(strategy, build, data, **options):
-    """The history and the weights of a model of the strategy, and of one on one device."""
+def require_one_devices(strategy, *layers, train):
+    """What training returns, and the weights, are those of the same model on one device."""
     found = []
     for scope in (contextlib.nullcontext(), strategy.scope()):
         keras.utils.set_random_seed(4)
         with scope:
-            model = build()
+            model = keras.Sequential([*(make() for make in layers), keras.layers.Dense(1)])
             model.compile("sgd", "mse", weighted_metrics=["mae"])
-        history = model.fit(*data, batch_size=5, epochs=3, shuffle=False, verbose=0).history
-        found.append([history["loss"], *map(np.ndarray.tolist, model.get_weights())])
-    return found
+        found.append([*train(model), *model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @case
 def a_sum_that_layers_read_is_that_of_all_replicas(strategy):
-    class Warming(keras.layers.Layer):
+    class WarmingUp(keras.layers.Layer):
         def build(self, shape):
             self.seen = self.add_weight(initializer="zeros", trainable=False, aggregation="sum")
 
         def call(self, x):
-            self.seen.assign_add(ops.cast(ops.shape(x)[0], "float32"))
-            return x
-
-    class Reading(Warming):
-        def call(self, x):
             scale = ops.minimum(1.0, (10 + self.seen) / 30)
-            return super().call(x) * scale
+            self.seen.assign_add(ops.cast(ops.shape(x)[0], "float32"))
+            return x * scale
 
     x = np.random.default_rng(0).normal(size=(15, 3)).astype("float32")
-    build = lambda: keras.Sequential([keras.Input((3,)), Reading(), keras.layers.Dense(1)])  # noqa: E731
-    plain, own = fitted(strategy, build, (x, x[:, :1]))
-    for one, other in zip(plain, own, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+    def train(model):
+        fitted = model.fit(x, x[:, :1], batch_size=5, epochs=3, shuffle=False, verbose=0)
+        return [fitted.history["loss"]]
+
+    require_one_devices(strategy, lambda: keras.Input((3,)), WarmingUp, train=train)
 
 
 @case
@@ -232,15 +230,11 @@ def a_buffer_that_a_step_changes_is_refused(strategy):
 def masked_weights_of_a_batch_may_be_of_numpy(strategy):
     weights = np.random.default_rng(0).uniform(1, 2, (5, 3)).astype("float32")
     x = np.array([[[1.0], [2.0], [0.0]]] * 5, "float32") * np.arange(1, 6)[:, None, None]
-    found, given = [], weights.copy()
-    for scope in (contextlib.nullcontext(), strategy.scope()):
-        keras.utils.set_random_seed(4)
-        with scope:
-            model = keras.Sequential(
-                [keras.Input((3, 1)), keras.layers.Masking(), keras.layers.Dense(1)]
-            )
-            model.compile("sgd", "mse", weighted_metrics=["mae"])
-        logs = model.train_on_batch(x, 2 * x, sample_weight=given)
-        found.append([*map(float, logs), *model.get_weights()[0].ravel()])
-    np.testing.assert_allclose(*found, rtol=1e-5)
+    given = weights.copy()
+    require_one_devices(
+        strategy,
+        lambda: keras.Input((3, 1)),
+        keras.layers.Masking,
+        train=lambda model: model.train_on_batch(x, 2 * x, sample_weight=given),
+    )
     assert (given == weights).all()

@@ -10,7 +10,6 @@ array that the run has put in the place of the script's is a new one.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import functools
 import inspect
@@ -503,9 +502,7 @@ def _put_back(callback: Any, forms: dict[str, Any]) -> None:
     if content is not None and callback.csv_file is not None:
         _write_again(callback, decode(content))
     if isinstance(callback, keras.callbacks.ModelCheckpoint) and forms.get("best") is not None:
-        # Keras sets it at an epoch's end, and compares with the best so far at a batch's end, too.
-        with contextlib.suppress(ValueError):  # its metric is not built yet
-            callback._set_monitor_op()
+        keras_compat.choose_comparison(callback)
 
 
 def _write_again(logger: Any, content: bytes) -> None:

@@ -312,7 +312,7 @@ def a_function_of_strategies_on_different_devices_is_refused(strategy):
 
 @case
 def eager_programs_do_not_wait_for_each_other(strategy):
-    """XLA's threads wait to start a program, and for other replicas; nobody waits for these."""
+    """Hundreds of programs, of which the host waits for none, all end on few cores."""
     arrays = strategy.replica_set.arrays
     x = arrays.put(np.ones((64 * strategy.num_replicas_in_sync, 3000), "float32"), arrays.rows)
     for _ in range(600):

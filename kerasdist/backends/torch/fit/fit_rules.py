@@ -17,7 +17,7 @@ not sent: seed generators, and the moving statistics of a synchronized BatchNorm
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import final
 
 import keras
@@ -90,8 +90,7 @@ class FitRules(Rules):
                     written[key] = variable
         if written:
             targets = keras_compat.stored_values(written.values())
-            changed = {key for key, one in written.items() if sums and self._adds_changes(one)}
-            torch._foreach_copy_(targets, combined(scopes, written, targets, changed))
+            torch._foreach_copy_(targets, combined(scopes, written, targets, self._adds_changes))
             equal = scopes[0].written_equal
             self._committed.update({key: written[key] for key in written if key not in equal})
         return list(written)
@@ -99,7 +98,7 @@ class FitRules(Rules):
     def _adds_changes(self, variable: keras.Variable) -> bool:
         """Returns whether replicas read a sum as it is, so that what they change is added up.
 
-        Compiled code writes past the replica: there nobody knows the value before.
+        Not in compiled code, which writes to the variable itself, so that its old value is lost.
         """
         if variable.aggregation != "sum" or variable.synchronization == "on_read":
             return False
@@ -126,19 +125,19 @@ class FitRules(Rules):
         buffers, self._buffers = self._buffers, []
         if self._group.size == 1:
             return list(logs)
-        sums_read = (one for one in committed if one.aggregation == "sum")
-        self._sums.update({id(one): one for one in sums_read if not self._adds_changes(one)})
-        totals = keras_compat.stored_values(self._sums.values()) if sums else []
-        self.sums_are_parts = self.sums_are_parts and not sums
         means, others, changed = [], [], []
         for variable, value in zip(committed, keras_compat.stored_values(committed), strict=True):
             if self._adds_changes(variable):
                 changed.append(value)
-            elif variable.aggregation != "sum":
+            elif variable.aggregation == "sum":
+                self._sums[id(variable)] = variable
+            else:
                 is_mean = variable.aggregation == "mean" and value.is_floating_point()
                 (means if is_mean else others).append(value)
         for buffer in buffers:
             (means if buffer.is_floating_point() else others).append(buffer)
+        totals = keras_compat.stored_values(self._sums.values()) if sums else []
+        self.sums_are_parts = self.sums_are_parts and not sums
         parts = [
             *totals,
             *changed,
@@ -157,12 +156,9 @@ def combined(
     scopes: Sequence[ReplicaScope],
     written: Mapping[int, keras.Variable],
     targets: Sequence[torch.Tensor],
-    changed: Collection[int],
+    adds_changes: Callable[[keras.Variable], bool],
 ) -> list[torch.Tensor]:
-    """Returns what replicas assigned to variables, combined by each variable's aggregation.
-
-    `changed`: the ids of sums of which replicas read the value, and change it.
-    """
+    """Returns what replicas assigned to variables, combined by each variable's aggregation."""
     stored = dict(zip(written, targets, strict=True))
     values: dict[int, torch.Tensor] = {}
     for scope in scopes:
@@ -178,7 +174,7 @@ def combined(
             own = value.to(target.device)
             if aggregation == "sum":
                 # Replica 0 adds to the value itself, the others to zero, or bring their changes.
-                if scope.rank and key in changed and key not in equal:
+                if scope.rank and key not in equal and adds_changes(written[key]):
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
