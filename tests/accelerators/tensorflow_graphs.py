@@ -47,7 +47,7 @@ def trained(optimizer, normalizes=False):
 
 def graph_of(model, batches=None):
     """The graph of a step, on an iterator or on tensors of an unknown number of rows."""
-    steps = model.train_function._steps
+    steps = model.train_function
     if batches is not None:
         return steps._on_iterator.get_concrete_function(batches).graph
     specs = tf.TensorSpec([None, WIDTH]), tf.TensorSpec([None, 1])
