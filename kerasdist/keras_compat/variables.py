@@ -24,7 +24,7 @@ _UNINITIALIZED = "uninitialized_variables"
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
     """Replaces the framework's variable by one that is aggregated over replicas in another way."""
     variable._aggregation = aggregation
-    variable._initialize(value)
+    variable._initialize(variable._convert_to_tensor(value, variable.dtype))
 
 
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:

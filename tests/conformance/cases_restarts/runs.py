@@ -21,7 +21,7 @@ from tests.conformance.interruptions import (
 )
 from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression, stack
+from tests.conformance.models import largest_error, regression, stack
 from tests.conformance.registry import case
 from tests.environment import everything
 
@@ -79,13 +79,13 @@ def callbacks(lab):
 
 @case("restarts", replicas=(2,))
 def averages(lab):
-    """`SwapEMAWeights` with gradient accumulation, and `ModelCheckpoint` of the best."""
+    """`SwapEMAWeights` with accumulation, `ModelCheckpoint` of the best, a metric of one's own."""
 
     def build():
         optimizer = keras.optimizers.SGD(
             0.1, momentum=0.5, use_ema=True, gradient_accumulation_steps=2
         )
-        return network(optimizer)
+        return network(optimizer, metrics=["mae", largest_error()])
 
     def listed(folder):
         class Best(keras.callbacks.ModelCheckpoint):
