@@ -127,7 +127,7 @@ TESTS_BESIDE = {
 
 FIGURES = (
     Figure("lines of code", 27_262 + sum(ADDED.values()), 23_500),
-    Figure("files", 232, 250),
+    Figure("files", 233, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),

@@ -316,8 +316,7 @@ def _seeds_kept(model: Any) -> Iterator[None]:
 @contextmanager
 def _attributes_kept(model: Any) -> Iterator[None]:
     """Restores numbers, strings and tensors that a step sets on user-defined layers."""
-    layers = [model, *keras_compat.flat_layers(model)]
-    own = [layer for layer in layers if not keras_compat.is_builtin(type(layer))]
+    own = keras_compat.layers_of_users(model)
     before = [dict(vars(layer)) for layer in own]
     try:
         yield

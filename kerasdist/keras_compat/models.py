@@ -105,6 +105,12 @@ def flat_layers(model: keras.Model) -> list[Any]:
     return list(model._flatten_layers(include_self=False))
 
 
+def layers_of_users(model: keras.Model) -> list[Any]:
+    """Returns a model and its layers as far as their classes are not Keras's own."""
+    layers = [model, *flat_layers(model)]
+    return [layer for layer in layers if not is_builtin(type(layer))]
+
+
 def trainable_layers(model: keras.Model) -> list[bool]:
     """Returns which of a model's layers are trained."""
     return [one.trainable for one in flat_layers(model)]

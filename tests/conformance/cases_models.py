@@ -144,6 +144,48 @@ def sublayer_that_is_never_called(lab):
     lab.same(build, *used(X, Y, BATCH), predict(X, batch_size=BATCH))
 
 
+@case("models", replicas=(2, 3))
+def tensors_that_layers_keep(lab):
+    """Tensors kept as attributes, and read after BatchNormalization, an update or a metric."""
+
+    class Residual(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(4, use_bias=False)
+            self.normalization = keras.layers.BatchNormalization()
+
+        def call(self, x, training=None):
+            self.kept = [x]
+            changed = self.normalization(self.dense(x), training=training)
+            self.kept.append(changed)
+            return sum(self.kept)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.blocks = [Residual(), Residual()]
+            self.last = keras.layers.Dense(1)
+            self.size = keras.metrics.Mean(name="size")
+
+        def call(self, x, training=None):
+            self.latent = x
+            for block in self.blocks:
+                self.latent = block(self.latent, training=training)
+            return self.last(self.blocks[0](self.latent, training=training))
+
+        def compute_loss(self, *args, **kwargs):
+            added = keras.ops.mean(keras.ops.square(self.latent))
+            return super().compute_loss(*args, **kwargs) + 0.1 * added
+
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            super().compute_metrics(x, y, y_pred, sample_weight)
+            if lab.backend != "jax":  # which has left the function that it differentiates
+                self.size.update_state(self.latent)
+            return self.get_metrics_result()
+
+    lab.same(lambda: compiled(Model()), *used(X, Y, BATCH))
+
+
 @case("models")
 def state_that_layers_write(lab):
     """A layer that counts examples in a variable of its own (`aggregation="sum"`)."""

@@ -1,5 +1,7 @@
 """What the loss adds up: regularizers, `add_loss`, Keras's loss functions and the user's."""
 
+import numpy as np
+
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import keras
 from tests.conformance.models import (
@@ -103,5 +105,7 @@ def losses_of_the_user(lab):
         train = fit(X, Y, batch_size=BATCH, sample_weight=weights)
         lab.same(lambda loss=loss: dense(loss=loss), train)
     ids = tokens(N)  # of whose padding a mask takes part in the loss
-    train = fit(ids, ids[..., None] / VOCABULARY, batch_size=BATCH)
-    lab.same(lambda: tagger(loss=Quartic()), train)
+    y, each = ids[..., None] / VOCABULARY, weights_for(N)[:, None] * np.ones(ids.shape, "float32")
+    for weights in (None, each):  # which Keras multiplies by the mask in place, on PyTorch
+        train = fit(ids, y, batch_size=BATCH, sample_weight=weights)
+        lab.same(lambda: tagger(loss=Quartic()), train)

@@ -135,11 +135,13 @@ class TensorFlowReplicaSet(ReplicaSet):
         function: Callable[[Any], Any],
         batch: Any,
         *,
+        layers: Sequence[Any] = (),
         updates_wait: bool = False,
     ) -> list[tuple[LocalBatch, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
-        Returns for each replica of this process its local batch, and what the function returned.
+        Tensors that it keeps on these layers are each replica's own. Returns for each replica of
+        this process its local batch, and what the function returned.
         """
         local_rows = self.group.split(batch)
 
@@ -153,7 +155,12 @@ class TensorFlowReplicaSet(ReplicaSet):
                 raise
 
         results = in_replicas(
-            strategy, self.group, on_local_rows, local_rows=local_rows, waits=updates_wait
+            strategy,
+            self.group,
+            on_local_rows,
+            local_rows=local_rows,
+            layers=layers,
+            waits=updates_wait,
         )
         return [(own.local_batch, one) for own, one in zip(local_rows, results, strict=True)]
 

@@ -14,6 +14,7 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
 from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.kept_tensors import KeptTensors
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
 from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
@@ -71,16 +72,19 @@ def in_replicas(
     kwargs: Mapping[str, Any] | None = None,
     *,
     local_rows: Sequence[LocalRows] | None = None,
+    layers: Sequence[Any] = (),
     waits: bool = False,
 ) -> list[Any]:
     """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
 
     Each call runs in its replica's context, in a graph or eagerly; in `fit` with its replica's
-    local batch of the batch. Returns one result per replica.
+    local batch of the batch, and what it keeps on these layers. Returns one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)
     thread_state, trial = keras_compat.copy_thread_state(), current.trial
+    kinds = tf.Tensor, tf.RaggedTensor, tf.SparseTensor
+    kept = KeptTensors(layers, *kinds) if layers else None
 
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
@@ -89,7 +93,9 @@ def in_replicas(
         local = None if local_rows is None else local_rows[index]
         local_batch, replicas = local and local.local_batch, native_strategy.num_replicas_in_sync
         lookups = local and Lookups(local.data, local.local_batch.total, replicas)
-        collectives = TensorFlowCollectives(group, replica, local_batch, lookups, waits=waits)
+        collectives = TensorFlowCollectives(
+            group, replica, local_batch, lookups, kept=kept, waits=waits
+        )
         here = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=replica,
@@ -121,6 +127,9 @@ def in_replicas(
         if own is error:
             raise
         raise own from own.__cause__
+    finally:
+        if kept:
+            kept.end()
     return results
 
 

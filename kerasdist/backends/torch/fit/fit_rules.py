@@ -18,7 +18,7 @@ not sent: seed generators, and the moving statistics of a synchronized BatchNorm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import keras
 import torch
@@ -43,8 +43,9 @@ class FitRules(Rules):
     is_fit = True
     reducer: GradientReducer | None = None
 
-    def __init__(self, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
-        """Takes the sums that steps write."""
+    def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
+        """Takes the sums that steps of a model write."""
+        self.layers = keras_compat.layers_of_users(model)
         self._group = group
         self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
         self.sums_are_parts = False

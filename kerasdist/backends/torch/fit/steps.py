@@ -67,7 +67,7 @@ class Steps:
 
     def tried(self, step: Step, batch: Any) -> Any:
         """Takes a step of a trial on the replicas; returns the logs of the global batch."""
-        rules, replicas = FitRules(self._group, _sums_of(self._model)), self._replicas
+        rules, replicas = FitRules(self._model, self._group, _sums_of(self._model)), self._replicas
         parts = divide(
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
         )
@@ -90,7 +90,7 @@ class Steps:
         model = self._model
         if not self._replicas.is_plain:
             prepare(model, model.bound_strategy)
-        rules = FitRules(self._group, _sums_of(model))
+        rules = FitRules(model, self._group, _sums_of(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
         reports_itself = not model.note_overrides()
@@ -135,7 +135,7 @@ class Steps:
     def predicting(self, step: Step, alone: Step) -> Function:
         """Returns a function that returns all rows' predictions, on every worker."""
         model = self._model
-        rules = FitRules(self._group)
+        rules = FitRules(self._model, self._group)
         rules.compiled = self._compiled
 
         def predictions(given: object) -> Any:

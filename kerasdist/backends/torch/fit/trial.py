@@ -16,6 +16,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
 from kerasdist.backends.torch.fit.steps import Steps, layers_with_buffers, of_all
 from kerasdist.backends.torch.state import shards
+from kerasdist.core.structures import map_leaves
 from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
 
@@ -90,7 +91,8 @@ class TorchTrial(Trial):
 
     def _step(self, batch: Any) -> Any:
         with _Drawing(self.draws, self.seed):
-            return self._model.train_step(batch)
+            # Keras multiplies the batch's weights by its mask in place.
+            return self._model.train_step(map_leaves(_copied, batch))
 
     def as_array(self, value: Any) -> Any:
         """Returns a tensor as a NumPy array of its own."""
@@ -100,6 +102,12 @@ class TorchTrial(Trial):
         if value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
         return np.array(value.cpu())
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _clone(value: torch.Tensor) -> torch.Tensor:

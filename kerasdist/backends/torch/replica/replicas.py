@@ -324,7 +324,7 @@ class LocalReplicas:
                     with settings.applied() if index else contextlib.nullcontext():
                         return self._step(index, strategy, step, parts, rules)
 
-                results = self._pool.run(count, work)
+                results = self._pool.run(count, work, rules.layers)
         finally:
             if generator is None:
                 keras_compat.set_global_seed_generator(first_draw.generator)

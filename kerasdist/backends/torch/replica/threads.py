@@ -23,6 +23,7 @@ from typing import Any, TypeVar, final
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.kept_tensors import KeptTensors
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError
 
@@ -56,13 +57,20 @@ class ThreadPool:
         self._ready: deque[int] = deque()  # replicas that may continue, in turn
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all
+        self._kept: KeptTensors | None = None
         for rank in range(1, size):
             name = f"kerasdist-replica-{rank}"
             threading.Thread(target=self._serve, args=(rank,), name=name, daemon=True).start()
 
-    def run(self, count: int, work: Callable[[int], _Result]) -> list[_Result]:
-        """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank."""
+    def run(
+        self, count: int, work: Callable[[int], _Result], layers: Sequence[Any]
+    ) -> list[_Result]:
+        """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
+
+        What they keep on these layers is each one's own.
+        """
         self._count = count
+        self._kept = KeptTensors(layers, torch.Tensor) if layers else None
         self._arrived.clear()
         self._finished.clear()
         self._ready.extend(range(1, count))
@@ -74,6 +82,7 @@ class ThreadPool:
             return self._results[:count]
         finally:
             self._work = self._result = None
+            self._kept = None
             self._results = [None] * len(self._results)
 
     def close(self) -> None:
@@ -91,6 +100,8 @@ class ThreadPool:
         All replicas get the same object.
         """
         is_last = False
+        kept = self._kept
+        taken = kept.take() if kept else ()
         with self._lock:
             if self._broken is None:
                 self._arrived[rank] = (label, value)
@@ -105,6 +116,8 @@ class ThreadPool:
             self._wait(rank)
         if self._broken is not None:
             raise self._stopped()
+        if kept:
+            kept.put_back(taken)
         return self._result
 
     def _serve(self, rank: int) -> None:

@@ -77,10 +77,12 @@ class Rules(abc.ABC):
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
+        layers: The layers of users, whose tensors are each replica's own.
         compiled: Calls models compiled; None: they run as they are.
     """
 
     is_fit = False
+    layers: Sequence[Any] = ()
     compiled: Callable[..., Any] | None = None
 
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:  # noqa: B027  loops need none
