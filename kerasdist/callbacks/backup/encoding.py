@@ -158,8 +158,12 @@ class Encoder:
         return form
 
     def _is_there(self, value: object, where: str) -> bool:
-        """Returns whether the script makes a value of this type here, to be filled."""
-        one = where, type(value)
+        """Returns whether the script makes a value of this type here, to be filled.
+
+        One of Keras must have as many variables: an optimizer gets them in its first update.
+        """
+        count = len(_variables(value)) if isinstance(value, _OF_KERAS) else None
+        one = where, (type(value), count)
         self.filled.add(one)
         if self._there is None or one in self._there:
             return True
