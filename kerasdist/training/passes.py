@@ -41,9 +41,18 @@ def require_rows_alone(model: Any) -> None:
             raise refused(f"layer={layer.name!r}, and set_draws('global')")
 
 
-def require_nothing_kept(model: Any, changed: Iterable[bool], losses: Sequence[Any]) -> None:
-    """Refuses a call that changes a seed, statistics or another state, or that adds a loss."""
-    for variable, is_changed in zip(model.non_trainable_variables, changed, strict=True):
+def require_nothing_kept(
+    model: Any,
+    changed: Iterable[bool],
+    losses: Sequence[Any],
+    metrics: Sequence[keras.Variable] = (),
+) -> None:
+    """Refuses a call that changes a seed, statistics or another state, or that adds a loss.
+
+    `changed`: whether the variables that are not trainable are, and then those of `metrics`.
+    """
+    state = [*model.non_trainable_variables, *metrics]
+    for variable, is_changed in zip(state, changed, strict=True):
         if is_changed:
             raise refused(f"a call that changes variable={variable.path!r}")
     if len(losses) > sum(one.regularizer is not None for one in model.trainable_weights):

@@ -156,12 +156,26 @@ def dropout(lab):
 
 @case("passes", replicas=(1,))
 def what_a_pass_cannot_know(lab):
-    """BatchNormalization, losses of layers, seeds, global draws: refused."""
+    """BatchNormalization, what layers add, count or keep, seeds, global draws: refused."""
     x, y = regression(8)
 
     class Adding(keras.layers.Layer):
         def call(self, x):
             self.add_loss(keras.ops.mean(x))
+            return x
+
+    class Counting(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.count = keras.metrics.Sum(name="count")
+
+        def call(self, x):
+            self.count.update_state(x)
+            return x
+
+    class Keeping(keras.layers.Layer):
+        def call(self, x):
+            self.kept = x
             return x
 
     layers = {
@@ -170,6 +184,10 @@ def what_a_pass_cannot_know(lab):
         "adds a loss": Adding,
         "changes variable": lambda: keras.layers.Dropout(0.5, seed=3),
     }
+    if lab.backend != "jax":  # where Keras updates no metric in a call, and no tensor outlives it
+        layers["metric" if lab.backend == "tensorflow" else "count"] = Counting
+    if lab.backend == "torch":
+        layers["keeps a tensor"] = Keeping
 
     def trained(make, loss="mse", **options):
         model = lab.made(lambda: stack([make(), keras.layers.Dense(1)], "sgd", loss, **options))

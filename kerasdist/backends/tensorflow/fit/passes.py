@@ -137,6 +137,8 @@ class _Pass:
             after = map(scope.get_current_value, model.non_trainable_variables)
             changed = map(operator.is_not, self._state, after)
             passes.require_nothing_kept(model, changed, model.losses)
+            if scope.state_mapping.keys() - set(map(id, variables)):
+                raise passes.refused("a call that updates a metric")
         leaves = [leaf for leaf in flatten(self._form) if leaf is not None]
         for leaf in leaves:
             if not _has_rows(leaf, None):

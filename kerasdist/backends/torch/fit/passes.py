@@ -14,6 +14,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.kept_tensors import KeptTensors
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.core.structures import flatten, pack
 from kerasdist.training import passes
@@ -32,14 +33,19 @@ def calls(
     # Of sizes as equal as can be: passes of one shape find kernels and memory that are there.
     ends = [count * done // number for done in range(number + 1)]
     again: Any = keras.remat(call)
+    kept = KeptTensors(keras_compat.layers_of_users(model), torch.Tensor)
+    metrics = [each for one in keras_compat.attached_metrics(model) for each in one.variables]
+    state = [*model.non_trainable_variables, *metrics]
     parts: list[Any] = []
     for begin, end in pairwise(ends):
-        before = _state(model)
+        before = _versions(state)
         part = again(*_of_rows(args, begin, end, count), **_of_rows(kwargs, begin, end, count))
         if not parts:
-            pairs = zip(before, _state(model), strict=True)
+            pairs = zip(before, _versions(state), strict=True)
             changed = [was is not now or had != has for (was, had), (now, has) in pairs]
-            passes.require_nothing_kept(model, changed, model.losses)
+            passes.require_nothing_kept(model, changed, model.losses, metrics)
+            if any(kept.take()):
+                raise passes.refused("a layer that keeps a tensor as an attribute")
         parts.append(part)
     return _joined(parts, [end - begin for begin, end in pairwise(ends)])
 
@@ -89,7 +95,6 @@ def _require_rows_alone(model: Any) -> None:
     passes.require_rows_alone(model)
 
 
-def _state(model: Any) -> list[tuple[torch.Tensor, int]]:
-    """Returns what a call must not change: seeds, statistics, states."""
-    values = [one.value for one in model.non_trainable_variables]
+def _versions(variables: Sequence[keras.Variable]) -> list[tuple[torch.Tensor, int]]:
+    values = [one.value for one in variables]
     return [(value, value._version) for value in values]
