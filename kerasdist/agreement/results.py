@@ -226,15 +226,17 @@ class InitialBroadcast:
         """Adds a new variable; all workers must make the same variables in the same order."""
         self._new.append(weakref.ref(variable))
 
+    def waiting(self) -> list[Any]:
+        """Returns the variables that `ensure` gives the chief's values."""
+        if self._ready():
+            gc.collect()  # else one worker may hold in a circle what is gone on another
+        return self._ready()
+
     def ensure(self) -> None:
         """Gives new variables the chief's values. All workers must call it."""
         job = self._job
-        if job is None or not self._new:
-            return
-        if self._ready():
-            gc.collect()  # else one worker may hold in a circle what is gone on another
-        ready = self._ready()
-        if not ready:
+        ready = self.waiting() if job is not None and self._new else []
+        if job is None or not ready:
             return
         done = set(map(id, ready))
         self._new = [known for known in self._new if id(known()) not in done]

@@ -68,7 +68,7 @@ def on_the_model(lab):
 
 @case("workers")
 def on_the_call(lab):
-    """Other settings, other data, or another callback's setting are named."""
+    """Other settings, data, or callbacks' settings are named, and a model that one has made."""
     odd, pick = lab.is_last, lab.pick
     model = _model(lab)
     x, y = regression(ROWS)
@@ -100,6 +100,11 @@ def on_the_call(lab):
         _refused(lab, said, lambda given=given: _fit(model, **given))
     _refused(lab, (r"x\.checksum of rows",), lambda: model.evaluate(pick(moved, x), y, verbose=0))
     _refused(lab, (r"x\.checksum of rows",), lambda: model.predict(pick(moved, x), verbose=0))
+    _fit(model)
+    with lab.strategy().scope():
+        kept = keras.Variable(1.0) if odd else None
+    _refused(lab, ("new variables in the scope", "1", "0"), lambda: _fit(model))
+    del kept
     _fit(model)
     lab.alike([array.tolist() for array in values(model.weights)])
 
