@@ -334,7 +334,11 @@ class Strategy:
     def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
         """Raises WorkerLostError in place of errors that a lost worker causes in the call."""
         job = None if self.replica_set is None else self.replica_set.job
-        return contextlib.nullcontext() if job is None else job.translating_failures(call)
+        if job is None:
+            return contextlib.nullcontext()
+        if call != "run":  # which counts the steps itself
+            job.step_started()
+        return job.translating_failures(call)
 
     def __str__(self) -> str:
         devices = [] if self.replica_set is None else [str(d) for d in self.replica_set.devices]

@@ -51,10 +51,16 @@ def predict_to(
         batch_size: Number of rows of a global batch, if `x` is of arrays.
 
     Raises:
+        TypeError: If `model` is no model.
         UnsupportedError: If the model is not built, or has a `predict_step` of its own.
 
     Source: ``keras.Model.predict``; Keras issue 21642 asks for predictions that are not kept.
     """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "Expected a function, a model and data, in this order. Received: "
+            f"model={model!r:.200}. Call kerasdist.predict_to(write, model, x)."
+        )
     if not (model.built and is_builtin(defined_by_model(type(model), "predict_step"))):
         raise UnsupportedError(
             "Expected a built model with Keras's own `predict_step`. Received: model="

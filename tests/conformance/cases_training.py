@@ -236,3 +236,5 @@ def predict_to_refuses(lab):
     for model in (keras.Sequential([keras.layers.Dense(1)]), Own([keras.Input((4,))])):
         with lab.raises(kd.errors.UnsupportedError, "built model with Keras's own `predict_step`"):
             kd.predict_to(lambda rows, outputs: None, model, x)
+    with lab.raises(TypeError, "a function, a model and data, in this order"):
+        kd.predict_to(model, x, print)

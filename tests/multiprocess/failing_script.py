@@ -211,6 +211,13 @@ def read_alone(strategy):
     fit(made)
 
 
+def reduce_alone(strategy):
+    """Worker 1, while the chief is at the end of its script."""
+    values = strategy.run(lambda: keras.ops.ones(()))
+    if RANK == 1:
+        print(strategy.reduce("SUM", values, axis=None))
+
+
 def only_join(strategy):
     print("joined", strategy, flush=True)
 

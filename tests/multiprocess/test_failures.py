@@ -140,6 +140,13 @@ def test_one_worker_alone_reads(jobs):
     require(ended, 1, said)
 
 
+@pytest.mark.parametrize("jobs", ["torch"], indirect=True)  # who compares, knows no backend
+def test_one_worker_alone_reduces(jobs):
+    ended = jobs.begin("reduce_alone").join(SECONDS)
+    said = "it came to the end of its script, but worker 1 is at 'step 2 of reduce'"
+    require(ended[1:], ExitCode.LOST_WORKER, said)
+
+
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
     ended = jobs.begin("be_interrupted_in_an_epoch").join(SECONDS)
     own = r"\[worker \d/2\] interrupted \(Ctrl-C\) at \S+failing_script.py:\d+(; then .*)?$"
