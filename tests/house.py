@@ -78,6 +78,11 @@ ADDED = {
     "more code that the check sees": 7,
     "draws of one worker alone in a callback": 12,
     "stateful layers refused, weights of NumPy with a mask": 12,
+    "tensors that layers keep as attributes": 72,
+    "metrics of layers, and what layers keep, in passes": 14,
+    "batches that the check's steps change, and callbacks' objects that are built late": 6,
+    "workers that make variables, or reduce, alone": 5,
+    "arguments of predict_to in another order": 5,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.
@@ -133,7 +138,7 @@ FIGURES = (
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
-    Figure("mentions of Any", 2_334, 2_600),
+    Figure("mentions of Any", 2_350, 2_600),
     Figure("lines of tests", 33_000, 33_000),
 )
 # On two replicas (`tests.hops`).
@@ -146,13 +151,13 @@ FIGURES_OF_FIT = {
     ),
     "tensorflow": (
         Figure("calls in a step", 5, 7),
-        Figure("functions of a first fit", 274, 180),
+        Figure("functions of a first fit", 276, 180),
         Figure("their files", 44, 30),
         Figure("patches of Keras", 50, 50),
     ),
     "torch": (
         Figure("calls in a step", 398, 400),
-        Figure("functions of a first fit", 226, 190),
+        Figure("functions of a first fit", 228, 190),
         Figure("their files", 40, 30),
         Figure("patches of Keras", 50, 50),
     ),

@@ -160,7 +160,13 @@ class TensorFlowTrainer(ReplicatedTrainer):
         # own may apply more than once.
         is_direct = self.optimizer is None or keras_compat.applies_directly(self.optimizer)
         waits = own and is_direct and self._group.has_collectives
-        done = self._on_replicas(replica_step, batch, updates_wait=waits)
+        done = self.replica_set.run(
+            self.bound_strategy,
+            replica_step,
+            batch,
+            layers=keras_compat.layers_of_users(self),
+            updates_wait=waits,
+        )
         first, (_, values) = done[0]
         totals, compared = [tf.convert_to_tensor(first.total)], compared_of(batch)
         rows: Any = ()
@@ -174,10 +180,6 @@ class TensorFlowTrainer(ReplicatedTrainer):
             [logs for _, (logs, _) in done], [local_batch.weight for local_batch, _ in done]
         )
         return rows, totals, logs, values
-
-    def _on_replicas(self, step: Callable[[Any], Any], batch: Any, **options: bool) -> Any:
-        layers = keras_compat.layers_of_users(self)
-        return self.replica_set.run(self.bound_strategy, step, batch, layers=layers, **options)
 
     def prepare_step(self, batch: Any) -> None:
         """Mirrors the variables, builds the model and makes the train function."""
@@ -204,7 +206,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def _predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; of a scalar, the mean over the examples."""
         group = self._group
-        done = self._on_replicas(uncompiled(self.predict_step), batch)
+        step, layers = uncompiled(self.predict_step), keras_compat.layers_of_users(self)
+        done = self.replica_set.run(self.bound_strategy, step, batch, layers=layers)
         local_batches = [local_batch for local_batch, _ in done]
 
         def together(*parts: Any) -> Any:
