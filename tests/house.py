@@ -78,7 +78,7 @@ ADDED = {
     "more code that the check sees": 7,
     "draws of one worker alone in a callback": 12,
     "stateful layers refused, weights of NumPy with a mask": 12,
-    "tensors that layers keep as attributes": 72,
+    "tensors that layers keep as attributes": 87,
     "metrics of layers, and what layers keep, in passes": 14,
     "batches that the check's steps change, and callbacks' objects that are built late": 6,
     "workers that make variables, or reduce, alone": 5,

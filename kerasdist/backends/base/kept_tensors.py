@@ -7,6 +7,7 @@ each takes away what it has kept, and puts it back when it goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, final
 
 from kerasdist.core.structures import flatten
@@ -24,11 +25,15 @@ class KeptTensors:
         self._attributes: list[dict[str, Any]] = list(map(vars, layers))
         self._before = list(map(dict, self._attributes))
         self._kinds = kinds
+        self._of_first: Sequence[dict[str, Any]] = ()
 
     def take(self) -> list[dict[str, Any]]:
         """Takes away what the replica has kept: the attributes are as they were before the step."""
         taken: list[dict[str, Any]] = []
         for now, before in zip(self._attributes, self._before, strict=True):
+            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
+                taken.append({})  # as nearly always, and soon seen
+                continue
             changed = {name: one for name, one in now.items() if one is not before.get(name, self)}
             own = {name: one for name, one in changed.items() if self._is_of_tensors(one)}
             for name in own:
@@ -38,13 +43,19 @@ class KeptTensors:
         return taken
 
     def put_back(self, taken: Sequence[dict[str, Any]]) -> None:
-        """Puts back what the replica had kept, in place of what others have since."""
-        self.take()
-        for now, own in zip(self._attributes, taken, strict=True):
+        """Puts back what a replica has kept."""
+        for now, own in zip(self._attributes, taken, strict=False):
             now.update(own)
 
+    def finish(self, replica: int) -> None:
+        """Ends the step of a replica; what the first one has kept stays for the code after it."""
+        taken = self.take()
+        if not replica:
+            self._of_first = taken
+
     def end(self) -> None:
-        """Ends the step: TensorFlow's functions of gradients hold this for as long as it runs."""
+        """Ends the step, and forgets the layers, which functions of TensorFlow would hold."""
+        self.put_back(self._of_first)
         self._attributes, self._before = [], []
 
     def _is_of_tensors(self, value: object) -> bool:

@@ -111,6 +111,8 @@ def in_replicas(
             recorded,
         ):
             results[index] = code(index, *args, **kwargs)
+            if kept:
+                kept.finish(index)
 
     try:
         native_strategy.run(

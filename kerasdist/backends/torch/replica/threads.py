@@ -82,6 +82,8 @@ class ThreadPool:
             return self._results[:count]
         finally:
             self._work = self._result = None
+            if self._kept:
+                self._kept.end()
             self._kept = None
             self._results = [None] * len(self._results)
 
@@ -134,6 +136,8 @@ class ThreadPool:
             if self._broken is not None:
                 raise self._stopped()
             self._results[rank] = self._work(rank)  # type: ignore[misc]
+            if self._kept:
+                self._kept.finish(rank)
         except Stopped as stop:
             error = stop
         except BaseException as raised:  # noqa: BLE001  `run` raises it in the calling thread
