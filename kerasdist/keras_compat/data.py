@@ -102,6 +102,18 @@ def shuffles_without_seed(adapter: Any) -> bool:
     return bool(adapter._shuffle) and global_seed() is None
 
 
+def reads_past_epochs(adapter: Any) -> bool:
+    """Returns whether an epoch begins with batches that threads have read before it, of other rows.
+
+    What a PyDataset's threads have made as an epoch ends, Keras gives to the next one (3.15.1).
+    """
+    if getattr(adapter, "enqueuer", None) is None:
+        return False
+    kind, events = type(adapter.py_dataset), ("on_epoch_begin", "on_epoch_end")
+    changes = any(getattr(kind, event) is not getattr(PyDataset, event) for event in events)
+    return bool(adapter.shuffle) or changes
+
+
 def epochs_read(adapter: object) -> int | None:
     """Returns by which number of epochs an adapter orders its rows, as from Keras 3.16 on."""
     return getattr(adapter, "_epoch", None)

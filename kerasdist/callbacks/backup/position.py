@@ -218,6 +218,8 @@ class Position:
                 "the order of the arrays, which TensorFlow shuffles without a seed (call "
                 "keras.utils.set_random_seed)"
             )
+        if keras_compat.reads_past_epochs(adapter):
+            self._lost.append("the batches that a PyDataset's workers have read ahead (workers=1)")
         if isinstance(adapter, WorkerBatches):
             self.facts["workers that read their own part"] = adapter.num_workers
             self._follow_own(adapter.source)

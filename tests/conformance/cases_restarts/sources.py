@@ -77,16 +77,17 @@ def data_loader(lab):
 
 @case("restarts", replicas=(2,))
 def py_dataset(lab):
-    """A `PyDataset` that shuffles its rows as an epoch ends, by draws of its own."""
+    """A `PyDataset` that shuffles its rows by draws of its own; that threads read ahead is said."""
     exact(lab, shuffling)
+    exact(lab, lambda: shuffling(workers=2), at=(), lost=["workers have read ahead (workers=1)"])
 
 
-def shuffling():
+def shuffling(**options):
     """The arguments to fit of a PyDataset that shuffles by itself."""
 
     class Shuffling(keras.utils.PyDataset):
         def __init__(self):
-            super().__init__()
+            super().__init__(**options)
             self.rows, self.targets = regression(ROWS)
             self.order = np.arange(ROWS)
             self.generator = np.random.default_rng(2)
