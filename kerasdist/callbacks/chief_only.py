@@ -18,6 +18,7 @@ class DelegatingCallback(keras.callbacks.Callback):
     def __init__(self, inner: keras.callbacks.Callback, heard: bool = True) -> None:
         super().__init__()
         self.inner = inner
+        self._is_heard = heard
         if heard:
             for name in _EVENTS:
                 # Set on the instance: Keras skips methods that are the empty default.
@@ -29,9 +30,10 @@ class DelegatingCallback(keras.callbacks.Callback):
         self.inner.set_params(params)
 
     def set_model(self, model: object) -> None:
-        """Passes the model on to the inner callback."""
+        """Passes the model on to the inner callback; TensorBoard writes its graph then."""
         super().set_model(model)
-        self.inner.set_model(self.model_for(model))
+        if self._is_heard:
+            self.inner.set_model(self.model_for(model))
 
     def model_for(self, model: object) -> object:
         """Returns the model that the inner callback sees."""

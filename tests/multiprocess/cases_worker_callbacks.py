@@ -75,8 +75,9 @@ def metrics_reduction(lab):
 @case("workers")
 def checkpoints(lab):
     """ModelCheckpoint decides on every worker, the chief writes whole files; so does ChiefOnly."""
-    heard, chief = [], lab.job.is_chief
+    heard, models, chief = [], [], lab.job.is_chief
     listener = noting("on_epoch_end", heard)
+    listener.set_model = models.append  # where TensorBoard writes the model's graph
     with lab.folder() as folder:
         own = folder / f"{lab.job.rank}-{{epoch}}.keras"
         log = folder / f"{lab.job.rank}-log.csv"
@@ -85,6 +86,7 @@ def checkpoints(lab):
         writing = [keras.callbacks.CSVLogger(str(log)), kd.callbacks.ChiefOnly(listener)]
         history = _fit(model, [checkpoint, *writing]).history
         lab.equal(heard, [0, 1, 2] if chief else [])
+        lab.equal(len(models), int(chief))
         lab.check(log.exists() == chief, f"{log} of worker {lab.job.rank}")
         lab.equal(checkpoint.best, min(history["loss"]))
         found = sorted(path.name for path in folder.glob(f"{lab.job.rank}-*.keras"))
