@@ -235,8 +235,7 @@ class InitialBroadcast:
     def ensure(self) -> None:
         """Gives new variables the chief's values. All workers must call it."""
         job = self._job
-        ready = self.waiting() if job is not None and self._new else []
-        if job is None or not ready:
+        if job is None or not self._new or not (ready := self.waiting()):
             return
         done = set(map(id, ready))
         self._new = [known for known in self._new if id(known()) not in done]

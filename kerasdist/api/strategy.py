@@ -195,7 +195,7 @@ class Strategy:
             )
         context.require_cross_replica("run", "call the function directly")
         self.is_used = True
-        with self.scope(), self._needing_all_workers("run"):
+        with self.scope(), self._for_all_workers("run"):
             return self.runner.run(self, fn, Arguments.of(args, kwargs))
 
     def reduce(
@@ -219,7 +219,7 @@ class Strategy:
         """
         context.require_cross_replica("reduce", "get_replica_context().all_reduce")
         op = ReduceOp.of(reduce_op)
-        with self.scope(), self._needing_all_workers("reduce"):
+        with self.scope(), self._for_all_workers("reduce", counts=True):
             return map_leaves(lambda leaf: self.runner.reduce(op, leaf, axis), value)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -238,7 +238,7 @@ class Strategy:
             ValueError: If the components' shapes do not fit, or they have no such axis.
         """
         context.require_cross_replica("gather", "get_replica_context().all_gather")
-        with self.scope(), self._needing_all_workers("gather"):
+        with self.scope(), self._for_all_workers("gather", counts=True):
             return map_leaves(lambda leaf: self.runner.gather(leaf, axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -331,12 +331,15 @@ class Strategy:
         """The context of code outside of every replica, if there is only one replica."""
         return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
 
-    def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
-        """Raises WorkerLostError in place of errors that a lost worker causes in the call."""
+    def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
+        """Raises WorkerLostError in place of errors that a lost worker causes in the call.
+
+        If it `counts`, it is a step; the programs of `run` count themselves.
+        """
         job = None if self.replica_set is None else self.replica_set.job
         if job is None:
             return contextlib.nullcontext()
-        if call != "run":  # which counts the steps itself
+        if counts:
             job.step_started()
         return job.translating_failures(call)
 

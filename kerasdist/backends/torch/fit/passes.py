@@ -36,9 +36,9 @@ def calls(
     kept = KeptTensors(keras_compat.layers_of_users(model), torch.Tensor)
     metrics = [each for one in keras_compat.attached_metrics(model) for each in one.variables]
     state = [*model.non_trainable_variables, *metrics]
+    before = _versions(state)
     parts: list[Any] = []
     for begin, end in pairwise(ends):
-        before = _versions(state)
         part = again(*_of_rows(args, begin, end, count), **_of_rows(kwargs, begin, end, count))
         if not parts:
             pairs = zip(before, _versions(state), strict=True)

@@ -135,7 +135,7 @@ class Steps:
     def predicting(self, step: Step, alone: Step) -> Function:
         """Returns a function that returns all rows' predictions, on every worker."""
         model = self._model
-        rules = FitRules(self._model, self._group)
+        rules = FitRules(model, self._group)
         rules.compiled = self._compiled
 
         def predictions(given: object) -> Any:

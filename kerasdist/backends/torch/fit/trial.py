@@ -106,7 +106,7 @@ class TorchTrial(Trial):
 
 def _copied(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
+        return _clone(leaf)
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
