@@ -203,6 +203,8 @@ class Strategy:
     ) -> Any:
         """Returns the sum or mean over the replicas; the mean of integers is a float.
 
+        In a job all workers must call it.
+
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
             value: A distributed value, such as `run` returns; a tensor counts as the component of
@@ -224,6 +226,8 @@ class Strategy:
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the replicas' components one after another along an axis.
+
+        In a job all workers must call it.
 
         Args:
             value: A distributed value; its components may differ in size along `axis`. A tensor
