@@ -23,6 +23,10 @@ class UnsupportedError(KerasdistError, NotImplementedError):
     """The backend in use cannot have this feature; the message says what to use instead."""
 
 
+class VersionError(UnsupportedError):
+    """The installed Keras or framework lacks what a feature needs; see ``kerasdist doctor``."""
+
+
 class InputError(KerasdistError, ValueError):
     """A batch cannot be divided over the replicas."""
 

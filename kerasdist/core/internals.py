@@ -1,0 +1,174 @@
+"""Internals of Keras and of frameworks: what is not public there, and kerasdist holds on to.
+
+A release may move or remove each of them. So each is declared once, as an `Internal`: for Keras in
+``keras_compat/internals.py``, for a framework in ``backends/<framework>/internals.py``. Without it,
+what needs it raises a `VersionError` as it is used; everything else goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any, Final, final
+
+from kerasdist.core.backend_choice import TESTED, framework_version
+from kerasdist.errors import VersionError
+
+EVERY_VERSION: Final = "all"
+
+_GONE: Final = object()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Internal:
+    """A part of Keras or of a framework that is not public: a function, a class, an attribute.
+
+    Attributes:
+        spellings: Where it is, ``"module:Owner.name"``, or ``"module:name"``; and in which of the
+            supported versions it is there under this spelling, the newest first. What stands
+            last may also be an attribute that objects of the owner get as they are made.
+        feature: What needs it, as its users would say.
+        without: What happens without it.
+        backends: Where it is used; all, if empty.
+        in_each_fit: Whether every `fit` of a strategy's model needs it.
+    """
+
+    spellings: Mapping[str, str]
+    feature: str
+    without: str
+    backends: tuple[str, ...] = ()
+    in_each_fit: bool = False
+
+    @property
+    def package(self) -> str:
+        """The package that has it: ``"keras"``, ``"tensorflow"``, ``"jax"`` or ``"torch"``."""
+        return next(iter(self.spellings)).partition(":")[0].partition(".")[0]
+
+    @property
+    def attribute(self) -> str:
+        """Its name here; of several spellings the one that this version has."""
+        return _last(self._here or next(iter(self.spellings)))
+
+    @functools.cached_property
+    def _here(self) -> str | None:
+        """The spelling of the installed version, None if there is none."""
+        return next((path for path in self.spellings if _has(path)), None)
+
+    def is_there(self) -> bool:
+        """Returns whether the installed version has it."""
+        return self._here is not None
+
+    def require(self) -> None:
+        """Raises a `VersionError` unless it is there."""
+        if not self.is_there():
+            raise self.missing()
+
+    @functools.cached_property
+    def _found(self) -> Any:
+        if self._here is None:
+            raise self.missing()
+        return _value(self._here)
+
+    def get(self) -> Any:
+        """Returns it: a function, a class, or a module.
+
+        Raises:
+            VersionError: It is gone.
+        """
+        return self._found
+
+    def of(self, instance: object) -> Any:
+        """Returns it from an object that has it as an attribute.
+
+        Raises:
+            VersionError: The object has no such attribute.
+        """
+        for path in self.spellings:
+            value = getattr(instance, _last(path), _GONE)
+            if value is not _GONE:
+                return value
+        raise self.missing()
+
+    def set(self, instance: object, value: object) -> None:
+        """Sets the attribute of an object; raises a `VersionError` if it is gone."""
+        self.of(instance)
+        setattr(instance, self.attribute, value)
+
+    def missing(self) -> VersionError:
+        """Returns the error for what needs it."""
+        name, version = _spoken(self.package), _version(self.package)
+        tested = TESTED[self.package][-1]
+        return VersionError(
+            f"Expected {name} to have {next(iter(self.spellings))}, which kerasdist needs for "
+            f"{self.feature}. Received: {self.package}={version}, without it. Install a newer "
+            f"kerasdist (pip install --upgrade kerasdist), or a version of {name} that was tested: "
+            f"pip install '{self.package}=={tested}'. `kerasdist doctor` lists what else is gone."
+        )
+
+
+def internals_of(table: ModuleType) -> dict[str, Internal]:
+    """Returns the internals that a module declares, by their names there."""
+    return {name: value for name, value in vars(table).items() if isinstance(value, Internal)}
+
+
+def _version(package: str) -> str | None:
+    """Returns the version that is imported; Keras's nightly is another distribution."""
+    module = sys.modules.get(package)
+    return framework_version(package) if module is None else module.__version__
+
+
+def _spoken(package: str) -> str:
+    return {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[package]
+
+
+@functools.cache
+def _last(path: str) -> str:
+    return path.rpartition(":")[2].rpartition(".")[2]
+
+
+def _value(path: str) -> Any:
+    """Returns what is at a path; raises AttributeError or ImportError if nothing is."""
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _has(path: str) -> bool:
+    try:
+        _value(path)
+    except (AttributeError, ImportError):
+        owner, _, name = path.rpartition(".")
+        return ":" in owner and name in _names_used_in(owner)
+    return True
+
+
+@functools.cache
+def _names_used_in(path: str) -> frozenset[str]:
+    """Returns the names of all attributes that the methods of a class mention."""
+    try:
+        kind = _value(path)
+    except (AttributeError, ImportError):
+        return frozenset()
+    functions = (each for parent in getattr(kind, "__mro__", ()) for each in vars(parent).values())
+    codes = (code for function in functions for code in _codes(function))
+    return frozenset(name for code in codes for name in code.co_names)
+
+
+def _codes(value: object) -> Iterator[CodeType]:
+    value = getattr(value, "fget", value)
+    value = getattr(value, "__func__", value)
+    while hasattr(value, "__wrapped__"):
+        value = vars(value)["__wrapped__"]
+    todo = [getattr(value, "__code__", None)]
+    while todo:
+        code = todo.pop()
+        if isinstance(code, CodeType):
+            yield code
+            todo += code.co_consts
