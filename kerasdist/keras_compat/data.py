@@ -19,7 +19,8 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils.module_utils import tensorflow as tf
 
 from kerasdist.core.structures import map_leaves
-from kerasdist.keras_compat.models import backend_name, global_seed
+from kerasdist.keras_compat.models import backend_name
+from kerasdist.keras_compat.thread_state import global_seed
 
 get_data_adapter: Any = data_adapters.get_data_adapter
 is_tf_dataset: Any = data_adapters.is_tf_dataset

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
-from keras.src import backend
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import is_builtin
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
@@ -42,12 +41,12 @@ def updating(optimizer: keras.Optimizer) -> Any:
 def applies_directly(optimizer: keras.Optimizer) -> bool:
     """Returns whether ``optimizer.apply`` is the one whose gradients are combined, no override."""
     own = getattr(optimizer.apply, "__func__", None)
-    return own in (BaseOptimizer.apply, LossScaleOptimizer.apply)
+    return own in (keras.Optimizer.apply, LossScaleOptimizer.apply)
 
 
 def optimized_variables(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for, in its order."""
-    return list(optimizer._trainable_variables)
+    return list(internals.OPTIMIZED_VARIABLES.of(optimizer))
 
 
 def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
@@ -57,9 +56,9 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
     """
     if isinstance(optimizer, LossScaleOptimizer):
         # On TensorFlow, its `apply` must be called in a replica.
-        optimizer._common_apply(gradients, variables)
+        internals.APPLY_SCALED.of(optimizer)(gradients, variables)
     else:
-        BaseOptimizer.apply(optimizer, gradients, variables)
+        keras.Optimizer.apply(optimizer, gradients, variables)
 
 
 def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
@@ -69,7 +68,7 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
     (seen with 3.15.1); its stateless form does not.
     """
     if not optimizer.built:
-        with backend.name_scope(optimizer.name, caller=optimizer):
+        with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True
     every = optimized_variables(optimizer)
@@ -86,12 +85,16 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
 def index_variables(optimizer: Any) -> None:
     """Lets a TensorFlow optimizer find its slots, after its model's variables were recreated.
 
-    The optimizer looks them up by native variable.
+    The optimizer looks up what it keeps of a variable by the native variable.
     """
-    optimizer._trainable_variables_indices = {
-        optimizer._var_key(variable): index
-        for index, variable in enumerate(optimizer._trainable_variables)
-    }
+    variables, key_of = optimized_variables(optimizer), internals.VARIABLE_KEY.of(optimizer)
+    numbers = internals.NUMBERS_OF_VARIABLES.of(optimizer)
+    now = {key: key_of(variables[number]) for key, number in numbers.items()}
+    for name, kept in tuple(vars(optimizer).items()):
+        if isinstance(kept, dict) and now.keys() & kept.keys():
+            setattr(optimizer, name, {now.get(key, key): value for key, value in kept.items()})
+        elif isinstance(kept, set) and now.keys() & kept:
+            setattr(optimizer, name, {now.get(key, key) for key in kept})
 
 
 def move_optimizer(optimizer: Any, strategy: Any) -> Any:
@@ -99,8 +102,8 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
 
     Returns the strategy in whose scope it did before.
     """
-    before = optimizer._distribution_strategy
-    optimizer._distribution_strategy = strategy
+    before = internals.STRATEGY_OF_OPTIMIZER.of(optimizer)
+    internals.STRATEGY_OF_OPTIMIZER.set(optimizer, strategy)
     return before
 
 
@@ -108,7 +111,8 @@ def copy_of_optimizer(optimizer: Any, strategy: object) -> Any:
     """Returns a copy of a TensorFlow optimizer that updates the same variables of a strategy."""
     copy = object.__new__(type(optimizer))
     vars(copy).update(vars(optimizer))
-    vars(copy)["_distribution_strategy"] = strategy
+    internals.STRATEGY_OF_OPTIMIZER.require()
+    vars(copy)[internals.STRATEGY_OF_OPTIMIZER.attribute] = strategy
     return copy
 
 

@@ -1,0 +1,121 @@
+"""Keras's training loops: what they build, the state that they carry, and what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import keras
+
+from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.models import ops
+from kerasdist.keras_compat.variables import store_values, stored_values
+
+
+def build_symbolically(model: Any, batch: object) -> None:
+    """Builds what is not built of a model, its metrics and its optimizer, by a batch's shapes."""
+    internals.SYMBOLIC_BUILD.of(model)(data_batch=batch)
+
+
+def batch_spec(iterator: Any) -> Any:
+    """Returns the types of the batches of TensorFlow's iterator over an epoch."""
+    begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)
+    if begin is not None:
+        return begin().element_spec
+    return iterator.data_adapter.get_tf_dataset().element_spec
+
+
+def uses_torch_compile(model: Any) -> bool:
+    """Returns whether Keras would compile a PyTorch model's steps."""
+    if not internals.USES_TORCH_COMPILE.is_there() and not model.jit_compile:
+        return False
+    return internals.USES_TORCH_COMPILE.of(model)()
+
+
+# On JAX a loop takes the values out of the variables, and carries them as its state.
+
+
+def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
+    """Returns the values of groups of a model's variables, as a loop takes them."""
+    return internals.GET_JAX_STATE.of(model)(**which)
+
+
+def state_of(model: Any) -> dict[str, Any] | None:
+    """Returns the state that a loop carries, by the groups of variables; None outside of loops."""
+    return internals.JAX_STATE.of(model)
+
+
+def put_state(model: Any, state: dict[str, Any] | None) -> None:
+    """Sets the state that a loop carries, without Keras's tracking, which would search it."""
+    internals.JAX_STATE.of(model)
+    object.__setattr__(model, internals.JAX_STATE.attribute, state)
+
+
+def is_state_synced(model: Any) -> bool:
+    """Returns whether a model's variables have their values, and no loop has taken them out."""
+    if not state_of(model):
+        return True
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    return not any(value is None for value in stored_values(variables))
+
+
+def purge_variables(model: Any, which: Mapping[str, bool]) -> None:
+    """Takes the values out of groups of a model's variables, so that none is held twice."""
+    for name in (name for name, is_taken in which.items() if is_taken):
+        is_slots = name == "optimizer_variables"
+        variables = model.optimizer.variables if is_slots else getattr(model, name)
+        store_values(variables, [None] * len(variables))
+
+
+def drop_compiled(model: Any) -> None:
+    """Lets a TensorFlow model compile its steps again."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def initial_epoch(model: Any) -> int | None:
+    """Returns the epoch with which `fit` begins; None: its argument decides."""
+    return internals.INITIAL_EPOCH.of(model)
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Sets the epoch with which `fit` begins; None: its argument decides."""
+    internals.INITIAL_EPOCH.set(model, epoch)
+
+
+def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:
+    """Lets a model's next training steps read their batches and do nothing with them.
+
+    Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
+    with their iterator on TensorFlow, and with its state and the iterator on JAX. The first
+    ``unread`` batches are not in an iterator.
+    """
+    train = model.train_function
+    done = 0
+
+    def skip(*arguments: Any) -> Any:
+        nonlocal done
+        *state, batches = arguments
+        begin, done = done, done + model.steps_per_execution
+        if not isinstance(batches, list):
+            for _ in range(max(begin, unread), done):
+                next(batches, None)
+        if done >= count:
+            model.train_function = train
+            then()
+        return (logs, *state) if state else logs
+
+    model.train_function = skip
+
+
+def numbers_of(logs: object) -> dict[str, Any]:
+    """Returns the logs of a step as Keras passes them to callbacks."""
+    numbers: dict[str, Any] = {}
+    for name, value in sorted(logs.items()) if isinstance(logs, dict) else ():
+        if isinstance(value, dict):
+            numbers |= numbers_of(value)
+            continue
+        numbers[name] = ops.convert_to_numpy(value) if ops.is_tensor(value) else value
+        with suppress(TypeError, ValueError):
+            numbers[name] = float(numbers[name])
+    return numbers
