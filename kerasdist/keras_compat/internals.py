@@ -38,6 +38,12 @@ JAX_STATE = _internal("keras:Model._jax_state", _FIT, backends=("jax",), in_each
 JAX_STATE_SYNCED = _internal(
     "keras:Model._jax_state_synced", _FIT, backends=("jax",), in_each_fit=True
 )
+EPOCH_ITERATOR = _internal(
+    "keras.src.backend.tensorflow.trainer:TFEpochIterator._get_iterator",
+    _FIT,
+    backends=("tensorflow",),
+    in_each_fit=True,
+)
 RESULT_OR_LOGS = _internal(
     "keras:Model._get_metrics_result_or_logs",
     "metrics that steps do not wait for",
@@ -62,7 +68,7 @@ INITIALIZE_DDP = Internal(
 
 VALUE = _internal("keras:Variable._value", _FIT, in_each_fit=True)
 INITIALIZE = _internal(
-    "keras:Variable._initialize_with_initializer", "sharding=", backends=("jax",)
+    "keras:Variable._initialize_with_initializer", "sharding=", backends=("jax", "torch")
 )
 TRACK_VARIABLES = _internal("keras:Layer._track_variables", "sharding=", backends=("torch",))
 
