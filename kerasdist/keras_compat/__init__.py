@@ -16,11 +16,11 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 
 # Each name that these files define is a name of this package.
 from kerasdist.keras_compat.data import *
-from kerasdist.keras_compat.loops import *
 from kerasdist.keras_compat.models import *
 from kerasdist.keras_compat.optimizers import *
 from kerasdist.keras_compat.patches import *
 from kerasdist.keras_compat.pipelines import *
 from kerasdist.keras_compat.snapshots import *
+from kerasdist.keras_compat.steps import *
 from kerasdist.keras_compat.thread_state import *
 from kerasdist.keras_compat.variables import *

@@ -12,6 +12,8 @@ _NOT_COMPARED = "how layers are wired is not compared"
 _SAVED_PARTS = "files with metrics and regularizers of a strategy's model"
 _OWN_NAMES = "files name Keras's module, in place of the public one"
 _OUTSIDE_OPTIMIZER = "an optimizer that was built outside of the scope"
+_SCALE = "keras.src.losses.loss:scale_loss_for_distribution"
+_UNSCALE = "keras.src.losses.loss:unscale_loss_for_distribution"
 _BY_REPLICA = ("tensorflow", "torch")  # on JAX, `fit` is one global program
 
 
@@ -68,9 +70,7 @@ INITIAL_EPOCH = _internal("keras:Model._initial_epoch", "BackupAndRestore")
 COMPILED_LOSS = _internal(
     "keras:Model._compile_loss", _CHECK, "the first batch is looked at before all is built"
 )
-COMPILED_METRICS = _internal(
-    "keras:Model._compile_metrics", _CHECK, "metrics are named less well"
-)
+COMPILED_METRICS = _internal("keras:Model._compile_metrics", _CHECK, "metrics are named less well")
 GIVEN_METRICS = _internal(
     "keras.src.trainers.compile_utils:CompileMetrics._user_metrics",
     "metrics that were made outside of the scope",
@@ -159,7 +159,7 @@ GET_DATA_ADAPTER = _internal(
 
 VALUE = _internal("keras:Variable._value", _FIT, in_each_fit=True)
 INITIALIZE = _internal(
-    "keras:Variable._initialize_with_initializer", "sharding=", backends=("jax",)
+    "keras:Variable._initialize_with_initializer", "sharding=", backends=("jax", "torch")
 )
 INITIALIZER = _internal(
     "keras:Variable._initializer", "variables that are made in a custom loop", backends=("jax",)
@@ -198,17 +198,18 @@ FUNCTION_ARGUMENTS = _internal(
 )
 CLEAR_LOSSES = _internal("keras:Layer._clear_losses", "add_loss in a replica")
 LOSS_OF_FUNCTION = _internal(
-    "keras.src.losses.losses:LossFunctionWrapper.call", "losses that mix examples"
+    "keras.src.losses.losses:LossFunctionWrapper.call",
+    "losses that mix examples",
+    backends=_BY_REPLICA,
 )
 REDUCE_WEIGHTED_VALUES = _internal(
     "keras.src.losses.loss:reduce_weighted_values", _FIT, backends=_BY_REPLICA, in_each_fit=True
 )
-SCALE_LOSS = _internal(
-    "keras.src.losses.loss:scale_loss_for_distribution", "losses of Keras in custom loops"
-)
-UNSCALE_LOSS = _internal(
-    "keras.src.losses.loss:unscale_loss_for_distribution", "losses of Keras in custom loops"
-)
+SCALE_LOSS = _internal(_SCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
+UNSCALE_LOSS = _internal(_UNSCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
+# On TensorFlow Keras itself scales, in `fit` too.
+SCALE_LOSS_IN_FIT = _internal(_SCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
+UNSCALE_LOSS_IN_FIT = _internal(_UNSCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
 APPLY_MASK = _internal(
     "keras.src.losses.loss:apply_mask", "masks with sample weights", backends=_BY_REPLICA
 )
@@ -244,7 +245,10 @@ APPLY_SCALED = _internal(
     "keras.optimizers:LossScaleOptimizer._common_apply", "LossScaleOptimizer in replicas"
 )
 STRATEGY_OF_OPTIMIZER = _internal(
-    "keras:Optimizer._distribution_strategy", _FIT, backends=("tensorflow",), in_each_fit=True
+    "keras:Optimizer._distribution_strategy",
+    _FIT,
+    "it is found among the attributes, by its class",
+    ("tensorflow",),
 )
 VARIABLE_KEY = _internal("keras:Optimizer._var_key", _OUTSIDE_OPTIMIZER, backends=("tensorflow",))
 NUMBERS_OF_VARIABLES = _internal(

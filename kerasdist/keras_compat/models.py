@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from kerasdist.core.context import current
 from kerasdist.core.internals import Internal
 from kerasdist.core.structures import flatten
 from kerasdist.keras_compat import internals
@@ -220,7 +221,9 @@ def _nodes_of(model: Any) -> set[int]:
     """Returns the ids of the nodes between a model's outputs and its inputs."""
     found: set[int] = set()
     inputs = set(map(id, keras.tree.flatten(model.inputs)))
-    waiting = [one for one in (*keras.tree.flatten(model.outputs), *keras.tree.flatten(model.inputs))]
+    waiting = [
+        one for one in (*keras.tree.flatten(model.outputs), *keras.tree.flatten(model.inputs))
+    ]
     while waiting:
         tensor = waiting.pop()
         _, node = _made(tensor)
@@ -333,7 +336,10 @@ def has_built_layers(model: Any) -> bool:
 
 def is_complete(model: Any) -> bool:
     """Returns whether all layers, the losses and the metrics of a compiled model are built."""
-    compiled = (_compiled(model, internals.COMPILED_LOSS), _compiled(model, internals.COMPILED_METRICS))
+    compiled = (
+        _compiled(model, internals.COMPILED_LOSS),
+        _compiled(model, internals.COMPILED_METRICS),
+    )
     return has_built_layers(model) and all(one is None or one.built for one in compiled)
 
 
@@ -386,7 +392,7 @@ def metric_function(metric: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def may_mix_examples(loss: Any) -> bool:
-    """Returns whether a loss, in one of the forms for `compile`, is one of Keras that mixes them."""
+    """Returns whether a loss, in a form for `compile`, is one of Keras that mixes examples."""
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     function = getattr(loss, "fn", loss)
@@ -413,6 +419,19 @@ def whole_batch(x: object, y: object, sample_weight: object) -> Any:
 def seed_states(model: keras.Model) -> list[Any]:
     """Returns the variables that hold the states of a model's seed generators."""
     return [generator.state for generator in held_by(model, keras.random.SeedGenerator)]
+
+
+def require_scaling() -> None:
+    """Refuses losses in replicas, where something is gone by which Keras divides a mean.
+
+    On TensorFlow Keras does that itself, and must not in `fit`; elsewhere custom loops need it.
+    """
+    if backend_name() == "tensorflow":
+        internals.SCALE_LOSS_IN_FIT.require()
+        internals.UNSCALE_LOSS_IN_FIT.require()
+    elif current.fit_replica is None:
+        internals.SCALE_LOSS.require()
+        internals.UNSCALE_LOSS.require()
 
 
 # The parts of an object, in order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -102,17 +103,29 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
 
     Returns the strategy in whose scope it did before.
     """
-    before = internals.STRATEGY_OF_OPTIMIZER.of(optimizer)
-    internals.STRATEGY_OF_OPTIMIZER.set(optimizer, strategy)
+    name = _name_of_strategy(optimizer)
+    before = getattr(optimizer, name)
+    setattr(optimizer, name, strategy)
     return before
+
+
+def _name_of_strategy(optimizer: Any) -> str:
+    """Returns the name under which a TensorFlow optimizer keeps the strategy of its scope."""
+    name = internals.STRATEGY_OF_OPTIMIZER.attribute
+    if name in vars(optimizer):
+        return name
+    kind = sys.modules["tensorflow"].distribute.Strategy
+    found = [one for one, value in vars(optimizer).items() if isinstance(value, kind)]
+    if len(found) != 1:
+        raise internals.STRATEGY_OF_OPTIMIZER.missing()
+    return found[0]
 
 
 def copy_of_optimizer(optimizer: Any, strategy: object) -> Any:
     """Returns a copy of a TensorFlow optimizer that updates the same variables of a strategy."""
     copy = object.__new__(type(optimizer))
     vars(copy).update(vars(optimizer))
-    internals.STRATEGY_OF_OPTIMIZER.require()
-    vars(copy)[internals.STRATEGY_OF_OPTIMIZER.attribute] = strategy
+    vars(copy)[_name_of_strategy(optimizer)] = strategy
     return copy
 
 

@@ -89,9 +89,11 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_MODEL, "export", "likewise"),
     # Losses and normalization.
     _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
-    _at(internals.REDUCE_WEIGHTED_VALUES, "reduce_loss", "a share of the global loss"),
+    Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "a share of the global loss"),
     _at(internals.SCALE_LOSS, "scale_loss scale_outside", "custom loops: divided by the replicas"),
     _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "its inverse"),
+    _at(internals.SCALE_LOSS_IN_FIT, "scale_loss scale_outside", "likewise, where Keras divides"),
+    _at(internals.UNSCALE_LOSS_IN_FIT, "unscale_loss scale_outside", "its inverse"),
     _at(internals.APPLY_MASK, "apply_mask", "the factor of a mask is of the global batch"),
     *_of(_NORMALIZATION, "__init__", "allows synchronized=True", "batch_norm_created"),
     *_of(_NORMALIZATION, "call", "statistics from outside of a scope", "batch_norm_called"),
@@ -114,9 +116,11 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_MODEL, "fit", "the data go through a strategy's adapter"),
     *_of(_MODEL, "evaluate predict", "likewise", "evaluate"),
     *_of(_MODEL, "train_on_batch test_on_batch", "likewise", "on_batch"),
-    *_of(_MODEL, "predict_on_batch get_metrics_result compute_loss", "of all replicas"),
+    *_of(_MODEL, "predict_on_batch compute_loss", "of all replicas"),
+    *_of(_MODEL, "get_metrics_result", "likewise", "get_metrics_result alone_result"),
     *_of(_MODEL, "make_train_function make_test_function make_predict_function", "of replicas"),
-    *_of(_MODEL, "__call__ stateless_call", "in passes; replicas of torch compile it"),
+    *_of(_MODEL, "__call__ stateless_call", "in passes; on PyTorch it is compiled"),
+    *_of(_MODEL, "__setattr__", "JAX: the state of steps is not tracked", "set_attribute"),
     *_of(_MODEL, "zero_grad", "the replica's gradients", on=_TORCH),
     _at(internals.SYMBOLIC_BUILD, "build_symbolically", "what it makes belongs to the strategy"),
     _at(internals.MAYBE_SYMBOLIC_BUILD, "build_if_needed", "takes no batch from the data"),
@@ -135,7 +139,12 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_LAYER, "named_parameters", "the replica's", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "shards are parameters"),
     # Of one more base of a variable; later versions of Keras define the second and the last there.
-    *_of(_VARIABLE, "__init__", "strategies; slots", "variable_created variable_made slot_made"),
+    *_of(
+        _VARIABLE,
+        "__init__",
+        "strategies; slots",
+        "variable_created variable_made slot_made variable_sharded",
+    ),
     _at(internals.INITIALIZE, "initialize", "shards"),
     *_of(_VARIABLE, "assign", "values combine; shards", "assign store"),
     # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
@@ -191,9 +200,13 @@ def _put_in(patch: Patch, path: str, functions: dict[str, Function]) -> None:
         for each, function in tuple(vars(now).items()):
             if hasattr(public, each) and callable(function) and not inspect.isclass(function):
                 _replace(patch, now, each, function, functions)
-    elif owner_path in BASES and name not in vars(owner):
+    elif owner_path in BASES and (name not in vars(owner) or name == "__new__"):
+        # Keras's `__new__` of a model calls that of the next class.
         _patched.add(f"{owner_path}.__bases__")
-        _replace(patch, _base_of(owner_path, owner), name, now, functions)
+        base = _base_of(owner_path, owner)
+        rest = owner.__mro__[owner.__mro__.index(base) + 1 :]
+        inherited = next(vars(one)[name] for one in rest if name in vars(one))
+        _replace(patch, base, name, inherited, functions)
     else:
         _patched.add(path)
         _replace(patch, owner, name, now, functions)

@@ -59,6 +59,13 @@ def remember_trainer(model: keras.Model, trainer: ReplicatedTrainer) -> None:
     object.__setattr__(model, _TRAINER, trainer)
 
 
+def require_trainer(model: object) -> ReplicatedTrainer:
+    """Returns the trainer of a model that was made in a scope."""
+    trainer = trainer_of(model)
+    assert trainer is not None, model
+    return trainer
+
+
 def trainer_of(model: object) -> ReplicatedTrainer | None:
     """Returns the trainer of a model, None for a model made outside of every scope."""
     return vars(model).get(_TRAINER)

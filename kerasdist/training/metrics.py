@@ -4,8 +4,8 @@ In a step of `fit`, what a metric returns is the result over all replicas, so th
 makes of it, under whatever name, is what one device makes of it.
 
 The state of a metric that Keras ships is a sum over examples (of batches, for the few functions
-that `ReplicatedWrapper` gives all rows), so each replica updates its own part with its own rows, and
-the parts are added when the state is read. The state of any other metric may be something else,
+that `ReplicatedWrapper` gives all rows), so each replica updates its own part with its own rows,
+and the parts are added when the state is read. The state of any other metric may be something else,
 such as a maximum or a set. If it belongs to a model that `fit` trains, each replica updates it with
 the gathered rows of the global batch. In custom loops such a metric works as in ``tf.distribute``:
 each replica updates its part, and the parts are added when it is read.
@@ -184,7 +184,11 @@ def metrics_of(model: Any) -> Iterator[Any]:
 
 
 def prepare(model: Any, strategy: Strategy) -> None:
-    """Prepares the metrics and penalties of a model for `fit`, those from outside, too."""
+    """Prepares the metrics and penalties of a model for `fit`, those from outside, too.
+
+    It refuses losses that could not be exact.
+    """
+    numerics.require_losses(model)
     layer_losses.prepare(model)
     for metric in metrics_of(model):
         _bind(metric)

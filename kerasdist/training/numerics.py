@@ -83,8 +83,8 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
 
 def require_losses(model: Any) -> None:
     """Refuses a model's losses that mix examples, where Keras has no place to see them by."""
-    if internals.LOSS_OF_FUNCTION.is_there():
-        return
+    if internals.LOSS_OF_FUNCTION.is_there() or keras_compat.backend_name() == "jax":
+        return  # on JAX, `fit` has the whole batch
     losses = keras.tree.flatten(model.loss), keras_compat.held_by(model, keras.losses.Loss)
     if any(map(keras_compat.may_mix_examples, itertools.chain(*losses))):
         raise internals.LOSS_OF_FUNCTION.missing()
@@ -121,9 +121,9 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean of the replica's.
     """
     replica = current.fit_replica
+    if current.replica is not None:
+        keras_compat.require_scaling()
     if replica is None:
-        if current.replica is not None and reduction in _MEANS:
-            internals.SCALE_LOSS.require()  # by which Keras divides it, in a custom loop
         return original(values, sample_weight, mask, reduction, dtype)
     if mask is not None and sample_weight is not None:
         internals.APPLY_MASK.require()

@@ -32,8 +32,8 @@ _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result"
 class ReplicatedTrainer:
     """Runs the steps of one Keras model on the replicas of its strategy.
 
-    An abstract class: every backend has a subclass. `METHODS` lists the methods of the model that
-    a trainer takes the place of: the trainer's own of that name gets Keras's, then the arguments.
+    An abstract class: every backend has a subclass. Its methods in `HOOKED` take the place of
+    those of the model: each gets Keras's own method first, then the arguments.
 
     Attributes:
         model: The model.
@@ -43,17 +43,17 @@ class ReplicatedTrainer:
             a step has been made.
     """
 
-    # By the name of the model's method, that of the trainer's.
-    METHODS: dict[str, str] = {
-        "make_train_function": "make_train_function",
-        "make_test_function": "make_test_function",
-        "make_predict_function": "make_predict_function",
-        "predict_on_batch": "predict_on_batch",
-        "get_metrics_result": "get_metrics_result",
-        "compute_loss": "compute_loss",
-        "export": "export",
-        "_symbolic_build": "build_symbolically",
-    }
+    # The names under which the table of patches has them.
+    HOOKED: tuple[str, ...] = (
+        "make_train_function",
+        "make_test_function",
+        "make_predict_function",
+        "predict_on_batch",
+        "get_metrics_result",
+        "compute_loss",
+        "export",
+        "build_symbolically",
+    )
 
     runs_builtin_steps = False
 
@@ -122,7 +122,13 @@ class ReplicatedTrainer:
         return nullcontext() if current.replica is not None else self.strategy.scope()
 
     def compute_loss(
-        self, original: Original, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kw: Any
+        self,
+        original: Original,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         """Computes the loss of `compile`, with one target of a model of several outputs in a list.
 
@@ -132,7 +138,7 @@ class ReplicatedTrainer:
         nested = keras.tree.is_nested
         if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:
             y = [y]
-        return original(x, y, y_pred, *args, **kw)
+        return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
         """Returns the metrics' results; {} in a replica that runs Keras's own step."""

@@ -1,4 +1,4 @@
-"""Keras's training loops: what they build, the state that they carry, and what they report."""
+"""What Keras's loops keep of a model, how it is built for them, and what its steps report."""
 
 from __future__ import annotations
 
@@ -6,66 +6,66 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import keras
-
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import ops
 from kerasdist.keras_compat.variables import store_values, stored_values
 
 
 def build_symbolically(model: Any, batch: object) -> None:
-    """Builds what is not built of a model, its metrics and its optimizer, by a batch's shapes."""
+    """Makes what a model's training step needs, by the types and shapes of a batch."""
     internals.SYMBOLIC_BUILD.of(model)(data_batch=batch)
 
 
 def batch_spec(iterator: Any) -> Any:
-    """Returns the types of the batches of TensorFlow's iterator over an epoch."""
+    """Returns the types and shapes of what one of Keras's iterators on TensorFlow yields."""
     begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)
-    if begin is not None:
-        return begin().element_spec
-    return iterator.data_adapter.get_tf_dataset().element_spec
+    if begin is None:
+        return iterator.data_adapter.get_tf_dataset().element_spec
+    return begin().element_spec
 
 
 def uses_torch_compile(model: Any) -> bool:
-    """Returns whether Keras would compile a PyTorch model's steps."""
-    if not internals.USES_TORCH_COMPILE.is_there() and not model.jit_compile:
+    """Returns whether Keras would compile a model's steps by torch's compiler."""
+    if model.run_eagerly or not model.jit_compile:
         return False
     return internals.USES_TORCH_COMPILE.of(model)()
 
 
-# On JAX a loop takes the values out of the variables, and carries them as its state.
-
-
-def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
-    """Returns the values of groups of a model's variables, as a loop takes them."""
-    return internals.GET_JAX_STATE.of(model)(**which)
-
-
-def state_of(model: Any) -> dict[str, Any] | None:
-    """Returns the state that a loop carries, by the groups of variables; None outside of loops."""
-    return internals.JAX_STATE.of(model)
-
-
-def put_state(model: Any, state: dict[str, Any] | None) -> None:
-    """Sets the state that a loop carries, without Keras's tracking, which would search it."""
-    internals.JAX_STATE.of(model)
-    object.__setattr__(model, internals.JAX_STATE.attribute, state)
+# On JAX, Keras's loops take the values out of the variables for the time of their steps.
 
 
 def is_state_synced(model: Any) -> bool:
-    """Returns whether a model's variables have their values, and no loop has taken them out."""
+    """Returns whether a model's variables have their values."""
     if not state_of(model):
         return True
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     return not any(value is None for value in stored_values(variables))
 
 
+def state_of(model: Any) -> Any:
+    """Returns the values that steps have taken out of the variables; None: none ever did."""
+    return getattr(model, internals.JAX_STATE.attribute, None)
+
+
+def put_state(model: Any, state: Mapping[str, Any]) -> None:
+    """Sets what ``jax_state_sync`` puts back into the variables."""
+    setattr(model, internals.JAX_STATE.attribute, dict(state))
+
+
+def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
+    """Returns the values of variables as Keras's loops ask for them."""
+    return internals.GET_JAX_STATE.of(model)(**which)
+
+
 def purge_variables(model: Any, which: Mapping[str, bool]) -> None:
-    """Takes the values out of groups of a model's variables, so that none is held twice."""
+    """Takes the values out of the variables, as Keras does so that one copy is there."""
     for name in (name for name, is_taken in which.items() if is_taken):
         is_slots = name == "optimizer_variables"
         variables = model.optimizer.variables if is_slots else getattr(model, name)
         store_values(variables, [None] * len(variables))
+
+
+# On all backends.
 
 
 def drop_compiled(model: Any) -> None:
