@@ -115,11 +115,10 @@ def _walk_layers(model: Any) -> list[Any]:
 
 
 def _layers_in(layer: Any) -> list[Any]:
-    if not is_wired(layer):
-        return _kept_by(layer, keras.Layer)
-    # A Sequential model keeps a Functional one of the same layers.
-    kept = [one for one in _kept_by(layer, keras.Layer) if type(one) is not type(layer)]
-    return list({id(one): one for one in (*layer.layers, *kept)}.values())
+    if isinstance(layer, keras.Sequential):
+        return layer.layers  # beside them it keeps a Functional model of the same layers
+    own = layer.layers if isinstance(layer, keras.Function) else []
+    return list({id(one): one for one in (*own, *_kept_by(layer, keras.Layer))}.values())
 
 
 def _kept_by(layer: Any, kind: type[Any]) -> list[Any]:
