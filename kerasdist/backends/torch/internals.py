@@ -37,7 +37,7 @@ COUNT_OF_CHANGES = Internal(
         'differ by replica in custom loops, sharding="full", set_most_examples_at_once, and layers '
         "that register buffers, on PyTorch"
     ),
-    without="those are refused",
+    without="refused",
     backends=_HERE,
 )
 
@@ -50,7 +50,7 @@ CALL_AFTER_BACKWARD = Internal(
         "the end of a backward pass: with a LossScaleOptimizer, as mixed_float16 has, and with "
         'sharding="full", on PyTorch'
     ),
-    without="those are refused",
+    without="refused",
     backends=_HERE,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -46,10 +47,13 @@ copy_to_each: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
 
 def count_changes(tensor: torch.Tensor) -> int:
     """Returns a number that every change of a tensor in place increases."""
-    try:
-        return tensor._version
-    except AttributeError:
-        raise internals.COUNT_OF_CHANGES.missing() from None
+    return _counter_of_changes()(tensor)
+
+
+@functools.cache
+def _counter_of_changes() -> Callable[[torch.Tensor], int]:
+    internals.COUNT_OF_CHANGES.require()
+    return operator.attrgetter(internals.COUNT_OF_CHANGES.attribute)
 
 
 def call_after_backward(function: Callable[[], object]) -> None:
