@@ -102,15 +102,15 @@ def test_the_installed_torch_has_all():
 
 # Kerasdist with a torch that has none of them.
 GONE = """
-import importlib, warnings
+import dataclasses, importlib, warnings
 import keras, numpy as np, torch
 import kerasdist as kd
 from kerasdist.backends.torch import internals, private
 from kerasdist.core.internals import internals_of
 
-for one in internals_of(internals).values():
-    vars(one)["_here"] = None
-    vars(one).pop("_found", None)
+for name, one in internals_of(internals).items():
+    spellings = {f"{path}_moved": versions for path, versions in one.spellings.items()}
+    setattr(internals, name, dataclasses.replace(one, spellings=spellings))
 importlib.reload(private)
 
 def refused(internal, use):
