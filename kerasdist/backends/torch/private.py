@@ -87,30 +87,30 @@ def compiler_errors() -> tuple[type[Exception], ...]:
     return (error.get(),) if error.is_there() else ()
 
 
-Operation = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 
 
-def intercept(run: Operation) -> AbstractContextManager[object]:
+def intercept(run: Run) -> AbstractContextManager[object]:
     """Returns a context in which ``run(operation, args, kwargs)`` runs each operation of torch."""
     return _interceptor()(run)
 
 
 @functools.cache
-def _interceptor() -> Any:
+def _interceptor() -> type[Any]:
     class Interceptor(internals.DISPATCH_MODE.get()):
-        def __init__(self, run: Operation) -> None:
+        def __init__(self, run: Run) -> None:
             super().__init__()
             self.run = run
 
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+            self, func: object, types: object, args: Any = (), kwargs: Any = None
+        ) -> object:
             return self.run(func, args, kwargs or {})
 
     return Interceptor
 
 
-def list_parameters(operation: Any) -> list[str]:
+def list_parameters(operation: Callable[..., object]) -> list[str]:
     """Returns the names of the parameters of an operation of torch, in their order."""
     [signature] = internals.LIST_SIGNATURES.get()(operation)
     return [*signature.parameters]
