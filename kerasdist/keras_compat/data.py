@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, final
 import keras
 import numpy as np
 
-from kerasdist.core.internals import Internal
 from kerasdist.core.structures import map_leaves
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.models import _VERSION, backend_name, global_seed
+from kerasdist.keras_compat.models import backend_name, global_seed
 
 PyDataset = keras.utils.PyDataset
 unpack_x_y_sample_weight: Any = keras.utils.unpack_x_y_sample_weight
@@ -26,27 +25,35 @@ unpack_x_y_sample_weight: Any = keras.utils.unpack_x_y_sample_weight
 # The words of TensorFlow's error if it cannot shard by files.
 _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"
 
-# From there on Keras orders rows by the number of epochs that it has read.
-_ORDERS_BY_EPOCH = _VERSION >= (3, 16)
+
+@functools.cache
+def as_class_of_keras(kind: type, base: type) -> type:
+    """Returns a class as a subclass of one of Keras, too."""
+    if issubclass(kind, base):
+        return kind
+    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind, base), body)
+
+
+class _Empty(PyDataset):
+    def __len__(self) -> int:
+        return 0
 
 
 @functools.cache
-def as_class_of_keras(kind: type, base: Internal) -> type:
-    """Returns a class as a subclass of one of Keras, which is asked for now."""
-    if issubclass(kind, base.get()):
-        return kind
-    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind)(kind.__name__, (kind, base.get()), body)
+def _base_of_adapters() -> type:
+    """Returns the class from which all of Keras's adapters derive, and those that it takes."""
+    return type(internals.GET_DATA_ADAPTER.get()(_Empty())).__mro__[-2]
 
 
 class _TypeOfAdapters(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes an object that is of Keras's class, too."""
-        return type.__call__(as_class_of_keras(cls, internals.DATA_ADAPTER), *args, **kwargs)
+        return type.__call__(as_class_of_keras(cls, _base_of_adapters()), *args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
         if cls is DataAdapter:
-            return isinstance(instance, internals.DATA_ADAPTER.get())
+            return isinstance(instance, _base_of_adapters())
         return super().__instancecheck__(instance)
 
 
@@ -185,7 +192,7 @@ def shuffles_without_seed(adapter: Any) -> bool:
     On JAX and PyTorch the states of generators decide the order, and can be kept; on TensorFlow
     only a seed does. From Keras 3.16 on the number of epochs does, on every backend.
     """
-    if _ORDERS_BY_EPOCH or backend_name() != "tensorflow" or not is_array_adapter(adapter):
+    if backend_name() != "tensorflow" or not is_array_adapter(adapter) or _orders_by_epoch():
         return False
     return bool(_given(adapter).shuffle) and global_seed() is None
 
@@ -206,11 +213,16 @@ def reads_past_epochs(adapter: Any) -> bool:
     return bool(given.shuffle) or changes
 
 
+def _orders_by_epoch() -> bool:
+    """Returns whether Keras orders rows by the number of epochs that it has read."""
+    return internals.EPOCHS_READ.is_there() or internals.EPOCHS_READ.is_gone()
+
+
 def epochs_read(adapter: object) -> int | None:
     """Returns by which number of epochs an adapter orders its rows, as from Keras 3.16 on."""
     given = _given(adapter)
     is_ordered = is_array_adapter(adapter) or isinstance(given.source, PyDataset)
-    if _ORDERS_BY_EPOCH and given.shuffle and is_ordered:
+    if given.shuffle and is_ordered and _orders_by_epoch():
         return internals.EPOCHS_READ.of(adapter)
     return getattr(adapter, internals.EPOCHS_READ.attribute, None)
 
@@ -360,9 +372,8 @@ def takes_rows(adapter: Any) -> bool:
     """
     if not is_array_adapter(adapter):
         return False
-    needed = [internals.ARRAYS, internals.SLICEABLE]
-    needed += [internals.EPOCHS_READ] if _ORDERS_BY_EPOCH else []
-    return all(one.is_there() for one in needed) and not any(map(_is_sparse, _leaves(adapter)))
+    needed = internals.ARRAYS, internals.SLICEABLE, internals.EPOCHS_READ
+    return not any(one.is_gone() for one in needed) and not any(map(_is_sparse, _leaves(adapter)))
 
 
 def _leaves(adapter: object) -> list[Any]:

@@ -90,6 +90,17 @@ UNSCALE_LOSS = _internal(
 APPLY_MASK = _internal(
     "keras.src.losses.loss:apply_mask", "masks with sample weights", backends=_BY_REPLICA
 )
+REDUCE_VALUES = _internal(
+    "keras.src.losses.loss:reduce_values", "losses of Keras that mix the examples of a batch"
+)
+FUNCTION_ARGUMENTS = _internal(
+    "keras:losses.MeanSquaredError._fn_kwargs",
+    "comparing the options of losses and metrics on workers",
+    "they are not compared",
+)
+STATELESS_SCOPE = _internal("keras.src.backend:get_stateless_scope", _FIT, in_each_fit=True)
+GET_MASK = _internal("keras.src.backend.common:masking.get_keras_mask", "masks of layers")
+SET_MASK = _internal("keras.src.backend.common:masking.set_keras_mask", "masks of layers")
 BATCH_MOMENTS = _internal(
     "keras.layers:BatchNormalization._moments", "BatchNormalization in replicas"
 )
@@ -111,6 +122,22 @@ SAVE_WEIGHTS = _internal(
 )
 SAVE_HDF5 = _internal(
     "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", "HDF5 files in a job"
+)
+
+_IN_THE_BACKGROUND = 'kerasdist.callbacks.ModelCheckpoint(save="async")'
+_AT_ONCE = "training waits for each file, with a warning"
+
+SAVE_STATE = _internal("keras.src.saving.saving_lib:_save_state", _IN_THE_BACKGROUND, _AT_ONCE)
+SERIALIZE_MODEL = _internal(
+    "keras.src.saving.saving_lib:_serialize_model_as_json", _IN_THE_BACKGROUND, _AT_ONCE
+)
+WEIGHTS_FILE = _internal("keras.src.saving.saving_lib:H5IOStore", _IN_THE_BACKGROUND, _AT_ONCE)
+ASSETS_FILE = _internal("keras.src.saving.saving_lib:DiskIOStore", _IN_THE_BACKGROUND, _AT_ONCE)
+FITS_IN_MEMORY = _internal(
+    "keras.src.saving.saving_lib:is_memory_sufficient", _IN_THE_BACKGROUND, _AT_ONCE
+)
+COPY_FILE = _internal(
+    "keras.src.saving.saving_lib:file_utils.copy", f"{_IN_THE_BACKGROUND} on gs:// and the like"
 )
 
 # Optimizers.
@@ -141,216 +168,46 @@ CUSTOM_GRADIENT = Internal(
     ("torch",),
 )
 
-# Losses, metrics and masks.
-
-STATELESS_SCOPE = Internal(
-    {"keras.src.backend:get_stateless_scope": EVERY_VERSION},
-    feature="training a model",
-    without="refused",
-    in_each_fit=True,
-)
-
-GET_MASK = Internal(
-    {"keras.src.backend.common:masking.get_keras_mask": EVERY_VERSION},
-    feature="masks of a model's layers",
-    without="refused",
-)
-
-SET_MASK = Internal(
-    {"keras.src.backend.common:masking.set_keras_mask": EVERY_VERSION},
-    feature="masks of a model's layers",
-    without="refused",
-)
-
-APPLY_MASK = Internal(
-    {"keras.src.losses.loss:apply_mask": EVERY_VERSION},
-    feature="reduction='mean_with_sample_weight' of a loss with weights or masks",
-    without="refused",
-)
-
-REDUCE_VALUES = Internal(
-    {"keras.src.losses.loss:reduce_values": EVERY_VERSION},
-    feature="losses that mix the examples of a batch",
-    without="refused",
-)
-
-FUNCTION_ARGUMENTS = Internal(
-    {"keras:losses.MeanSquaredError._fn_kwargs": EVERY_VERSION},
-    feature="comparing the options of losses and metrics on all workers",
-    without="they are not compared",
-)
-
 # Data.
 
-DATA_ADAPTER = Internal(
-    {"keras.src.trainers.data_adapters:data_adapter.DataAdapter": EVERY_VERSION},
-    feature="training, evaluating and predicting under a strategy",
-    without="refused",
-    in_each_fit=True,
+_ADAPTERS = "keras.src.trainers.data_adapters"
+_OWN_ROWS = "workers that read their own rows alone of arrays"
+_WHOLE_BATCHES = "workers read whole batches of arrays, and take their rows"
+
+GET_DATA_ADAPTER = _internal(f"{_ADAPTERS}:get_data_adapter", _FIT, in_each_fit=True)
+SPLIT_ARRAYS = _internal(
+    f"{_ADAPTERS}:array_slicing.train_validation_split", "validation_split under a strategy"
 )
-
-GET_DATA_ADAPTER = Internal(
-    {"keras.src.trainers.data_adapters:get_data_adapter": EVERY_VERSION},
-    feature="training, evaluating and predicting under a strategy",
-    without="refused",
-    in_each_fit=True,
-)
-
-SPLIT_ARRAYS = Internal(
-    {"keras.src.trainers.data_adapters:array_slicing.train_validation_split": EVERY_VERSION},
-    feature="validation_split",
-    without="refused: pass validation_data",
-)
-
-_OWN_ROWS = "each worker reading its own rows alone of arrays"
-_WHOLE_BATCHES = "each worker reads whole batches of arrays, and takes its rows"
-
-ARRAYS = Internal(
-    {"keras.src.trainers.data_adapters:ArrayDataAdapter._inputs": EVERY_VERSION},
-    feature=_OWN_ROWS,
-    without=_WHOLE_BATCHES,
-)
-
-SLICEABLE = Internal(
-    {"keras.src.trainers.data_adapters:array_slicing.convert_to_sliceable": EVERY_VERSION},
-    feature=_OWN_ROWS,
-    without=_WHOLE_BATCHES,
-)
-
+ARRAYS = _internal(f"{_ADAPTERS}:ArrayDataAdapter._inputs", _OWN_ROWS, _WHOLE_BATCHES)
+SLICEABLE = _internal(f"{_ADAPTERS}:array_slicing.convert_to_sliceable", _OWN_ROWS, _WHOLE_BATCHES)
 EPOCHS_READ = Internal(
-    {"keras.src.trainers.data_adapters:ArrayDataAdapter._epoch": "3.16"},
-    feature="BackupAndRestore with data that Keras shuffles",
-    without=f"refused from Keras 3.16 on; {_WHOLE_BATCHES}",
+    {f"{_ADAPTERS}:ArrayDataAdapter._epoch": "3.16"},
+    "BackupAndRestore with data that Keras shuffles",
+    f"{_REFUSED}; {_WHOLE_BATCHES}",
+    since="3.16.0.dev0",
 )
-
-GENERATOR = Internal(
-    {"keras.src.trainers.data_adapters:GeneratorDataAdapter.generator": EVERY_VERSION},
-    feature="fit with a distributed dataset of a list of batches",
-    without="refused",
+GENERATOR = _internal(
+    f"{_ADAPTERS}:GeneratorDataAdapter.generator", "fit with a distributed dataset of a list"
 )
-
-PIPELINE = Internal(
-    {"keras.src.trainers.data_adapters:TFDatasetAdapter._dataset": EVERY_VERSION},
-    feature="BackupAndRestore with a tf.data.Dataset",
-    without="refused",
+PIPELINE = _internal(f"{_ADAPTERS}:TFDatasetAdapter._dataset", "BackupAndRestore with tf.data")
+LOADER = _internal(
+    f"{_ADAPTERS}:TorchDataLoaderAdapter._dataloader",
+    "BackupAndRestore with a DataLoader that has a state_dict",
 )
-
-LOADER = Internal(
-    {"keras.src.trainers.data_adapters:TorchDataLoaderAdapter._dataloader": EVERY_VERSION},
-    feature="BackupAndRestore with a DataLoader that has a state_dict",
-    without="refused",
-)
-
-GRAIN = Internal(
-    {"keras.src.trainers.data_adapters:GrainDatasetAdapter._dataset": EVERY_VERSION},
-    feature="BackupAndRestore with Grain's datasets",
-    without="refused",
-)
-
-# Saving in the background.
-
-_IN_THE_BACKGROUND = 'kerasdist.callbacks.ModelCheckpoint(save="async")'
-_AT_ONCE = "training waits for each file, with a warning"
-
-SAVE_STATE = Internal(
-    {"keras.src.saving.saving_lib:_save_state": EVERY_VERSION},
-    feature=_IN_THE_BACKGROUND,
-    without=_AT_ONCE,
-)
-
-SERIALIZE_MODEL = Internal(
-    {"keras.src.saving.saving_lib:_serialize_model_as_json": EVERY_VERSION},
-    feature=_IN_THE_BACKGROUND,
-    without=_AT_ONCE,
-)
-
-WEIGHTS_FILE = Internal(
-    {"keras.src.saving.saving_lib:H5IOStore": EVERY_VERSION},
-    feature=_IN_THE_BACKGROUND,
-    without=_AT_ONCE,
-)
-
-ASSETS_FILE = Internal(
-    {"keras.src.saving.saving_lib:DiskIOStore": EVERY_VERSION},
-    feature=_IN_THE_BACKGROUND,
-    without=_AT_ONCE,
-)
-
-FITS_IN_MEMORY = Internal(
-    {"keras.src.saving.saving_lib:is_memory_sufficient": EVERY_VERSION},
-    feature=_IN_THE_BACKGROUND,
-    without=_AT_ONCE,
-)
-
-COPY_FILE = Internal(
-    {"keras.src.saving.saving_lib:file_utils.copy": EVERY_VERSION},
-    feature=f"{_IN_THE_BACKGROUND} on other storage, as gs:// is",
-    without="refused",
-)
-
-# A plan.
-
-GET_JAX_STATE = Internal(
-    {"keras:Model._get_jax_state": EVERY_VERSION},
-    feature="kerasdist plan",
-    without="refused",
-    backends=("jax",),
-)
+GRAIN = _internal(f"{_ADAPTERS}:GrainDatasetAdapter._dataset", "BackupAndRestore with Grain")
 
 # TensorFlow's pipelines, which Keras takes on every backend.
 
-_PLACE = "BackupAndRestore with a tf.data.Dataset"
+_PLACE = "BackupAndRestore with tf.data"
+_OPS = "tensorflow.python.data.ops"
 
-INPUTS_OF_PIPELINE = Internal(
-    {"tensorflow:data.Dataset._inputs": EVERY_VERSION}, feature=_PLACE, without="refused"
-)
-
-FUNCTIONS_OF_PIPELINE = Internal(
-    {"tensorflow:data.Dataset._functions": EVERY_VERSION}, feature=_PLACE, without="refused"
-)
-
-FUNCTIONS_OF_GRAPH = Internal(
-    {"tensorflow:Graph._functions": EVERY_VERSION}, feature=_PLACE, without="refused"
-)
-
-SHUFFLE = Internal(
-    {"tensorflow.python.data.ops.shuffle_op:_ShuffleDataset": EVERY_VERSION},
-    feature=_PLACE,
-    without="refused",
-)
-
-SHUFFLE_SEED = Internal(
-    {"tensorflow.python.data.ops.shuffle_op:_ShuffleDataset._seed": EVERY_VERSION},
-    feature=_PLACE,
-    without="refused",
-)
-
-SHUFFLE_SECOND_SEED = Internal(
-    {"tensorflow.python.data.ops.shuffle_op:_ShuffleDataset._seed2": EVERY_VERSION},
-    feature=_PLACE,
-    without="refused",
-)
-
-CACHE = Internal(
-    {"tensorflow.python.data.ops.cache_op:CacheDataset": EVERY_VERSION},
-    feature=_PLACE,
-    without="refused",
-)
-
-VARIANT = Internal(
-    {"tensorflow.python.data.ops.dataset_ops:_VariantDataset": EVERY_VERSION},
-    feature=_PLACE,
-    without="refused",
-)
-
-ITERATOR_RESOURCE = Internal(
-    {"tensorflow.python.data.ops.iterator_ops:OwnedIterator._iterator_resource": EVERY_VERSION},
-    feature=_PLACE,
-    without="refused",
-)
-
-FLAT_STRUCTURE = Internal(
-    {"tensorflow:data.Dataset._flat_structure": EVERY_VERSION},
-    feature="AutoShardPolicy.FILE",
-    without="refused",
-)
+INPUTS_OF_PIPELINE = _internal("tensorflow:data.Dataset._inputs", _PLACE)
+FUNCTIONS_OF_PIPELINE = _internal("tensorflow:data.Dataset._functions", _PLACE)
+FUNCTIONS_OF_GRAPH = _internal("tensorflow:Graph._functions", _PLACE)
+SHUFFLE = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset", _PLACE)
+SHUFFLE_SEED = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed", _PLACE)
+SHUFFLE_SECOND_SEED = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed2", _PLACE)
+CACHE = _internal(f"{_OPS}.cache_op:CacheDataset", _PLACE)
+VARIANT = _internal(f"{_OPS}.dataset_ops:_VariantDataset", _PLACE)
+ITERATOR_RESOURCE = _internal(f"{_OPS}.iterator_ops:OwnedIterator._iterator_resource", _PLACE)
+FLAT_STRUCTURE = _internal("tensorflow:data.Dataset._flat_structure", "AutoShardPolicy.FILE")

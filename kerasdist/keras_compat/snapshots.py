@@ -57,7 +57,7 @@ class Snapshot:
         self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
         self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.get()(model)
-        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE)(memory)
+        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE.get())(memory)
         try:
             internals.SAVE_STATE.get()(model, self._values, self._assets, "", set())
         except BaseException:
