@@ -43,7 +43,7 @@ from kerasdist.job import launcher
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import binding_of
+from kerasdist.training.binding import trainer_of
 
 
 @final
@@ -205,11 +205,11 @@ class BackupAndRestore(Callback):
         job = current_job()
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         self._trainable = keras_compat.trainable_layers(model)
-        binding = binding_of(model)
+        trainer = trainer_of(model)
         run = in_memory = None
         if self._keeps_in_memory:
-            in_memory = memory.prepare(self.backup_dir, job, sends=binding is not None)
-        elif job is not None and binding is not None and binding.replicas.divides_state:
+            in_memory = memory.prepare(self.backup_dir, job, sends=trainer is not None)
+        elif job is not None and trainer is not None and trainer.replicas.divides_state:
             run = name_of_run(self.backup_dir, job)
         self._files = RunFiles(
             self.backup_dir,
@@ -238,7 +238,7 @@ class BackupAndRestore(Callback):
         self._said.clear()
         with self._restoring():
             kept = facts.get("interval") if facts is not None and of_this_call else None
-            replicas = 1 if binding is None else binding.replicas.num_replicas
+            replicas = 1 if trainer is None else trainer.replicas.num_replicas
             self._interval.train_begins(model.steps_per_execution, replicas, kept)
             if facts is None:
                 return
@@ -380,14 +380,14 @@ class BackupAndRestore(Callback):
         self._interval.saved(batches)
         self._files.begin_next()
         model: Any = self.model
-        variables, binding = all_variables_of(model), binding_of(model)
-        if batches and binding is not None:  # at the end of an epoch they are known to be equal
+        variables, trainer = all_variables_of(model), trainer_of(model)
+        if batches and trainer is not None:  # at the end of an epoch they are known to be equal
             when = f"batch {batches} of epoch {epoch + 1}"
-            binding.replicas.first_batches.require_equal_since(when)
-            results.require_equal_weights(model, binding.replicas, when)
+            trainer.replicas.first_batches.require_equal_since(when)
+            results.require_equal_weights(model, trainer.replicas, when)
         shards = {}
-        if binding is not None and self._files.in_parts:
-            shards = shards_of(variables, binding.replicas)
+        if trainer is not None and self._files.in_parts:
+            shards = shards_of(variables, trainer.replicas)
         arrays = to_write(variables, elsewhere=shards)
         if batches:
             add_up_anew(variables, arrays)
@@ -446,7 +446,7 @@ class BackupAndRestore(Callback):
         lost += [*self._position.lost(), *self._remembering.lost()]
         if keras_compat.trainable_layers(keras_compat.model_of(self)) != self._trainable:
             lost.append("which layers are trainable, which a callback has changed")
-        if binding_of(self.model) is None:
+        if trainer_of(self.model) is None:
             lost.append(
                 "the place in the data and the other callbacks, since the model was made outside "
                 "of a strategy's scope (make it in kd.OneDeviceStrategy(...).scope())"

@@ -12,7 +12,7 @@ from kerasdist import keras_compat
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import binding_of
+from kerasdist.training.binding import trainer_of
 
 
 @final
@@ -51,12 +51,12 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         Raises:
             UnsupportedError: If the workers divide the model's state (``sharding=``).
         """
-        binding = binding_of(self.model)
-        if binding is not None and binding.replicas.divides_state:
+        trainer = trainer_of(self.model)
+        if trainer is not None and trainer.replicas.divides_state:
             raise UnsupportedError(
                 "Expected a strategy whose workers hold all variables. Received: "
                 "BroadcastGlobalVariables, with sharding="
-                f"{binding.replicas.options.sharding!r:.200}. The chief has no other worker's part "
+                f"{trainer.replicas.options.sharding!r:.200}. The chief has no other worker's part "
                 "of a variable: load the weights on all workers."
             )
         broadcast(self.model)
@@ -67,13 +67,13 @@ def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> 
 
     All workers must call it.
     """
-    binding = binding_of(model)
-    if binding is not None and binding.replicas.job is not None:
+    trainer = trainer_of(model)
+    if trainer is not None and trainer.replicas.job is not None:
         if variables is None:
             optimizers = keras_compat.optimizers_of(model)
             variables = [*model.variables, *(each for one in optimizers for each in one.variables)]
-        binding.replicas.initial_broadcast.ensure()
-        binding.replicas.equalize(variables)
+        trainer.replicas.initial_broadcast.ensure()
+        trainer.replicas.equalize(variables)
 
 
 _REDUCTIONS = {
@@ -195,8 +195,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
         target, start = self._given
         if target is None:
             target = float(ops.convert_to_numpy(self._optimizer.learning_rate))
-        binding = binding_of(self.model)
-        replicas = 1 if binding is None else binding.replicas.num_replicas
+        trainer = trainer_of(self.model)
+        replicas = 1 if trainer is None else trainer.replicas.num_replicas
         self._rates = (target / replicas if start is None else start), target
         self._steps_per_epoch = steps
         self._warm_up_steps = math.ceil(self._epochs * steps)

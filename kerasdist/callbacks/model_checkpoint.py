@@ -15,7 +15,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.training.binding import binding_of
+from kerasdist.training.binding import trainer_of
 
 
 @final
@@ -145,8 +145,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def _replicas(model: keras.Model) -> ReplicaSet | None:
-    binding = binding_of(model)
-    return None if binding is None else binding.replicas
+    trainer = trainer_of(model)
+    return None if trainer is None else trainer.replicas
 
 
 @final

@@ -35,7 +35,7 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.job import comparison
 from kerasdist.job.launcher import AllReduce, Channel, tell
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import binding_of
+from kerasdist.training.binding import trainer_of
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -388,9 +388,9 @@ class Bench(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Prints what was measured, on the chief. All workers must call it."""
         model = keras_compat.model_of(self)
-        binding = binding_of(model)
-        assert binding is not None  # others are not measured
-        strategy, replicas = binding.strategy, binding.replicas
+        trainer = trainer_of(model)
+        assert trainer is not None  # others are not measured
+        strategy, replicas = trainer.strategy, trainer.replicas
         counted = self._epochs[1:] or self._epochs  # the first one compiles
         parameters = sum(math.prod(one.shape) for one in model.trainable_variables)
         total = None

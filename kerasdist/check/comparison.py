@@ -32,7 +32,9 @@ from kerasdist.core.context import ReplicaLike, enclosing_replica
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
+from kerasdist.training.binding import require_trainer
 from kerasdist.training.metrics import metrics_of
+from kerasdist.training.trainer import ReplicatedTrainer
 
 # By how many roundings the variables are changed to measure the effect of rounding, and how often.
 _ROUNDINGS = 4
@@ -66,10 +68,15 @@ class Comparison:
 class _Steps:
     """The steps that are compared."""
 
-    model: Any
+    trainer: ReplicatedTrainer
     batch: TriedBatch
     wants_outputs: bool
     draws: RecordedDraws
+
+    @property
+    def model(self) -> Any:
+        """The model whose steps they are."""
+        return self.trainer.model
 
     def taken(
         self, *, alone: bool, change: float = 0.0, number: int = 0
@@ -77,8 +84,8 @@ class _Steps:
         """Takes the step; with a number, weights and unrepeated draws are a little different."""
         is_fresh = self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
-        trial: Trial = self.model.replica_set.trial_class(
-            self.model, draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
+        trial: Trial = self.trainer.replicas.trial_class(
+            self.trainer, draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
         )
         self.draws.begin()
         state = _state_of(self.model)
@@ -171,14 +178,15 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         outputs: Whether to compare the model's outputs, too.
         spares: Whether some examples of the batch are enough.
     """
-    replicas = model.replica_set
+    trainer = require_trainer(model)
+    replicas = trainer.replicas
     job = replicas.job
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # variables that are new become equal on all workers
     with _seeds_kept(model):
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
-            steps = _Steps(model, tried, outputs, RecordedDraws(tried.sizes))
+            steps = _Steps(trainer, tried, outputs, RecordedDraws(tried.sizes))
             expected, alone = steps.taken(alone=True)
             steps.draws.end_recording()
             drawn = "" if job is None else steps.draws.digest(alone.as_array)
@@ -304,8 +312,9 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 def _seeds_kept(model: Any) -> Iterator[None]:
     """Gives unseeded draws of this thread a generator of their own."""
     seeds = keras_compat.global_seed_generator()
-    if seeds is None or model.replica_set.job is not None:
-        with model.replica_set.placement():
+    replicas = require_trainer(model).replicas
+    if seeds is None or replicas.job is not None:
+        with replicas.placement():
             keras_compat.set_global_seed_generator(keras.random.SeedGenerator(_SEED))
     try:
         yield

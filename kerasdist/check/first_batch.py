@@ -19,6 +19,7 @@ from kerasdist.check.report import places, user_code
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError
+from kerasdist.training.binding import require_trainer
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
@@ -29,13 +30,13 @@ MOST_WHOLE = 1 << 24
 
 def may_differ(model: Any) -> bool:
     """Returns whether user code may let a step differ from one device's, and to tell is wanted."""
-    replicas = model.replica_set
+    replicas = require_trainer(model).replicas
     is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
     return is_wanted and any(True for _ in user_code(model))
 
 
 def _can_be_compared(model: Any) -> bool:
-    replicas = model.replica_set
+    replicas = require_trainer(model).replicas
     if current.replica is not None:
         return False
     if replicas.options.batch_norm == "per_replica" and any(
@@ -64,6 +65,7 @@ class FirstBatchCheck:
     def __init__(self, model: Any) -> None:
         """Starts without a batch."""
         self._model = model
+        self._replicas = require_trainer(model).replicas
         self._compared: int | None = None
         self.is_done = False
 
@@ -74,11 +76,7 @@ class FirstBatchCheck:
 
     def wants(self, size: int) -> bool:
         """Returns whether to `look` at a batch of this size; equal on all workers."""
-        return (
-            not self.is_done
-            and size >= self._model.replica_set.num_replicas
-            and size != self._compared
-        )
+        return not self.is_done and size >= self._replicas.num_replicas and size != self._compared
 
     def look(self, batch: Any, size: int) -> None:
         """Compares the training step on a batch with that of one device, and warns if they differ.
@@ -100,12 +98,12 @@ class FirstBatchCheck:
             _leave_out(self._model, error)
             return
         finally:
-            if not self._model.replica_set.on_cpu:
+            if not self._replicas.on_cpu:
                 gc.collect()  # copies of the state in circles may take the room of the step itself
         if message is None:
             return
         self.is_done = True
-        replicas = self._model.replica_set
+        replicas = self._replicas
         if replicas.options.check == "raise":
             self.is_done, self._compared = False, None  # the next call raises again
             raise NotOneDeviceError(message)
@@ -117,7 +115,7 @@ class FirstBatchCheck:
 
 def _has_room(model: Any) -> bool:
     """Whether every worker's devices have room for copies of the state; says so if not."""
-    replicas = model.replica_set
+    replicas = require_trainer(model).replicas
     least, job = replicas.free_bytes(), replicas.job
     if job is not None:
         least = job.choose("free memory", least, _least)
@@ -169,7 +167,7 @@ def _message(model: Any, of: str, found: Any, where: str) -> str:
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return (
         f"The training step of the model {model.name!r} does not compute under "
-        f"{model.bound_strategy} what it computes on one device. For {of}: {shown}{more}. Where to "
+        f"{require_trainer(model).strategy} what it computes on one device. For {of}: {shown}{more}. Where to "
         f"look: {where}. Each replica runs that code with its own examples alone. If it mixes "
         "examples, or divides by something else than their number, "
         "let it compute on kerasdist.global_batch(tensor), which holds the examples of all "

@@ -16,8 +16,8 @@ from kerasdist.check.comparison import Comparison, compare
 from kerasdist.check.differences import Difference, worst
 from kerasdist.errors import ScopeError
 from kerasdist.training import worker_agreement
-from kerasdist.training.binding import binding_of
-from kerasdist.training.trainer import defined_by_model
+from kerasdist.training.binding import require_trainer, trainer_of
+from kerasdist.training.trainer import defined_by_user
 
 # How many functions are named.
 _PLACES = 6
@@ -91,7 +91,7 @@ def report(model: Any, comparison: Comparison) -> OneDeviceComparison:
     beyond = tuple(comparison.beyond_rounding)
     return OneDeviceComparison(
         examples=comparison.examples,
-        strategy=str(model.bound_strategy),
+        strategy=str(require_trainer(model).strategy),
         loss=next((one for one in found.logs if one.name == "loss"), None),
         outputs=worst(found.outputs),
         gradients=worst(found.gradients),
@@ -155,8 +155,8 @@ def compare_with_one_device(
         DisagreementError: If workers give it other batches.
         ReplicaError: If the step fails on another worker; on that one its own error is raised.
     """
-    binding = binding_of(model)
-    if binding is None:
+    trainer = trainer_of(model)
+    if trainer is None:
         raise ScopeError(
             "Expected a model that was made in a strategy's scope. Received: "
             f"model={model.name!r}, made outside of it. Make it in `with strategy.scope():`."
@@ -168,17 +168,17 @@ def compare_with_one_device(
         )
     batch = keras_compat.whole_batch(x, y, sample_weight)
     size = rows_of(batch)
-    if size < binding.replicas.num_replicas:
+    if size < trainer.replicas.num_replicas:
         raise ValueError(
-            f"Expected an example for each of the {binding.replicas.num_replicas} replicas. "
+            f"Expected an example for each of the {trainer.replicas.num_replicas} replicas. "
             f"Received: a batch of {size}. Give a larger one."
         )
-    replicas, job = binding.replicas, binding.replicas.job
+    replicas, job = trainer.replicas, trainer.replicas.job
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     facts = {} if job is None else worker_agreement.given(job, replicas, given)
     comparing = worker_agreement.working("compare_with_one_device", replicas, model, facts)
     with replicas.placement(), comparing:
-        model.prepare_step(batch)
+        trainer.prepare_step(batch)
         comparison = compare(model, batch, outputs=True)
         return report(model, comparison)
 
@@ -220,7 +220,7 @@ def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for layer in [model, *keras_compat.flat_layers(model)]:
-        calls = [defined_by_model(type(layer), name) for name in ("call", "__call__")]
+        calls = [defined_by_user(layer, name) for name in ("call", "__call__")]
         yield from _of_user([*calls, getattr(layer, "activation", None)])
         # Other activations, methods of one object.
         yield from filter(callable, filter(keras_compat.is_of_user, vars(layer).values()))
@@ -238,10 +238,10 @@ def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _steps_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for name in ("train_step", "compute_loss"):
-        yield from _of_user([defined_by_model(type(model), name)])
+        yield from _of_user([defined_by_user(model, name)])
     for name in ("apply", "apply_gradients"):
         optimizer = getattr(model, "optimizer", None)
-        yield from _of_user([defined_by_model(type(optimizer), name)])
+        yield from _of_user([defined_by_user(optimizer, name)])
     for loss in keras.tree.flatten(keras_compat.compiled_losses(model)):
         yield from _of_user(_functions_of(loss))
 
@@ -255,7 +255,7 @@ def _adding_losses(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 
 def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
-    yield from _of_user([defined_by_model(type(model), "compute_metrics")])
+    yield from _of_user([defined_by_user(model, "compute_metrics")])
     for metric in [*keras_compat.compiled_metrics(model), *model.metrics]:
         yield from _of_user(_functions_of(metric))
 
@@ -265,10 +265,10 @@ def _functions_of(loss_or_metric: object) -> list[Any]:
     if inspect.isclass(loss_or_metric):
         loss_or_metric = loss_or_metric.__new__(loss_or_metric)
     if isinstance(loss_or_metric, keras.losses.Loss):
-        calls = [defined_by_model(type(loss_or_metric), name) for name in ("call", "__call__")]
+        calls = [defined_by_user(loss_or_metric, name) for name in ("call", "__call__")]
         return [*calls, vars(loss_or_metric).get("fn")]
     if isinstance(loss_or_metric, keras.metrics.Metric):
-        update = defined_by_model(type(loss_or_metric), "update_state")
+        update = defined_by_user(loss_or_metric, "update_state")
         return [update, vars(loss_or_metric).get("_fn")]
     return [loss_or_metric] if callable(loss_or_metric) else []
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, Final, final
 
+from packaging.version import Version
+
 from kerasdist.core.backend_choice import TESTED, framework_version
 from kerasdist.errors import VersionError
 
@@ -38,6 +40,7 @@ class Internal:
         without: What happens without it.
         backends: Where it is used; all, if empty.
         in_each_fit: Whether every `fit` of a strategy's model needs it.
+        since: The first version that has it; before, nothing needs it.
     """
 
     spellings: Mapping[str, str]
@@ -45,6 +48,7 @@ class Internal:
     without: str
     backends: tuple[str, ...] = ()
     in_each_fit: bool = False
+    since: str | None = None
 
     @property
     def package(self) -> str:
@@ -54,16 +58,23 @@ class Internal:
     @property
     def attribute(self) -> str:
         """Its name here; of several spellings the one that this version has."""
-        return _last(self._here or next(iter(self.spellings)))
+        return _last(self.path or next(iter(self.spellings)))
 
     @functools.cached_property
-    def _here(self) -> str | None:
+    def path(self) -> str | None:
         """The spelling of the installed version, None if there is none."""
         return next((path for path in self.spellings if _has(path)), None)
 
     def is_there(self) -> bool:
         """Returns whether the installed version has it."""
-        return self._here is not None
+        return self.path is not None
+
+    def is_gone(self) -> bool:
+        """Returns whether it is missing in a version that should have it."""
+        if self.is_there():
+            return False
+        installed = _version(self.package)
+        return self.since is None or installed is None or Version(installed) >= Version(self.since)
 
     def require(self) -> None:
         """Raises a `VersionError` unless it is there."""
@@ -72,9 +83,9 @@ class Internal:
 
     @functools.cached_property
     def _found(self) -> Any:
-        if self._here is None:
+        if self.path is None:
             raise self.missing()
-        return _value(self._here)
+        return value_at(self.path)
 
     def get(self) -> Any:
         """Returns it: a function, a class, or a module.
@@ -136,18 +147,18 @@ def _last(path: str) -> str:
     return path.rpartition(":")[2].rpartition(".")[2]
 
 
-def _value(path: str) -> Any:
+def value_at(path: str) -> Any:
     """Returns what is at a path; raises AttributeError or ImportError if nothing is."""
-    module, _, name = path.partition(":")
+    module, _, names = path.partition(":")
     found: Any = importlib.import_module(module)
-    for part in filter(None, name.split(".")):
-        found = getattr(found, part)
+    for name in filter(None, names.split(".")):
+        found = getattr(found, name)
     return found
 
 
 def _has(path: str) -> bool:
     try:
-        _value(path)
+        value_at(path)
     except (AttributeError, ImportError):
         owner, _, name = path.rpartition(".")
         return ":" in owner and name in _names_used_in(owner)
@@ -156,14 +167,16 @@ def _has(path: str) -> bool:
 
 @functools.cache
 def _names_used_in(path: str) -> frozenset[str]:
-    """Returns the names of all attributes that the methods of a class mention."""
+    """Returns the names and texts that a function, or the methods of a class, mention."""
     try:
-        kind = _value(path)
+        kind = value_at(path)
     except (AttributeError, ImportError):
         return frozenset()
-    functions = (each for parent in getattr(kind, "__mro__", ()) for each in vars(parent).values())
-    codes = (code for function in functions for code in _codes(function))
-    return frozenset(name for code in codes for name in code.co_names)
+    parents = getattr(kind, "__mro__", ())
+    functions = [kind, *(each for parent in parents for each in vars(parent).values())]
+    codes = [code for function in functions for code in _codes(function)]
+    texts = (text for code in codes for text in code.co_consts if isinstance(text, str))
+    return frozenset([*(name for code in codes for name in code.co_names), *texts])
 
 
 def _codes(value: object) -> Iterator[CodeType]:

@@ -22,4 +22,5 @@ from kerasdist.keras_compat.optimizers import *
 from kerasdist.keras_compat.patches import *
 from kerasdist.keras_compat.pipelines import *
 from kerasdist.keras_compat.snapshots import *
+from kerasdist.keras_compat.steps import *
 from kerasdist.keras_compat.variables import *

@@ -3,39 +3,29 @@
 Each function gets Keras's own one first (or the next function of its row), then the arguments of
 the call. For a model that no strategy made, and for code outside of replicas, it only calls that
 (contract C3).
+
+Where a class in `BASES` inherits a method, nothing of Keras's is replaced: the class gets one more
+base, before Keras's, with the functions as its methods. A subclass that overrides such a method
+wins as ever, and its ``super()`` leads here.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import attrgetter
 from types import ModuleType
 from typing import Any, final
 
 import keras
-from keras import metrics
-from keras.src import backend
-from keras.src.layers.layer import Layer
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.losses import loss as loss_module
-from keras.src.losses import losses
-from keras.src.metrics import reduction_metrics
-from keras.src.models.model import Trainer as BackendTrainer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import SeedGenerator
-from keras.src.saving import saving_lib
-from keras.src.trainers.compile_utils import CompileLoss
-from keras.src.trainers.trainer import Trainer
 
-from kerasdist.keras_compat.models import _VERSION, ops
-from kerasdist.keras_compat.optimizers import LossScaleOptimizer
+from kerasdist.core.internals import Internal, value_at
+from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.models import _VERSION as VERSION
+from kerasdist.keras_compat.models import backend_name, ops
 
 Function = Callable[..., Any]
-Target = tuple[Any, str]
 
 
 @final
@@ -45,102 +35,126 @@ class Patch:
 
     Attributes:
         functions: The names of the functions that run there, the outermost first.
-        targets: The functions or properties of Keras that are replaced: owner and name.
-        reason: What for; on which backends, if not on all.
+        target: What they take the place of: a public ``"module:Class.name"``, or an internal.
+        reason: What for.
+        backends: The backends that have it; all, if empty.
     """
 
     functions: tuple[str, ...]
-    targets: tuple[Target, ...]
+    target: str | Internal
     reason: str
+    backends: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str | None:
+        """Where it is in this version; None: it is gone."""
+        return self.target if isinstance(self.target, str) else self.target.path
 
 
-def _row(functions: str, owners: object, names: str, reason: str) -> Patch:
-    """Returns a row, from names with spaces between, and one owner or several."""
-    listed = owners if isinstance(owners, tuple) else (owners,)
-    targets = tuple((owner, name) for owner in listed for name in names.split())
-    return Patch(tuple(functions.split()), targets, reason)
+def _of(
+    owner: str, names: str, reason: str, functions: str | None = None, on: tuple[str, ...] = ()
+) -> list[Patch]:
+    """Returns rows for public methods, from names with spaces between.
+
+    Without `functions` each method has a function of its own name.
+    """
+    return [
+        Patch(tuple((functions or name).split()), f"{owner}.{name}", reason, on)
+        for name in names.split()
+    ]
 
 
-_OPTIMIZERS = BaseOptimizer, LossScaleOptimizer  # the second overrides the first
-_LOSS_OF_FUNCTION = losses.LossFunctionWrapper
-_NORMALIZATION = keras.layers.BatchNormalization
-_TRAINER = sys.modules[BackendTrainer.__module__]
+def _at(target: Internal, functions: str, reason: str) -> Patch:
+    return Patch(tuple(functions.split()), target, reason, target.backends)
 
-HAS_DDP = hasattr(BackendTrainer, "_initialize_ddp")
-"""Whether this Keras, from 3.16 on torch, wraps models by DistributedDataParallel by itself."""
 
-# All supported versions of Keras have these places; `apply_mask` changes with 3.15. The last two
-# rows are of 3.16.
+_MODEL, _LAYER, _OPTIMIZER = "keras:Model", "keras:Layer", "keras:Optimizer"
+_VARIABLE = "keras:Variable"
+_LOSS_SCALE = "keras.optimizers:LossScaleOptimizer"
+_NORMALIZATION = "keras.layers:BatchNormalization"
+_TORCH_MODULE = "keras.layers:TorchModuleWrapper"
+_TORCH = ("torch",)
+
+BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
+"""The public classes that may get one more base: each is one patched place, its ``__bases__``."""
+
 PATCHES: tuple[Patch, ...] = (
-    # Models, layers and metrics.
-    _row("model_created", Trainer, "__init__", "a model remembers the strategy of its scope"),
-    _row("metric_created", metrics.Metric, "__init__", "a user's metric sees the global batch"),
-    _row("reduce_values", reduction_metrics, "reduce_to_samplewise_values", "a mean of all rows"),
-    _row("update_wrapped", metrics.MeanMetricWrapper, "update_state", "likewise"),
-    _row("add_loss", Layer, "add_loss", "a replica has the losses that its layers add"),
-    _row("losses", Layer, "losses", "likewise"),
-    _row("clear_losses", Layer, "_clear_losses", "likewise"),
-    # Calls of a model; one from outside of the scope is computed on one device, or refused.
-    _row("compile", Trainer, "compile", "optimizer and metrics belong to the model's strategy"),
-    _row("fit", BackendTrainer, "fit", "the data go through a strategy's adapter"),
-    _row("evaluate", BackendTrainer, "evaluate predict", "likewise"),
-    _row("on_batch", BackendTrainer, "train_on_batch test_on_batch", "likewise"),
-    _row("save", saving_lib, "save_model save_weights_only", "in a job, the chief writes"),
-    _row("save", legacy_h5_format, "save_model_to_hdf5", "likewise"),
-    # Variables: their strategy; on JAX and torch they may be made in a program or replica.
-    _row(
-        "variable_created variable_made slot_made", keras.Variable, "__init__", "strategies; slots"
-    ),
-    _row("initialize", keras.Variable, "_initialize_with_initializer", "JAX, torch: shards"),
-    _row("assign store", keras.Variable, "_direct_assign", "values combine; JAX, torch: shards"),
-    # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
-    _row("read_whole read", keras.Variable, "value", "JAX, torch: shards; JAX, TensorFlow: reads"),
-    _row("track", Layer, "_track_variables", "torch: shards are parameters"),
-    _row("keep_placed", _TRAINER, "_distribute_data", "JAX workers: JAX refuses to place it again"),
+    # Metrics, and the losses of layers.
+    *_of("keras:Metric", "__init__", "results are those of all replicas", "metric_created"),
+    *_of(_LAYER, "add_loss losses", "a replica has the losses that its layers add"),
+    _at(internals.CLEAR_LOSSES, "clear_losses", "likewise"),
+    # Files: in a job, the chief writes.
+    _at(internals.SAVE_MODEL, "save", "one file, whichever workers save"),
+    _at(internals.SAVE_WEIGHTS, "save", "likewise"),
+    _at(internals.SAVE_HDF5, "save", "likewise"),
+    *_of(_MODEL, "export", "likewise"),
     # Losses and normalization.
-    _row("pair_targets", CompileLoss, "call", "a replica's rows are not targets of each output"),
-    _row("call_loss", _LOSS_OF_FUNCTION, "call", "Keras's losses that mix examples see all rows"),
-    _row("reduce_loss", loss_module, "reduce_weighted_values", "a share of the global loss"),
-    _row("scale_loss scale_outside", loss_module, "scale_loss_for_distribution", "C2's division"),
-    _row("unscale_loss scale_outside", loss_module, "unscale_loss_for_distribution", "its inverse"),
-    _row("apply_mask", loss_module, "apply_mask", "torch: the factor is of the global batch"),
-    _row("batch_norm_created", _NORMALIZATION, "__init__", "allows synchronized=True"),
-    _row("batch_norm_weight", _NORMALIZATION, "add_weight", "moving statistics are averaged"),
-    _row("batch_norm_called", _NORMALIZATION, "call", "so are those made outside of a scope"),
-    _row("moments_of_mesh batch_moments", _NORMALIZATION, "_moments", "of the global batch"),
-    _row("nn_normalization", backend, "nn.batch_normalization", "torch: its fused kernels"),
-    # Optimizers.
-    # On TensorFlow also outside of replicas; on JAX scaled gradients in custom loops.
-    _row("apply apply_outside", BaseOptimizer, "apply", "gradients are combined over replicas"),
-    _row("apply apply_outside apply_scaled", LossScaleOptimizer, "apply", "likewise"),
-    _row("scale_by_optimizer", _OPTIMIZERS, "scale_loss", "weights come first, for float16"),
-    _row("build", BaseOptimizer, "build", "TensorFlow: variables from outside are mirrored"),
-    _row("slot", keras.optimizers.Optimizer, "add_variable_from_reference", "whose slot it is"),
-    _row("stateless_apply", BaseOptimizer, "stateless_apply", "JAX: shards are updated"),
-    _row("update", BaseOptimizer, "_backend_apply_gradients", "torch: shards are updated"),
-    _row("clip", BaseOptimizer, "_clip_gradients", "torch: norms over all shards"),
-    _row("check_finite", LossScaleOptimizer, "check_finite", "torch: on all workers"),
+    _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
+    _at(internals.REDUCE_WEIGHTED_VALUES, "reduce_loss", "a share of the global loss"),
+    _at(internals.SCALE_LOSS, "scale_loss scale_outside", "custom loops: divided by the replicas"),
+    _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "its inverse"),
+    _at(internals.APPLY_MASK, "apply_mask", "the factor of a mask is of the global batch"),
+    *_of(_NORMALIZATION, "__init__", "allows synchronized=True", "batch_norm_created"),
+    *_of(_NORMALIZATION, "call", "statistics from outside of a scope", "batch_norm_called"),
+    _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "of the global batch"),
+    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "fused kernels"),
+    # LossScaleOptimizer overrides what other optimizers inherit.
+    *_of(_LOSS_SCALE, "apply", "gradients are combined", "apply apply_outside apply_scaled"),
+    *_of(_LOSS_SCALE, "scale_loss", "weights come first, for float16", "scale_by_optimizer"),
     # Random numbers: a trial repeats draws on TensorFlow, a replica has its rows of one device's.
-    _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
-    _row("draw draw_rows dropout", backend, "random", "trials on TensorFlow; rows; dropout"),
-    # On torch: code that goes backward, and torch's own modules.
-    _row("remat", backend, "core.remat", "it is in its replica again"),
-    _row("custom_gradient", backend, "core.custom_gradient.__call__", "likewise"),
-    _row("named_parameters", Layer, "named_parameters", "the replica's"),
-    _row("module_parameters", keras.layers, "TorchModuleWrapper.parameters", "likewise"),
-    _row("module_call", keras.layers, "TorchModuleWrapper.call", "likewise"),
+    *_of("keras.random:SeedGenerator", "next", "a replica's own draws", "draw_seed"),
+    _at(internals.RANDOM, "draw draw_rows dropout", "trials on TensorFlow; rows; dropout"),
+    # On PyTorch: code that goes backward, and torch's own modules, are in their replica.
+    _at(internals.REMAT, "remat", "it is in its replica again"),
+    _at(internals.CUSTOM_GRADIENT, "custom_gradient", "likewise"),
+    *_of(_TORCH_MODULE, "parameters", "the replica's", "module_parameters", _TORCH),
+    *_of(_TORCH_MODULE, "call", "likewise", "module_call", _TORCH),
+    # Of one more base of a model: a model that was made in a scope has a trainer.
+    *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
+    *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
+    *_of(_MODEL, "fit", "the data go through a strategy's adapter"),
+    *_of(_MODEL, "evaluate predict", "likewise", "evaluate"),
+    *_of(_MODEL, "train_on_batch test_on_batch", "likewise", "on_batch"),
+    *_of(_MODEL, "predict_on_batch compute_loss", "of all replicas"),
+    *_of(_MODEL, "get_metrics_result", "likewise", "get_metrics_result alone_result"),
+    *_of(_MODEL, "make_train_function make_test_function make_predict_function", "of replicas"),
+    *_of(_MODEL, "__call__ stateless_call", "in passes; on PyTorch it is compiled"),
+    *_of(_MODEL, "__setattr__", "JAX: the state of steps is not tracked", "set_attribute"),
+    *_of(_MODEL, "zero_grad", "the replica's gradients", on=_TORCH),
+    _at(internals.SYMBOLIC_BUILD, "build_symbolically", "what it makes belongs to the strategy"),
+    _at(internals.MAYBE_SYMBOLIC_BUILD, "build_if_needed", "takes no batch from the data"),
+    _at(internals.GET_JAX_STATE, "take_state", "the state, on the devices of the replicas"),
+    _at(internals.RESULT_OR_LOGS, "end_epoch", "sums that steps have postponed"),
+    _at(internals.INITIALIZE_DDP, "initialize_ddp", "not in the group of a job"),
+    # Of one more base of an optimizer.
+    *_of(_OPTIMIZER, "apply", "gradients are combined over replicas", "apply apply_outside"),
+    *_of(_OPTIMIZER, "scale_loss", "weights come first", "scale_by_optimizer"),
+    *_of(_OPTIMIZER, "build", "TensorFlow: variables from outside are mirrored"),
+    *_of(_OPTIMIZER, "add_variable_from_reference", "whose slot it is", "slot"),
+    *_of(_OPTIMIZER, "stateless_apply", "JAX: shards are updated"),
+    _at(internals.APPLY_GRADIENTS, "update", "shards are updated"),
+    _at(internals.CLIP_GRADIENTS, "clip", "norms over all shards"),
+    # Of one more base of a layer.
+    *_of(_LAYER, "named_parameters", "the replica's", on=_TORCH),
+    _at(internals.TRACK_VARIABLES, "track", "shards are parameters"),
+    # Of one more base of a variable; later versions of Keras define the second and the last there.
+    *_of(
+        _VARIABLE,
+        "__init__",
+        "strategies; slots",
+        "variable_created variable_made slot_made variable_sharded",
+    ),
+    _at(internals.INITIALIZE, "initialize", "shards"),
+    *_of(_VARIABLE, "assign", "values combine; shards", "assign store"),
+    # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
+    *_of(_VARIABLE, "value", "shards; reads", "read_whole read"),
 )
-if HAS_DDP:
-    PATCHES += (
-        _row("initialize_ddp", BackendTrainer, "_initialize_ddp", "torch: not in our group"),
-        _row("metrics_result", BackendTrainer, "get_metrics_result", "likewise"),
-    )
 
 
 @final
 @dataclass
 class _Place:
-    """A target that is patched.
+    """What is patched.
 
     Attributes:
         original: Keras's own function, or a property's.
@@ -152,44 +166,86 @@ class _Place:
 
 
 _places: dict[tuple[int, str], _Place] = {}
+_bases: dict[str, type] = {}
+_patched: set[str] = set()
+
+
+def patched() -> list[str]:
+    """Returns the paths at which something of Keras's was replaced in this process."""
+    return sorted(_patched)
 
 
 def install(**functions: Function) -> None:
-    """Puts functions into Keras, by their names in the table; each name once per process."""
-    left = set(functions)
+    """Puts functions into Keras, by their names in the table; each name once per process.
+
+    What is gone is left out: its feature raises a `VersionError` as it is used.
+    """
+    left, here = set(functions), backend_name()
     for patch in PATCHES:
         own = {name: functions[name] for name in patch.functions if name in functions}
         left.difference_update(own)
-        for owner, name in patch.targets if own else ():
-            _put_in(patch, owner, name, own)
+        if own and patch.path is not None and here in (patch.backends or (here,)):
+            _put_in(patch, patch.path, own)
     assert not left, left
 
 
-def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Function]) -> None:
-    *outer, name = path.split(".")
-    owner = attrgetter(".".join(outer))(owner) if outer else owner
+def _put_in(patch: Patch, path: str, functions: dict[str, Function]) -> None:
+    owner_path, name = _split(path)
+    owner = value_at(owner_path)
     now = inspect.getattr_static(owner, name)
     if isinstance(now, ModuleType):
+        _patched.add(path)
         public = getattr(keras, name)
         for each, function in tuple(vars(now).items()):
             if hasattr(public, each) and callable(function) and not inspect.isclass(function):
-                _put_in(patch, now, each, functions)
-        return
+                _replace(patch, now, each, function, functions)
+    elif owner_path in BASES and (name not in vars(owner) or name == "__new__"):
+        # Keras's `__new__` of a model calls that of the next class.
+        _patched.add(f"{owner_path}.__bases__")
+        base = _base_of(owner_path, owner)
+        rest = owner.__mro__[owner.__mro__.index(base) + 1 :]
+        inherited = next(vars(one)[name] for one in rest if name in vars(one))
+        _replace(patch, base, name, inherited, functions)
+    else:
+        _patched.add(path)
+        _replace(patch, owner, name, now, functions)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Returns the path of what has an attribute, and the attribute's name."""
+    module, _, names = path.partition(":")
+    owner, _, name = names.rpartition(".")
+    return (f"{module}:{owner}" if owner else module), name
+
+
+def _base_of(path: str, owner: Any) -> type:
+    """Returns the further base of a class, made at the first call."""
+    base = _bases.get(path)
+    if base is None:
+        about = f"What kerasdist adds to `{path.replace(':', '.')}`, for models of a strategy."
+        base = _bases[path] = type(f"Replicated{owner.__name__}", (), {"__doc__": about})
+        owner.__bases__ = (base, *owner.__bases__)
+    return base
+
+
+def _replace(patch: Patch, owner: Any, name: str, now: Any, functions: dict[str, Function]) -> None:
+    """Lets functions run in the place of an attribute, or of an inherited one."""
     place = _places.get((id(owner), name))
     if place is None:
-        original: Any = now.fget if isinstance(now, property) else getattr(owner, name)
-        if path == "apply_mask" and _VERSION < (3, 15):
+        original: Any = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
+        if name == "apply_mask" and VERSION < (3, 15):
             original = _without_change_of_mask(original)
         place = _places[id(owner), name] = _Place(original)
     place.functions.update(functions)
     *before, last = (place.functions[one] for one in patch.functions if one in place.functions)
     call = functools.partial(last, place.original)
-    for outer_one in reversed(before):
-        call = functools.partial(outer_one, _as_function(call, place.original))
+    for outer in reversed(before):
+        call = functools.partial(outer, _as_function(call, place.original))
     if isinstance(now, property):
         setattr(owner, name, property(call, doc=place.original.__doc__))
     else:
-        setattr(owner, name, _as_function(call, place.original))
+        hooked = _as_function(call, place.original)
+        setattr(owner, name, staticmethod(hooked) if isinstance(now, staticmethod) else hooked)
 
 
 def _as_function(call: Function, original: Function) -> Function:

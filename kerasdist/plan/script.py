@@ -25,7 +25,7 @@ from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.plan.hardware import Target, target_config
 from kerasdist.plan.hlo import Collective, collectives, device_work
 from kerasdist.plan.planning import Compilation, Compile, Work
-from kerasdist.training.binding import binding_of
+from kerasdist.training.binding import trainer_of
 
 _METHODS = ("fit", "train_on_batch")
 
@@ -155,8 +155,8 @@ def _examples_in(given: Mapping[str, Any]) -> int | None:
 def _make_train_function(self: object, force: bool = False) -> None:
 
     def step(_: object, iterator: Iterator[Any]) -> None:
-        binding = binding_of(self)
-        name = None if binding is None else type(binding.strategy).__name__
+        trainer = trainer_of(self)
+        name = None if trainer is None else type(trainer.strategy).__name__
         raise _Reached(FirstStep(self, next(iterator), name))
 
     object.__setattr__(self, "train_function", step)
@@ -187,8 +187,8 @@ def sharding_of(model: keras.Model) -> Any:
 
 def _layout_of(model: keras.Model) -> Any:
     """Returns the layout of the strategy that a model was made under."""
-    binding = binding_of(model)
-    return None if binding is None else binding.replicas.logical_devices
+    trainer = trainer_of(model)
+    return None if trainer is None else trainer.replicas.logical_devices
 
 
 def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -> Compile:
@@ -199,7 +199,7 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
         batch: A batch of any size.
         report: Is told what happens.
     """
-    binding = binding_of(model)
+    trainer = trainer_of(model)
     of_script, sharding = _layout_of(model), sharding_of(model)
     logical = 1 if of_script is None else of_script.splits.logical_devices
 
@@ -212,8 +212,8 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
         report(f"compiling for {target}, {examples} examples a device ...")
         layout = Layout(devices_of(target), logical, sharding)
         layout.split_variables({} if of_script is None else of_script.splits.rules)
-        if binding is not None:
-            binding.replicas.logical_devices = layout
+        if trainer is not None:
+            trainer.replicas.logical_devices = layout
         shapes = ahead_of_time.resized(batch, examples * target.devices)
         program = ahead_of_time.training_program(model, shapes, layout)
         return _facts(program, ahead_of_time.compiled(program), target, examples)

@@ -1,34 +1,39 @@
-"""Binds an object made in a scope to its strategy, and adds behaviour to it.
+"""What binds an object to a strategy: the trainer of a model, and a mixin before a class.
 
-The object's class is replaced by a new subclass, with a class of kerasdist before the user's own.
-It keeps the user's name and module, so that the object is saved, loaded and printed as before.
+A model keeps its own class. Its trainer is an attribute of the object, which Keras's hooks ask. A
+metric or a regularizer gets a new subclass, with a class of kerasdist before the user's own; it
+keeps the user's name and module, so that the object is saved, loaded and printed as before.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.interface import ReplicaSet
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.training.trainer import ReplicatedTrainer
 
-# The attribute for a model's binding.
-_BINDING = "_kerasdist_binding"
+# The attribute for a model's trainer.
+_TRAINER = "_kerasdist_trainer"
 
 
-# Weak on both sides, since a class refers to its bases: a user's class may go with its last model.
+# Weak on both sides, since a class refers to its bases: a user's class may go with its last object.
 _bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[type, type]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def bound_class(front: type, own: type) -> type:
+def bind(instance: object, front: type) -> None:
+    """Puts `front` before the class of one object, unless it is there already."""
+    if not isinstance(instance, front):
+        object.__setattr__(instance, "__class__", _bound_class(front, type(instance)))
+
+
+def _bound_class(front: type, own: type) -> type:
     """Returns the subclass of `own` that has `front` before it."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
     bound = known.get(front)
@@ -44,32 +49,18 @@ def bound_class(front: type, own: type) -> type:
     return bound
 
 
-def bind(instance: object, front: type) -> None:
-    """Puts `front` before the class of one object, unless it is there already."""
-    if not isinstance(instance, front):
-        object.__setattr__(instance, "__class__", bound_class(front, type(instance)))
+def remember_trainer(model: keras.Model, trainer: ReplicatedTrainer) -> None:
+    """Keeps the trainer on a model, without Keras's tracking of attributes."""
+    object.__setattr__(model, _TRAINER, trainer)
 
 
-@dataclass(frozen=True)
-class Binding:
-    """The strategy that a model was made under.
-
-    Attributes:
-        strategy: The strategy of that scope.
-        replicas: Its devices, and how to compute on them.
-    """
-
-    strategy: Strategy
-    replicas: ReplicaSet
+def require_trainer(model: object) -> ReplicatedTrainer:
+    """Returns the trainer of a model that was made in a scope."""
+    trainer = trainer_of(model)
+    assert trainer is not None, model
+    return trainer
 
 
-def remember(model: keras.Model, binding: Binding) -> None:
-    """Keeps the binding on a model, and what a trainer reads of it, without Keras's tracking."""
-    kept = {_BINDING: binding, "bound_strategy": binding.strategy, "replica_set": binding.replicas}
-    for name, value in kept.items():
-        object.__setattr__(model, name, value)
-
-
-def binding_of(model: object) -> Binding | None:
-    """Returns the binding of a model, None for a model made outside of every scope."""
-    return vars(model).get(_BINDING)
+def trainer_of(model: object) -> ReplicatedTrainer | None:
+    """Returns the trainer of a model, None for a model made outside of every scope."""
+    return vars(model).get(_TRAINER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import keras
@@ -35,7 +35,8 @@ from kerasdist.training import (
     saving,
     worker_agreement,
 )
-from kerasdist.training.binding import Binding, bind, binding_of, remember
+from kerasdist.training.binding import remember_trainer, trainer_of
+from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -50,6 +51,7 @@ def install() -> None:
     keras_compat.leave_accelerators()
     keras_compat.install(
         model_created=_model_created,
+        **{name: _by_trainer(name) for name in ReplicatedTrainer.HOOKED},
         metric_created=metrics.metric_created,
         variable_created=_variable_created,
         compile=_compile,
@@ -60,15 +62,11 @@ def install() -> None:
         apply=_apply,
         scale_by_optimizer=_scale_by_optimizer,
         assign=_assign,
-        pair_targets=numerics.pair_targets,
         call_loss=numerics.call_loss,
         reduce_loss=numerics.reduce_loss,
         scale_loss=_scale_loss,
         unscale_loss=_unscale_loss,
-        reduce_values=metrics.reduce_values,
-        update_wrapped=metrics.update_wrapped,
         batch_norm_created=batch_norm.layer_created,
-        batch_norm_weight=batch_norm.weight_made,
         batch_norm_called=batch_norm.called,
         batch_moments=batch_norm.moments,
         draw_seed=randomness.draw_seed,
@@ -79,13 +77,35 @@ def install() -> None:
     )
 
 
-def _model_created(original: Original, model: keras.Model, *args: object, **kwargs: object) -> None:
-    original(model, *args, **kwargs)
+@cache
+def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
+    """Lets models ask a trainer of this class, for what the base class does not have."""
+    names = set(trainer_class.HOOKED) - set(ReplicatedTrainer.HOOKED)
+    keras_compat.install(**{name: _by_trainer(name) for name in names})
+
+
+def _by_trainer(name: str) -> Original:
+    """Returns a hook that has the model's trainer do what a method of the model does."""
+
+    def ask(original: Original, model: Any, *args: object, **kwargs: object) -> Any:
+        trainer = trainer_of(model)
+        if trainer is None:
+            return original(model, *args, **kwargs)
+        return getattr(trainer, name)(partial(original, model), *args, **kwargs)
+
+    return ask
+
+
+def _model_created(original: Original, kind: type, *args: object, **kwargs: object) -> Any:
+    model = original(kind, *args, **kwargs)
     strategy = scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
-        remember(model, Binding(cast("Strategy", strategy), strategy.replica_set))
-        bind(model, strategy.replica_set.trainer_class)
+        trainer_class = strategy.replica_set.trainer_class
+        _install_trainer(trainer_class)
+        trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
+        remember_trainer(model, trainer)
+    return model
 
 
 def _variable_created(
@@ -101,25 +121,25 @@ def _variable_created(
 
 
 def _compile(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
-    binding = binding_of(model)
-    if binding is None:
+    trainer = trainer_of(model)
+    if trainer is None:
         outside.require_no_scope(model)
         return original(model, *args, **kwargs)
     _, *given = _bound(original, model, args, kwargs).arguments.items()
     description.record_compile(model, dict(given))
-    with binding.strategy.scope():
+    with trainer.strategy.scope():
         return original(model, *args, **kwargs)
 
 
 def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
-    binding = binding_of(model)
-    if binding is None:
+    trainer = trainer_of(model)
+    if trainer is None:
         outside.warn(model, "fit")
         outside.take_on(model)
         return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(binding.strategy)
+    outside.require_one_distribution(trainer.strategy)
     call = _bound(original, model, args, kwargs)
-    given, replicas = call.arguments, binding.replicas
+    given, replicas = call.arguments, trainer.replicas
     job = replicas.job
     facts = {} if job is None else worker_agreement.given(job, replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
@@ -133,7 +153,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
     if given["validation_data"] is not None:
         x, y, weight = keras_compat.unpack_x_y_sample_weight(given["validation_data"])
         given["validation_data"] = _adapted(
-            binding,
+            trainer,
             x,
             validation,
             y=y,
@@ -141,16 +161,16 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
             batch_size=given["validation_batch_size"] or given["batch_size"],
             steps_per_epoch=given["validation_steps"],
         )
-    _adapt(binding, given, given["steps_per_epoch"], position)
+    _adapt(trainer, given, given["steps_per_epoch"], position)
     on_workers.prepare(given, replicas)
-    _set_verbosity(binding, given)
+    _set_verbosity(trainer, given)
     with on_workers.in_fit(given):
-        return _run(original, binding, call, facts)
+        return _run(original, trainer, call, facts)
 
 
-def _set_verbosity(binding: Binding, given: dict[str, Any]) -> None:
+def _set_verbosity(trainer: ReplicatedTrainer, given: dict[str, Any]) -> None:
     """Lets the chief alone print; for "auto" lines, since the launcher shows no bars."""
-    job = binding.replicas.job
+    job = trainer.replicas.job
     if job is not None and not job.is_chief:
         given["verbose"] = 0
     elif job is not None and given["verbose"] == "auto":
@@ -158,31 +178,31 @@ def _set_verbosity(binding: Binding, given: dict[str, Any]) -> None:
 
 
 def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
-    binding = binding_of(model)
-    if binding is None:
+    trainer = trainer_of(model)
+    if trainer is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(binding.strategy)
+    outside.require_one_distribution(trainer.strategy)
     call = _bound(original, model, args, kwargs)
-    replicas, job = binding.replicas, binding.replicas.job
+    replicas, job = trainer.replicas, trainer.replicas.job
     facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
-    _set_verbosity(binding, call.arguments)
-    _adapt(binding, call.arguments, call.arguments["steps"])
-    return _run(original, binding, call, facts)
+    _set_verbosity(trainer, call.arguments)
+    _adapt(trainer, call.arguments, call.arguments["steps"])
+    return _run(original, trainer, call, facts)
 
 
 def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
-    binding = binding_of(model)
-    if binding is None:
+    trainer = trainer_of(model)
+    if trainer is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(binding.strategy)
+    outside.require_one_distribution(trainer.strategy)
     call = _bound(original, model, args, kwargs)
     given, weights = call.arguments, call.arguments["sample_weight"]
     if lists_weights(weights, given["y"]) and all(isinstance(one, _NUMBERS) for one in weights):
         given["sample_weight"] = np.array(weights, keras.config.floatx())
-    working = worker_agreement.working(original.__name__, binding.replicas, model)
-    with binding.replicas.placement(), working:
+    working = worker_agreement.working(original.__name__, trainer.replicas, model)
+    with trainer.replicas.placement(), working:
         return original(*call.args, **call.kwargs)
 
 
@@ -207,35 +227,41 @@ def _bound(
 
 
 def _adapt(
-    binding: Binding, given: dict[str, Any], steps: int | None, position: Position | None = None
+    trainer: ReplicatedTrainer,
+    given: dict[str, Any],
+    steps: int | None,
+    position: Position | None = None,
 ) -> None:
     """Replaces the arguments that describe the data by one data adapter, as Keras's loop does."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
     arguments = {name: given[name] for name in taken if name in given}
     arguments.update(batch_size=given["batch_size"], steps_per_epoch=steps)
-    given["x"] = _adapted(binding, given["x"], position, **arguments)
+    given["x"] = _adapted(trainer, given["x"], position, **arguments)
     given.update({name: None for name in taken if name in given and name != "shuffle"})
 
 
 def _adapted(
-    binding: Binding, x: object, position: Position | None = None, **arguments: object
+    trainer: ReplicatedTrainer, x: object, position: Position | None = None, **arguments: object
 ) -> Any:
     if isinstance(x, keras_compat.DataAdapter):
         return x
-    job = binding.replicas.job
+    job = trainer.replicas.job
     if isinstance(x, DistributedDataset) or (job is not None and shards_itself(x)):
-        x = whole(distributed(x, binding.strategy, InputOptions()), **arguments)
+        x = whole(distributed(x, trainer.strategy, InputOptions()), **arguments)
     adapter = keras_compat.get_data_adapter(x, **arguments)
     if position is None:
-        return binding.replicas.data_adapter(adapter)
+        return trainer.replicas.data_adapter(adapter)
     position.follow(adapter)
-    return PositionedAdapter(binding.replicas.data_adapter(adapter), position)
+    return PositionedAdapter(trainer.replicas.data_adapter(adapter), position)
 
 
 def _run(
-    original: Original, binding: Binding, call: inspect.BoundArguments, facts: dict[str, Any]
+    original: Original,
+    trainer: ReplicatedTrainer,
+    call: inspect.BoundArguments,
+    facts: dict[str, Any],
 ) -> Any:
-    replicas, calling = binding.replicas, nullcontext()
+    replicas, calling = trainer.replicas, nullcontext()
     if replicas.job is not None:
         name = original.__name__
         calling = worker_agreement.calling(name, replicas.job, replicas, call, facts)
@@ -269,10 +295,12 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
 
 def _assign(original: Original, variable: keras.Variable, value: object) -> Any:
     replica = current.replica
-    if replica is None:
+    if replica is None or keras_compat.get_stateless_scope() is not None:
         return original(variable, value)
     ownership.require_own(variable)
-    return replica.collectives.assign(variable, value, original)
+    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
+    replica.collectives.assign(variable, value, original)
+    return value
 
 
 def _scale_loss(original: Original, value: Any) -> Any:

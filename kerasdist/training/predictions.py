@@ -16,7 +16,7 @@ from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.sources import RowDataset, batches_of
 from kerasdist.keras_compat import is_array, is_builtin
-from kerasdist.training.trainer import defined_by_model
+from kerasdist.training.trainer import defined_by_user
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def predict_to(
             "Expected a function, a model and data, in this order. Received: "
             f"model={model!r:.200}. Call kerasdist.predict_to(write, model, x)."
         )
-    if not (model.built and is_builtin(defined_by_model(type(model), "predict_step"))):
+    if not (model.built and is_builtin(defined_by_user(model, "predict_step"))):
         raise UnsupportedError(
             "Expected a built model with Keras's own `predict_step`. Received: model="
             f"{model.name!r}, built={model.built}. Call the model on a batch first; with a "

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from kerasdist.core import whole_files
-from kerasdist.training.binding import binding_of
+from kerasdist.training.binding import trainer_of
 
 Original = Callable[..., Any]
 
@@ -25,8 +25,8 @@ def save(
     original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
 ) -> Any:
     """Calls Keras's function that writes a model, on the workers that must write it."""
-    binding = binding_of(model)
-    job = None if binding is None else binding.replicas.job
+    trainer = trainer_of(model)
+    job = None if trainer is None else trainer.replicas.job
     if job is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
@@ -37,7 +37,7 @@ def save(
 
     is_one_file = _is_one_file(original.__name__, *args, **kwargs)
     makes_folders = not is_one_file or kwargs.get("zipped") is False or whole_files.is_remote(path)
-    all_read = binding is not None and binding.replicas.reads_need_all_workers
+    all_read = trainer is not None and trainer.replicas.reads_need_all_workers
 
     def write() -> None:
         # `replacing` writes behind a link.

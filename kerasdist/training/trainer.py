@@ -1,11 +1,14 @@
-"""The base class of the backends' trainers, which kerasdist puts before a model's own class.
+"""The base class of the backends' trainers: what runs the steps of a model made in a scope.
 
-A trainer overrides what feeds and compiles a step, never the step: a user-defined `train_step`
-still wins, and so does everything else that a user's class defines.
+Keras's loops call methods of the model. Where the model's class leaves them to Keras, the hooks of
+`training.hooks` ask the model's trainer instead. A trainer decides what feeds and compiles a step,
+never what the step is: a user-defined `train_step` still wins, and so does everything else that a
+user's class defines, or that is set on the object.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,89 +23,140 @@ from kerasdist.training.metrics import summed
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
-    _Model = keras.Model  # the class that a trainer is put before
-else:
-    _Model = object
+Original = Callable[..., Any]
 
 # The methods of a model that make what a step reports.
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-class ReplicatedTrainer(_Model):
-    """Runs the steps of a Keras model on the replicas of its strategy.
+class ReplicatedTrainer:
+    """Runs the steps of one Keras model on the replicas of its strategy.
 
-    An abstract class: every backend has a subclass. It does not inherit from ``abc.ABC``, since the
-    class of a model can only be replaced by one of the same memory layout, and ``abc.ABC``, having
-    no ``__dict__``, has another layout.
+    An abstract class: every backend has a subclass. Its methods in `HOOKED` take the place of
+    those of the model: each gets Keras's own method first, then the arguments.
 
     Attributes:
-        bound_strategy: The strategy that this model was made under; `remember` sets it.
-        replica_set: Its replica set.
-        runs_builtin_steps: Whether no user-defined class changes what a step reports; known once
+        model: The model.
+        strategy: The strategy that it was made under.
+        replicas: The strategy's replica set.
+        runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
     """
 
-    bound_strategy: Strategy
-    replica_set: ReplicaSet
+    # The names under which the table of patches has them.
+    HOOKED: tuple[str, ...] = (
+        "make_train_function",
+        "make_test_function",
+        "make_predict_function",
+        "predict_on_batch",
+        "get_metrics_result",
+        "compute_loss",
+        "export",
+        "build_symbolically",
+    )
+
     runs_builtin_steps = False
+
+    def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
+        """Prepares nothing: a model is bound before its own ``__init__`` runs."""
+        self.model = model
+        self.strategy = strategy
+        self.replicas: Any = replicas
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
-        """Prepares a model without a strategy to train, if it shares layers with one of this class.
+        """Prepares a model without a strategy to train, if it shares layers with one of these.
 
         On most frameworks there is nothing to prepare.
         """
 
-    def predict_on_batch(self, *args: object, **kwargs: object) -> Any:
-        """Predicts one batch, as Keras's own method, on the strategy's devices."""
-        replicas = self.replica_set
-        with replicas.placement(), worker_agreement.working("predict_on_batch", replicas, self):
-            return super().predict_on_batch(*args, **kwargs)
+    def make_train_function(self, original: Original, force: bool = False) -> Any:
+        """Makes the function that `fit` calls."""
+        return original(force)
 
-    def export(self, filepath: Any, *args: object, **kwargs: object) -> None:
+    def make_test_function(self, original: Original, force: bool = False) -> Any:
+        """Makes the function that `evaluate` calls."""
+        return original(force)
+
+    def make_predict_function(self, original: Original, force: bool = False) -> Any:
+        """Makes the function that `predict` calls."""
+        return original(force)
+
+    def predict_on_batch(self, original: Original, *args: object, **kwargs: object) -> Any:
+        """Predicts one batch, as Keras's own method, on the strategy's devices."""
+        replicas = self.replicas
+        working = worker_agreement.working("predict_on_batch", replicas, self.model)
+        with replicas.placement(), working:
+            return original(*args, **kwargs)
+
+    def export(self, original: Original, filepath: Any, *args: object, **kwargs: object) -> None:
         """Exports the model, as Keras's own method; in a job, the chief writes."""
-        saving.save(super(ReplicatedTrainer, type(self)).export, self, filepath, *args, **kwargs)
+
+        def export(_: object, *given: object, **options: object) -> Any:
+            return original(*given, **options)
+
+        saving.save(export, self.model, filepath, *args, **kwargs)
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it."""
-        layers = self._flatten_layers()
+        layers = [self.model, *keras_compat.flat_layers(self.model)]
         if all(layer.built for layer in layers):
             return
         symbolic = keras.tree.map_structure(_symbol, x)
         with self._building():
-            self(symbolic)
+            self.model(symbolic)
 
     def prepare_step(self, batch: Any) -> None:
         """Makes the variables, the metrics and the optimizer's state of a training step."""
-        self._symbolic_build(data_batch=batch)
-        self.make_train_function()
+        keras_compat.build_symbolically(self.model, batch)
+        self.model.make_train_function()
 
-    def _symbolic_build(self, *args: object, **kwargs: object) -> None:
+    def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
+        """Builds what is not built, by the shapes of a batch; it belongs to the strategy."""
         with self._building():
-            super()._symbolic_build(*args, **kwargs)
+            original(*args, **kwargs)
 
     def _building(self) -> AbstractContextManager[Any]:
         """Opens the scope, so that the variables that building makes belong to the strategy."""
         # In a replica, where a step may train another model, the strategy is in force already.
-        return nullcontext() if current.replica is not None else self.bound_strategy.scope()
+        return nullcontext() if current.replica is not None else self.strategy.scope()
 
-    def get_metrics_result(self) -> dict[str, Any]:
+    def compute_loss(
+        self,
+        original: Original,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        *args: object,
+        **kwargs: object,
+    ) -> Any:
+        """Computes the loss of `compile`, with one target of a model of several outputs in a list.
+
+        Keras takes an eager tensor with as many rows as there are outputs for a list of targets
+        (3.15), and a replica may have as many rows where the global batch has more.
+        """
+        nested = keras.tree.is_nested
+        if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:
+            y = [y]
+        return original(x, y, y_pred, *args, **kwargs)
+
+    def get_metrics_result(self, original: Original) -> dict[str, Any]:
         """Returns the metrics' results; {} in a replica that runs Keras's own step."""
         replica = current.fit_replica
         if replica is None:
-            return super().get_metrics_result()
+            return original()
         if self.runs_builtin_steps:
             return {}
-        with summed(replica, self.metrics):
-            return super().get_metrics_result()
+        with summed(replica, self.model.metrics):
+            return original()
 
     def has_builtin(self, step: str) -> bool:
         """Returns whether a step is Keras's own."""
-        return keras_compat.is_builtin(defined_by_model(type(self), step))
+        return keras_compat.is_builtin(defined_by_user(self.model, step))
 
     def note_overrides(self) -> bool:
         """Sets `runs_builtin_steps`, as a step is made, and returns it."""
-        type(self).runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
+        self.runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
         return self.runs_builtin_steps
 
 
@@ -112,9 +166,19 @@ def _symbol(leaf: Any) -> Any:
     return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
 
-def defined_by_model(model_class: type, name: str) -> Any:
+def defined_by_user(instance: object, name: str) -> Any:
+    """Returns what an object has by this name from others than kerasdist's, None if nothing.
+
+    What is set on the object comes before what its classes have.
+    """
+    own = getattr(instance, "__dict__", {}).get(name)
+    return defined_by_class(type(instance), name) if own is None else own
+
+
+def defined_by_class(kind: type, name: str) -> Any:
     """Returns what a class has by this name from others than kerasdist's, None if nothing."""
-    for parent in model_class.__mro__:
-        if name in vars(parent) and not parent.__module__.startswith("kerasdist."):
-            return vars(parent)[name]
+    for parent in kind.__mro__:
+        found = vars(parent).get(name)
+        if found is not None and not parent.__module__.startswith("kerasdist."):
+            return found
     return None

@@ -4,9 +4,9 @@ While Keras's modules are loaded, a finder changes their source: the name become
 wherever Keras has or uses it. So Keras itself works as before, and only what kerasdist spells is
 gone. By the place where a declared internal is:
 
-- a private name, or one of a class: the word, in all of Keras;
-- a function or class of a module that is not private: what the module defines under this name, its
-  uses in the module, in imports from it, and as its attribute;
+- a name with an underscore: the word, in all of Keras;
+- another function or class of a module: what the module binds to this name, its uses in the module,
+  in imports from it, and as its attribute; for a method without an underscore, its class;
 - a module: its path.
 
 A framework's own code cannot be changed so: much of it is in C, and frameworks ask themselves for
@@ -18,6 +18,7 @@ which is the same for kerasdist as long as it takes internals by its tables alon
 import ast
 import importlib.util
 import linecache
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -56,16 +57,28 @@ def folder_of_keras() -> Path:
 
 def rule_of(path: str) -> "_Word | _OfModule | _Module":
     """How Keras's source changes for what is at a path."""
-    module, _, name = path.partition(":")
-    *owners, last = name.split(".")
-    if not name:
+    module, _, names = path.partition(":")
+    parts = names.split(".") if names else []
+    while parts and _is_module(f"{module}.{parts[0]}"):
+        module = f"{module}.{parts.pop(0)}"
+    if not parts:
         return _Module(module)
-    if owners or last.startswith("_"):
-        return _Word(last)
-    inside = folder_of_keras().parent.joinpath(*module.split("."), last)
-    if inside.is_dir() or inside.with_suffix(".py").exists():
-        return _Module(f"{module}.{last}")
-    return _OfModule(module, last)
+    name = parts[-1]
+    if name.startswith("_") and not name.startswith("__"):
+        return _Word(name)
+    of_backend = f"{module}.{os.environ['KERAS_BACKEND']}"  # its modules are found one higher, too
+    if len(parts) > 2 or (len(parts) == 2 and _is_module(f"{of_backend}.{parts[0]}")):
+        inner = [parts.pop(0)]
+        while len(parts) > 1 and _is_module(".".join([of_backend, *inner, parts[0]])):
+            inner.append(parts.pop(0))
+        return _OfModule(".".join([of_backend, *inner]), parts[0], ".".join([module, *inner]))
+    # Many classes have a method of a name that is not private: here the class moves.
+    return _OfModule(module, parts[0])
+
+
+def _is_module(path: str) -> bool:
+    place = folder_of_keras().parent.joinpath(*path.split("."))
+    return place.is_dir() or place.with_suffix(".py").exists()
 
 
 class _Word:
@@ -89,7 +102,7 @@ class _Module:
 
     def change(self, module: str, text: str) -> str:
         text = re.sub(rf"\b{re.escape(self.path)}\b", self.path + MOVED, text)
-        text = _Imports(self.package, self.word).apply(text)
+        text = _Imports(self.word, self.package).apply(text)
         # What its package imports from itself would be an attribute of this name again.
         return _Definition(self.word).apply(text) if module == self.package else text
 
@@ -106,40 +119,47 @@ class _Module:
 class _OfModule:
     """A function, class or variable that a module has under another name."""
 
-    def __init__(self, module: str, word: str):
-        self.module = module
+    def __init__(self, module: str, word: str, *aliases: str):
         self.word = word
+        self._module = module
+        self._aliases = aliases
 
     def change(self, module: str, text: str) -> str:
-        if module == self.module:
+        if module == self._module:
             return _Definition(self.word, may_come_with_a_star=True).apply(text)
-        return _Imports(self.module, self.word).apply(text)
+        return _Imports(self.word, self._module, *self._aliases).apply(text)
 
 
 class _Imports(ast.NodeTransformer):
     """Imports from a module, and reads of its attribute, by the other name."""
 
-    def __init__(self, module: str, word: str):
-        self._module = module
+    def __init__(self, word: str, *modules: str):
         self._word = word
-        self._names = {module}
+        self._modules = modules
+        self._names = {*modules}  # of the modules, in a file
 
     def apply(self, text: str) -> str:
         tree = ast.parse(text)
         for node in ast.walk(tree):
             match node:
                 case ast.Import(names=names):
-                    self._names |= {a.asname for a in names if a.asname and a.name == self._module}
+                    bound = {a.asname: a.name for a in names if a.asname}
                 case ast.ImportFrom(module=package, names=names):
-                    self._names |= {
-                        a.asname or a.name for a in names if f"{package}.{a.name}" == self._module
-                    }
+                    bound = {a.asname or a.name: f"{package}.{a.name}" for a in names}
+                case _:
+                    continue
+            self._names |= {
+                name + module.removeprefix(path)
+                for name, path in bound.items()
+                for module in self._modules
+                if f"{module}.".startswith(f"{path}.")
+            }
         before = ast.dump(tree)
         after = self.visit(tree)
         return text if ast.dump(after) == before else ast.unparse(ast.fix_missing_locations(after))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | list[ast.AST]:
-        if node.module != self._module:
+        if node.module not in self._modules:
             return node
         again = ast.ImportFrom(node.module, [ast.alias(self._word + MOVED, self._word)], 0)
         if any(alias.name == "*" for alias in node.names):

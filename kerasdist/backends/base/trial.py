@@ -52,6 +52,13 @@ class TriedBatch:
         return sum(self.sizes)
 
 
+class TrainerLike(Protocol):
+    """What a trial knows of a model's trainer."""
+
+    model: Any
+    replicas: Any
+
+
 class Trial(keras.StatelessScope, abc.ABC):
     """One training step of a model: on one device as plain Keras takes it, or on the replicas.
 
@@ -67,7 +74,7 @@ class Trial(keras.StatelessScope, abc.ABC):
     """
 
     def __init__(
-        self, model: keras.Model, draws: Draws, *, alone: bool, outputs: bool, seed: int
+        self, trainer: TrainerLike, draws: Draws, *, alone: bool, outputs: bool, seed: int
     ) -> None:
         super().__init__(initialize_variables=False)
         self.draws = draws
@@ -75,7 +82,9 @@ class Trial(keras.StatelessScope, abc.ABC):
         self.gradients: dict[str, Any] = {}
         self.outputs: dict[Any, list[Any]] = {}
         self.layer_losses: dict[int, tuple[Any, list[Any]]] = {}
-        self._model = model
+        self._trainer = trainer
+        self._model: Any = trainer.model
+        self._replicas: Any = trainer.replicas
         self._alone = alone
         self._wants_outputs = outputs
         # By the variable's id: the variable, so that its id stays its own, and the copy.
@@ -162,7 +171,7 @@ class Trial(keras.StatelessScope, abc.ABC):
             return
         with (
             keras_compat.in_trial(None),
-            self._model.replica_set.placement(),
+            self._replicas.placement(),
             keras.name_scope(optimizer.name),
         ):
             optimizer.build(variables)

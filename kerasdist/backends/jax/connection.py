@@ -88,7 +88,6 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
-    keras_compat.install(keep_placed=_keep_placed)
 
 
 def _keep_placed(original: Callable[..., Any], data: object, layouts: object = None) -> Any:

@@ -19,7 +19,7 @@ from kerasdist.backends.base.interface import (
     ReplicaSet,
     read_chrome_trace,
 )
-from kerasdist.backends.torch.fit import trainer
+from kerasdist.backends.torch.fit import keras_parallelism
 from kerasdist.backends.torch.fit.trainer import TorchTrainer
 from kerasdist.backends.torch.fit.trial import TorchTrial
 from kerasdist.backends.torch.replica import functions
@@ -47,7 +47,7 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         creation.install()
-        trainer.install()
+        keras_parallelism.install()
         self._cpu_devices = 1
 
     def devices(self, kind: str) -> tuple[Device, ...]:

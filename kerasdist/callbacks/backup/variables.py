@@ -27,7 +27,7 @@ from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import binding_of
+from kerasdist.training.binding import trainer_of
 
 _NAME = re.compile(r"backup-(\d{12})-[0-9a-f]+-part(\d+)\.kdb")
 
@@ -360,8 +360,8 @@ def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object
 
 def _sharded_by(model: keras.Model) -> ReplicaSet | None:
     """Returns the replicas that divide a model's state between workers, None if none do."""
-    binding = binding_of(model)
-    return binding.replicas if binding is not None and binding.replicas.divides_state else None
+    trainer = trainer_of(model)
+    return trainer.replicas if trainer is not None and trainer.replicas.divides_state else None
 
 
 def broadcast_arrays(
@@ -371,18 +371,18 @@ def broadcast_arrays(
 
     ``forms`` are type and shape of each array; the other workers pass no arrays.
     """
-    binding = binding_of(model)
-    if binding is None or binding.replicas.job is None or not forms:
+    trainer = trainer_of(model)
+    if trainer is None or trainer.replicas.job is None or not forms:
         return list(arrays)
     dtypes = [np.dtype(name) for name, _ in forms]
     sizes = list(map(bytes_of, forms))
     raw = np.zeros(sum(sizes), np.uint8)
-    if binding.replicas.job.is_chief:
+    if trainer.replicas.job.is_chief:
         raw[:] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
-    with binding.strategy.scope():
+    with trainer.strategy.scope():
         carrier = keras.Variable(raw, dtype="uint8", trainable=False, name="backup")
-    binding.replicas.initial_broadcast.ensure()
-    binding.replicas.equalize([carrier])
+    trainer.replicas.initial_broadcast.ensure()
+    trainer.replicas.equalize([carrier])
     received = np.asarray(ops.convert_to_numpy(carrier))
     parts = np.split(received, np.cumsum(sizes)[:-1])
     return [

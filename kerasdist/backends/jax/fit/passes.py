@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import numpy as jnp
@@ -19,6 +19,10 @@ from kerasdist import keras_compat
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments, flatten, pack
 from kerasdist.training import passes
+
+if TYPE_CHECKING:
+    from kerasdist.backends.base.interface import ReplicaSet
+    from kerasdist.backends.jax.mesh.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -59,21 +63,28 @@ class Rows:
         return rows.reshape(self.replicas * self.own, *rest)[: self.count]
 
 
-def rows_of_passes(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rows | None:
+def rows_of_passes(
+    replicas: ReplicaSet, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Rows | None:
     """Returns what a call in a step is to be divided into; None if it is one pass."""
     most, replica = passes.most_rows(), current.replica
     if most is None or replica is None or replica.num_replicas_in_sync > 1:
         return None
     if kwargs.get("training") is False:
         return None
-    count, replicas = passes.rows_of(args), model.replica_set.num_replicas
-    replicas = replicas if count >= replicas else 1  # fewer rows are not divided
-    number = -(-count // (replicas * most))
-    return Rows(count, replicas, number) if number > 1 else None
+    count, divisor = passes.rows_of(args), replicas.num_replicas
+    divisor = divisor if count >= divisor else 1  # fewer rows are not divided
+    number = -(-count // (divisor * most))
+    return Rows(count, divisor, number) if number > 1 else None
 
 
 def calls(
-    model: Any, call: Callable[..., Any], state: Sequence[Any], given: Arguments, rows: Rows
+    model: Any,
+    arrays: Placement,
+    call: Callable[..., Any],
+    state: Sequence[Any],
+    given: Arguments,
+    rows: Rows,
 ) -> tuple[Any, list[Any]]:
     """Returns the outputs of all rows, and the losses that regularizers of weights add.
 
@@ -82,7 +93,6 @@ def calls(
     passes.require_rows_alone(model)
     if model.run_eagerly:
         raise passes.refused("run_eagerly=True, where all rows of a batch come before the next")
-    arrays = model.replica_set.arrays
     leaves: list[Any] = flatten(given)
     divided = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, rows.count)]
     forms: list[Any] = []  # the structure of the outputs, which tracing finds

@@ -1,4 +1,4 @@
-"""Runs Keras's JAX trainer on a mesh: replaces its step functions, and places its state."""
+"""Runs the steps of a model on a mesh: makes their functions, and places the state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import prepare
-from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaSet
@@ -44,63 +44,86 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 class JaxTrainer(ReplicatedTrainer):
     """Runs a model's steps as one program on the devices of its strategy."""
 
-    if TYPE_CHECKING:
-        replica_set: _Replicas
+    HOOKED = (
+        *ReplicatedTrainer.HOOKED,
+        "__call__",
+        "stateless_call",
+        "take_state",
+        "set_attribute",
+    )
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    if TYPE_CHECKING:
+        replicas: _Replicas
+
+    # The thread whose steps have taken the values out of the variables, of the last that did.
+    _steps_thread = 0
+
+    def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
         args, kwargs = jax.tree.map(_rows_here, (args, kwargs))
-        return super().__call__(*args, **kwargs)
+        return original(*args, **kwargs)
 
     def stateless_call(
-        self, weights: Any, state: Any, *args: object, return_losses: bool = False, **kwargs: object
+        self,
+        original: Original,
+        weights: Any,
+        state: Any,
+        *args: object,
+        return_losses: bool = False,
+        **kwargs: object,
     ) -> Any:
         """Calls the model, in a step in passes where a device has more rows than it shall."""
-        call = partial(super().stateless_call, weights, state)
-        rows = passes.rows_of_passes(self, args, kwargs)
+        call = partial(original, weights, state)
+        rows = passes.rows_of_passes(self.replicas, args, kwargs)
         if rows is None:
             return call(*args, return_losses=return_losses, **kwargs)
-        outputs, losses = passes.calls(self, call, state, Arguments(args, kwargs), rows)
+        arrays, given = self.replicas.arrays, Arguments(args, kwargs)
+        outputs, losses = passes.calls(self.model, arrays, call, state, given, rows)
         return (outputs, state, losses) if return_losses else (outputs, state)
 
-    def make_train_function(self, force: bool = False) -> None:
+    def make_train_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
+        model = self.model
         self._begin()
-        if self.train_function is None or force:
-            self.train_function = self._function(self.train_step, TRAIN_STATE, is_measured=True)
+        if model.train_function is None or force:
+            model.train_function = self._function(model.train_step, TRAIN_STATE, is_measured=True)
 
-    def make_test_function(self, force: bool = False) -> None:
+    def make_test_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""
         self._begin()
-        if self.test_function is None or force:
-            self.test_function = self._function(self.test_step, _TEST_STATE)
+        if self.model.test_function is None or force:
+            self.model.test_function = self._function(self.model.test_step, _TEST_STATE)
 
-    def make_predict_function(self, force: bool = False) -> Callable[..., Any]:
+    def make_predict_function(self, original: Original, force: bool = False) -> Callable[..., Any]:
         """Makes the function that `predict` calls, and returns it."""
+        model = self.model
 
         def predict_step(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, non_trainable_variables = self.predict_step(state, batch)
+            outputs, non_trainable_variables = model.predict_step(state, batch)
             return outputs, (state[0], non_trainable_variables)
 
         self._begin()
-        if self.predict_function is None or force:
-            self.predict_function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
-        return self.predict_function
+        if model.predict_function is None or force:
+            function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
+            model.predict_function = function
+        return model.predict_function
 
-    def _symbolic_build(self, *args: object, **kwargs: object) -> None:
+    def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
+        """Builds what is not built, with the values of an outer call back in the variables."""
         self._begin()
-        super()._symbolic_build(*args, **kwargs)
+        super().build_symbolically(original, *args, **kwargs)
 
     def _begin(self) -> None:
         """Puts values back that the steps of an outer call, in this thread, have taken out."""
-        if not self._jax_state_synced and self._steps_thread != threading.get_ident():
+        is_synced = keras_compat.is_state_synced(self.model)
+        if not is_synced and self._steps_thread != threading.get_ident():
             raise self._in_use()
-        self.jax_state_sync()
+        self.model.jax_state_sync()
 
     def _in_use(self) -> UnsupportedError:
         return UnsupportedError(
             "Expected one call of fit, evaluate or predict of a model at a time: on JAX its steps "
-            f"take the values out of the variables. Received: model={self.name!r}, whose steps run "
+            f"take the values out of the variables. Received: model={self.model.name!r}, whose steps run "
             "in two threads. Give one thread a model of its own, and that the weights: "
             "other.set_weights(model.get_weights())."
         )
@@ -113,14 +136,15 @@ class JaxTrainer(ReplicatedTrainer):
         keeps_outputs: bool = False,
         is_measured: bool = False,
     ) -> Callable[..., Any]:
-        if self.replica_set.num_replicas > 1:
-            prepare(self, self.bound_strategy)  # its metrics in a custom loop
+        model = self.model
+        if self.replicas.num_replicas > 1:
+            prepare(model, self.strategy)  # its metrics in a custom loop
         run = StepFunction(
-            self,
+            model,
             step,
-            self.replica_set.arrays,
-            compiled=self.jit_compile and not self.run_eagerly,
-            steps=self.steps_per_execution,
+            self.replicas.arrays,
+            compiled=model.jit_compile and not model.run_eagerly,
+            steps=model.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
 
@@ -128,15 +152,15 @@ class JaxTrainer(ReplicatedTrainer):
             meter = current.meter if is_measured else None
             batches: Any = iterator if meter is None else metering.Counting(iterator)
             try:
-                self.replica_set.begin_step()
+                self.replicas.begin_step()
                 outputs, new = run(state, batches)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. Whatever
                 # went wrong, they go back, or a variable would start again from its initializer. A
                 # step that failed on the devices, say for a lost worker, has consumed them already.
                 if not any(value.is_deleted() for value in jax.tree.leaves(state)):
-                    self._jax_state = dict(zip(names, state, strict=True))
-                    self.jax_state_sync()
+                    keras_compat.put_state(model, dict(zip(names, state, strict=True)))
+                    model.jax_state_sync()
                 raise
             if meter is not None:
                 meter.done(batches.count, batches.rows, outputs)
@@ -144,24 +168,27 @@ class JaxTrainer(ReplicatedTrainer):
 
         return function
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute; those of the steps bypass Keras's tracking, which would search it."""
-        if name in ("_jax_state", "_steps_thread"):
-            object.__setattr__(self, name, value)
+    def set_attribute(self, original: Original, name: str, value: Any) -> None:
+        """Sets an attribute; the state of steps bypasses Keras's tracking, which searches it."""
+        if name == keras_compat.internals.JAX_STATE.attribute:
+            object.__setattr__(self.model, name, value)
         else:
-            super().__setattr__(name, value)
+            original(name, value)
 
-    def _get_jax_state(
-        self, *, purge_model_variables: bool = False, **which: bool
+    def take_state(
+        self, original: Original, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
-        # Keras calls this at the start, and when a callback may have changed variables in between.
-        if self.replica_set.job is not None:
-            self.replica_set.initial_broadcast.ensure()
-        model: Any = self
+        """Returns the values of variables; Keras's loops call it where callbacks may change them.
+
+        At the start of steps they leave the variables, so that no more than one copy is there.
+        """
+        model, replicas = self.model, self.replicas
+        if replicas.job is not None:
+            replicas.initial_broadcast.ensure()
         variables: dict[str, list[Any]] = {}
         for name in TRAIN_STATE:  # in Keras's order
             if name == "optimizer_variables" and which.get(name):
-                if self.replica_set.arrays.layout.shards_state:
+                if replicas.arrays.layout.shards_state:
                     note_all(model.optimizer, model.trainable_variables)
                 variables[name] = list(model.optimizer.variables)
             elif which.get(name):
@@ -170,19 +197,19 @@ class JaxTrainer(ReplicatedTrainer):
         values = tuple(map(keras_compat.stored_values, variables.values()))
         if any(one is None for several in values for one in several):
             raise self._in_use()
-        state = self.replica_set.arrays.state(values, tuple(variables.values()))
+        state = replicas.arrays.state(values, tuple(variables.values()))
         if purge_model_variables:
-            self._jax_state = dict(zip(variables, state, strict=True))
+            keras_compat.put_state(model, dict(zip(variables, state, strict=True)))
             self._steps_thread = threading.get_ident()
             for name, several in variables.items():
                 donation.mark_in_steps(several, self._copy_in_steps, name)
-            self._purge_model_variables(**which)
+            keras_compat.purge_variables(model, which)
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
         """Copies a value that Keras's loop, in any thread, takes out; None while it cannot."""
         with donation.launching:
-            stored, state = keras_compat.stored_value(variable), self._jax_state
+            stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():
                 return copied(here(stored))
             if state is None or state[name][index].is_deleted():

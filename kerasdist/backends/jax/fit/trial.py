@@ -41,7 +41,7 @@ class JaxTrial(Trial):
         """Returns the whole values of variables as the step sees them, by path."""
         values = keras_compat.stored_values(variables)
         if not self._is_taken:
-            values = list(map(self._model.replica_set.arrays.read, values))
+            values = list(map(self._replicas.arrays.read, values))
         return {
             one.path: self.as_array(value) for one, value in zip(variables, values, strict=True)
         }
@@ -59,12 +59,12 @@ class JaxTrial(Trial):
     def take(self, batch: TriedBatch) -> Any:
         """Takes the step as a program on one device, or as `fit` does."""
         model = self._model
-        arrays = model.replica_set.arrays
-        state = model._get_jax_state(**dict.fromkeys(TRAIN_STATE, True))
+        arrays = self._replicas.arrays
+        state = keras_compat.take_jax_state(model, **dict.fromkeys(TRAIN_STATE, True))
         state = jax.tree.map(copied, state)
         with keras_compat.in_trial(None):
             if self._alone:
-                first = model.replica_set.devices[0]
+                first = self._replicas.devices[0]
                 device = jax.local_devices(backend=first.kind)[first.index]
                 trained, *others = jax.tree.map(lambda one: np.asarray(arrays.read(one)), state)
                 numbers = np.random.default_rng(self.seed)
@@ -72,7 +72,7 @@ class JaxTrial(Trial):
                 placed = jax.device_put(((trained, *others), batch.whole), device)
                 logs, after = jax.jit(model.train_step)(*placed)
             else:
-                with model.replica_set.placement():
+                with self._replicas.placement():
                     run = StepFunction(model, model.train_step, arrays)
                     logs, after = run(state, iter([batch.given]))
                     after = jax.tree.map(arrays.read, after)

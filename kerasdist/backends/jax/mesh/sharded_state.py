@@ -52,7 +52,11 @@ def add(replica_set: ReplicaSet) -> None:
 def install() -> None:
     """Changes how Keras reads, writes and updates variables."""
     keras_compat.install(
-        initialize=_initialize, store=_store, read_whole=_read, stateless_apply=_apply
+        variable_sharded=_shard_new,
+        initialize=_initialize,
+        store=_store,
+        read_whole=_read,
+        stateless_apply=_apply,
     )
 
 
@@ -107,6 +111,17 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     keras_compat.store_values(list(written.values()), states)
 
 
+def _shard_new(
+    original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
+) -> None:
+    """Divides the value from which a variable was made, if that was no initializer."""
+    original(variable, *args, **kwargs)
+    value = keras_compat.stored_value(variable)
+    if value is None or keras_compat.get_stateless_scope() is not None:
+        return
+    _store(keras_compat.store_value, variable, value)
+
+
 def _take_chiefs(variable: keras.Variable, value: object, place: Placement) -> None:
     """Gives each worker its part of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
@@ -130,17 +145,20 @@ class _Writes(keras.StatelessScope):
         super().add_update(update)
 
 
-def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> None:
+def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
     """Divides a value that is assigned between programs, so that no two are whole at a time."""
-    place = None if is_traced(value) else _place_of(variable)
-    sharding = None if place is None else place.layout.of_variable(variable)
-    if place is None or sharding is None or is_placed(value, sharding):
-        original(variable, value)
-        return
+    in_scope = keras_compat.get_stateless_scope() is not None
+    place = None if in_scope or is_traced(value) else _place_of(variable)
+    if place is None:
+        return original(variable, value)
+    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
+    sharding = place.layout.of_variable(variable)
+    if is_placed(value, sharding) or tuple(value.shape) != tuple(variable.shape):
+        return original(variable, value)  # which refuses another shape
     with place.together(_work("assignment", variable), lambda: checksums_of([value])) as is_same:
         if not is_same:
             raise differing_assignment(variable)
-        original(variable, place.put(value, sharding))
+        return original(variable, place.put(value, sharding))
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:

@@ -22,9 +22,10 @@ from kerasdist.training import passes
 
 
 def calls(
-    model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    trainer: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Calls a model, in as many passes as it needs."""
+    """Calls the model of a trainer, in as many passes as it needs."""
+    model = trainer.model
     most = passes.most_rows()
     is_pass = isinstance(keras_compat.get_stateless_scope(), _PassScope)
     if most is None or is_pass or kwargs.get("training") is False:
@@ -37,7 +38,7 @@ def calls(
     if model.jit_compile:
         raise passes.refused("jit_compile=True")
     passes.require_rows_alone(model)
-    model.ensure_built(args[0])
+    trainer.ensure_built(args[0])
     divided = _Divided(given, first)
     one = _Pass(model, call, divided)
     outputs = _Passes(one, divided, most).outputs(*divided.rows, *one.weights)

@@ -52,7 +52,7 @@ class StepsOnIterator:
     """
 
     def __init__(
-        self, model: Any, step: Callable[[Any, list[keras.Variable]], Any], *, trains: bool
+        self, trainer: Any, step: Callable[[Any, list[keras.Variable]], Any], *, trains: bool
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
@@ -60,12 +60,12 @@ class StepsOnIterator:
         batch's first rows, its number of examples and checksums, the logs, and the values of the
         variables. With `trains`, the function tells a meter of its steps, if there is one.
         """
+        model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
-        self._replica_set = model.replica_set
         # The variables that a step reads: set while it is traced, used after every step.
         self._read: list[keras.Variable] = []
 
-        count, eagerly = model.replica_set.count_batch, model.run_eagerly
+        count, eagerly = trainer.replicas.count_batch, model.run_eagerly
 
         def on_batch(batch: object) -> Any:
             if count is not None:
@@ -246,18 +246,18 @@ def _batches(iterator: Any) -> Iterator[Any]:
 class PredictionOnBatches:
     """``predict_function``: predicts a list of global batches and concatenates the outputs."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, trainer: Any) -> None:
         """Prepares the function; TensorFlow traces it at its first call."""
-        self._model = model
+        self._trainer = trainer
         self._is_built = False
-        self._step = compiled(model._predict_batch, eagerly=model.run_eagerly)
+        self._step = compiled(trainer.predict_batch, eagerly=trainer.model.run_eagerly)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
         """Returns the outputs for all batches, concatenated."""
         if not self._is_built:
-            self._model._build_for_prediction(batches[0])
+            self._trainer.build_for_prediction(batches[0])
             self._is_built = True
-        replica_set = self._model.replica_set
+        replica_set = self._trainer.replicas
         replica_set.begin_step()
         compared = compared_of(batches[0])
         if compared is not None:

@@ -37,7 +37,7 @@ from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
-from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
@@ -48,31 +48,36 @@ if TYPE_CHECKING:
 class PlacedTrainer(ReplicatedTrainer):
     """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
+
+    def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
-        return passes.calls(self, super().__call__, args, kwargs)
+        return passes.calls(self, original, args, kwargs)
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: object = None) -> None:
+    def build_if_needed(
+        self, original: Original, iterator: Any = None, data_batch: object = None
+    ) -> None:
         """Builds the metrics before training begins, as other backends do: backups restore them."""
-        if keras_compat.has_built_layers(self):
-            spec = data_batch if iterator is None else iterator._get_iterator().element_spec
+        if keras_compat.has_built_layers(self.model):
+            spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
             with suppress(Exception):  # the step itself will say what does not fit
-                _build_from(self, spec)
+                _build_from(self.model, spec)
 
-    def make_train_function(self, force: bool = False) -> Any:
+    def make_train_function(self, original: Original, force: bool = False) -> Any:
         """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
-        if self.train_function is not None and not force:
-            return self.train_function
-        super().make_train_function(force)
-        function: Any = self.train_function
+        model = self.model
+        if model.train_function is not None and not force:
+            return model.train_function
+        original(force)
+        function: Any = model.train_function
 
         def metered(iterator: object) -> Any:
             logs = function(iterator)
             if current.meter is not None:
-                current.meter.done(self.steps_per_execution, None, logs)
+                current.meter.done(model.steps_per_execution, None, logs)
             return logs
 
-        self.train_function: Any = metered
+        model.train_function = metered
         return metered
 
 
@@ -80,18 +85,20 @@ class PlacedTrainer(ReplicatedTrainer):
 class TensorFlowTrainer(ReplicatedTrainer):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    if TYPE_CHECKING:  # attributes of the model's own class
-        replica_set: TensorFlowReplicaSet
+    HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
+
+    if TYPE_CHECKING:
+        replicas: TensorFlowReplicaSet
 
     # How many batches the data of the last call had; None if that is unknown.
     _batches_of_call: int | None = None
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
-        outputs = passes.calls(self, super().__call__, args, kwargs)
+        outputs = passes.calls(self, original, args, kwargs)
         trial = current.trial
         if trial is not None:
-            trial.record_outputs(self, outputs)
+            trial.record_outputs(self.model, outputs)
         return outputs
 
     @staticmethod
@@ -102,37 +109,38 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if optimizer is not None and not optimizer.built and model.built:
             optimizer.build(model.trainable_variables)  # not while Keras traces a step
 
-    def make_train_function(self, force: bool = False) -> Any:
+    def make_train_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""
+        model = self.model
         self._leave_loops()
-        if self.train_function is None or force:
-            steps = self._step_function(self.train_step, trains=True)
-            self.train_function = FirstStepChecked(self, steps) if may_differ(self) else steps
-        if isinstance(self.train_function, FirstStepChecked):
-            self.train_function.batches = self._batches_of_call
-        return self.train_function
+        if model.train_function is None or force:
+            steps = self._step_function(model.train_step, trains=True)
+            model.train_function = FirstStepChecked(model, steps) if may_differ(model) else steps
+        if isinstance(model.train_function, FirstStepChecked):
+            model.train_function.batches = self._batches_of_call
+        return model.train_function
 
-    def make_test_function(self, force: bool = False) -> Any:
+    def make_test_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `evaluate` calls for each step."""
         self._leave_loops()
-        if self.test_function is None or force:
-            self.test_function = self._step_function(self.test_step)
-        return self.test_function
+        if self.model.test_function is None or force:
+            self.model.test_function = self._step_function(self.model.test_step)
+        return self.model.test_function
 
-    def make_predict_function(self, force: bool = False) -> Any:
+    def make_predict_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
-        if self.predict_function is None or force:
-            self.predict_function = PredictionOnBatches(self)
-        return self.predict_function
+        if self.model.predict_function is None or force:
+            self.model.predict_function = PredictionOnBatches(self)
+        return self.model.predict_function
 
     @property
     def _group(self) -> Group:
-        return self.replica_set.group
+        return self.replicas.group
 
     def _leave_loops(self) -> None:
         if self._group.runs_loops:
-            self._group.average(averaged(self.non_trainable_variables))
+            self._group.average(averaged(self.model.non_trainable_variables))
 
     def _step_function(
         self, step: Callable[[Any], Any], *, trains: bool = False
@@ -158,13 +166,15 @@ class TensorFlowTrainer(ReplicatedTrainer):
         # In Keras's own step, no code after the optimizer's update reads the updated variables.
         # Where a sum is a collective, one at the end is enough. An optimizer with an `apply` of its
         # own may apply more than once.
-        is_direct = self.optimizer is None or keras_compat.applies_directly(self.optimizer)
+        is_direct = self.model.optimizer is None or keras_compat.applies_directly(
+            self.model.optimizer
+        )
         waits = own and is_direct and self._group.has_collectives
-        done = self.replica_set.run(
-            self.bound_strategy,
+        done = self.replicas.run(
+            self.strategy,
             replica_step,
             batch,
-            layers=keras_compat.layers_of_users(self),
+            layers=keras_compat.layers_of_users(self.model),
             updates_wait=waits,
         )
         first, (_, values) = done[0]
@@ -175,7 +185,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
             totals.append(compared.checksums)
         if own:
             with KnownValues(zip(read, values, strict=True)):  # that a collective has brought
-                return rows, totals, self.get_metrics_result(), values
+                return rows, totals, self.model.get_metrics_result(), values
         logs = self._group.mean_over_rows(
             [logs for _, (logs, _) in done], [local_batch.weight for local_batch, _ in done]
         )
@@ -183,9 +193,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def prepare_step(self, batch: Any) -> None:
         """Mirrors the variables, builds the model and makes the train function."""
-        take_on(self, self.replica_set)
-        _build_from(self, batch)
-        self.make_train_function()
+        take_on(self.model, self.replicas)
+        _build_from(self.model, batch)
+        self.model.make_train_function()
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Takes a step on the replicas, eagerly, and returns its logs."""
@@ -195,19 +205,21 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _mark_equal_statistics(self) -> None:
         if self._group.is_of_workers:
-            self._group.mark_equal(statistics_of(self._flatten_layers()))
+            self._group.mark_equal(
+                statistics_of([self.model, *keras_compat.flat_layers(self.model)])
+            )
 
     def _costly(self) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
-        known = [v for metric in metrics_of(self) for v in metric.variables]
-        every = {id(variable): variable for variable in [*known, *self.variables]}
+        known = [v for metric in metrics_of(self.model) for v in metric.variables]
+        every = {id(variable): variable for variable in [*known, *self.model.variables]}
         return self._group.costly(every.values())
 
-    def _predict_batch(self, batch: Any) -> Any:
+    def predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; of a scalar, the mean over the examples."""
         group = self._group
-        step, layers = uncompiled(self.predict_step), keras_compat.layers_of_users(self)
-        done = self.replica_set.run(self.bound_strategy, step, batch, layers=layers)
+        step, layers = uncompiled(self.model.predict_step), keras_compat.layers_of_users(self.model)
+        done = self.replicas.run(self.strategy, step, batch, layers=layers)
         local_batches = [local_batch for local_batch, _ in done]
 
         def together(*parts: Any) -> Any:
@@ -219,26 +231,28 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
         return keras.tree.map_structure(together, *(outputs for _, outputs in done))
 
-    def _build_for_prediction(self, batch: Any) -> None:
+    def build_for_prediction(self, batch: Any) -> None:
         """Makes the variables of a model that was never called."""
         batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
         batch = batch.rows if isinstance(batch, OwnRows) else batch
         if self.has_builtin("predict_step"):
             x, _, _ = keras_compat.unpack_x_y_sample_weight(batch)
             self.ensure_built(keras.tree.map_structure(none_for_optional, x))
-        self._prepare(self.predict_step)
+        self._prepare(self.model.predict_step)
 
     def _prepare(self, step: Callable[[Any], Any]) -> None:
         native_strategy = self._group.native_strategy
-        take_on(self, self.replica_set)
-        check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
-        prepare(self, self.bound_strategy)
-        _require_no_state_of_rows(self)
+        take_on(self.model, self.replicas)
+        check_mirrored(
+            self.model.variables, native_strategy, f"the layers of the model {self.model.name!r}"
+        )
+        prepare(self.model, self.strategy)
+        _require_no_state_of_rows(self.model)
         self._mark_equal_statistics()
-        if (self.jit_compile or asks_for_xla(step)) and not self.run_eagerly:
-            is_asked = "is compiled" if self.jit_compile else "has a step decorated"
+        if (self.model.jit_compile or asks_for_xla(step)) and not self.model.run_eagerly:
+            is_asked = "is compiled" if self.model.jit_compile else "has a step decorated"
             warn_user(
-                f"The model {self.name!r} {is_asked} with jit_compile=True, but its steps run "
+                f"The model {self.model.name!r} {is_asked} with jit_compile=True, but its steps run "
                 "without XLA, with the same results: replicas wait for each other in the middle of "
                 "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
                 "compiled can neither wait for another device nor read its variables. Pass "
@@ -247,24 +261,26 @@ class TensorFlowTrainer(ReplicatedTrainer):
                 "compiles that of each replica."
             )
 
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def build_if_needed(
+        self, original: Original, iterator: Any = None, data_batch: Any = None
+    ) -> None:
         """Builds the model from a batch's types and shapes, if it has Keras's own `train_step`.
 
         Keras would take a batch from the iterator, which a generator would lose, and which would
         change the state of a shuffle. A user-defined step may do anything with its data, and its
         model may have no `call`; tracing such a step builds what is missing.
         """
-        take_on(self, self.replica_set)
+        take_on(self.model, self.replicas)
         count = None if iterator is None else iterator.num_batches
-        object.__setattr__(self, "_batches_of_call", count)  # bypasses Keras's tracking
+        self._batches_of_call = count
         if iterator is not None:
-            data_batch = iterator._get_iterator().element_spec
+            data_batch = keras_compat.batch_spec(iterator)
         if self.has_builtin("train_step"):
-            _build_from(self, data_batch)
-        elif keras_compat.has_built_layers(self):
+            _build_from(self.model, data_batch)
+        elif keras_compat.has_built_layers(self.model):
             # Builds metrics, losses and optimizer; fails if `call` does not fit the data.
             with suppress(Exception):
-                _build_from(self, data_batch)
+                _build_from(self.model, data_batch)
 
 
 def _require_no_state_of_rows(model: keras.Model) -> None:
@@ -282,8 +298,8 @@ def _require_no_state_of_rows(model: keras.Model) -> None:
 _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
-def _build_from(model: ReplicatedTrainer, batch: object) -> None:
-    model._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
+def _build_from(model: keras.Model, batch: object) -> None:
+    keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 
 
 def _description(leaf: Any) -> Any:

@@ -132,10 +132,11 @@ class TensorFlowTrial(Trial):
     def take(self, batch: TriedBatch) -> Any:
         """Takes the step on the first device, or on the replicas as with ``run_eagerly=True``."""
         model = self._model
-        replicas = model.replica_set
+        replicas = self._replicas
         if not self._alone:
+            trainer: Any = self._trainer
             with replicas.placement():
-                return model.step_on_replicas(model.train_step, batch.given)
+                return trainer.step_on_replicas(model.train_step, batch.given)
         device = replicas.group.native_strategy.extended.worker_devices[0]
         with outside_strategies(), tf.device(device):
             return model.train_step(keras.tree.map_structure(none_for_optional, batch.whole))

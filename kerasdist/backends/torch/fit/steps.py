@@ -40,9 +40,10 @@ class Steps:
     another model's replica calls this model, or if the strategy has one replica.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._replicas: TorchReplicaSet = model.replica_set
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._model = trainer.model
+        self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
         # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
         self._in_parts: FitRules | None = None
@@ -50,7 +51,7 @@ class Steps:
 
     @property
     def _compiled(self) -> CompiledCalls | None:
-        if not self._model.compiles_in_replicas:
+        if not self._trainer.compiles_in_replicas:
             return None
         if self._calls is None:
             self._calls = CompiledCalls()
@@ -61,7 +62,7 @@ class Steps:
         if self._replicas.job is not None:
             alone = self._with_chiefs_draws(alone)
         reducer, total = None, self._replicas.gradient_sum
-        if total is not None and self._model.has_builtin("train_step"):
+        if total is not None and self._trainer.has_builtin("train_step"):
             reducer = GradientReducer(self._model, total)
         return self.logging(step, alone, reducer, trains=True)
 
@@ -72,7 +73,7 @@ class Steps:
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
         )
         assert parts is not None  # the batch has examples
-        each = replicas.run(self._model.bound_strategy, step, parts, rules)
+        each = replicas.run(self._trainer.strategy, step, parts, rules)
         return self._logs(each, parts, rules, wanted=True)
 
     def logging(
@@ -89,11 +90,11 @@ class Steps:
         """
         model = self._model
         if not self._replicas.is_plain:
-            prepare(model, model.bound_strategy)
+            prepare(model, self._trainer.strategy)
         rules = FitRules(model, self._group, _sums_of(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
-        reports_itself = not model.note_overrides()
+        reports_itself = not self._trainer.note_overrides()
         with_buffers = layers_with_buffers(model)
 
         @_hinting()
@@ -105,7 +106,7 @@ class Steps:
                     logs = self._alone(alone, batch)
                 else:
                     before = _versions(with_buffers) if with_buffers else {}
-                    each = self._replicas.run(model.bound_strategy, step, parts, rules)
+                    each = self._replicas.run(self._trainer.strategy, step, parts, rules)
                     if before:
                         _require_equal_versions(before, _versions(with_buffers))
                     wanted = self._replicas.batch_logs_matter or reports_itself
@@ -126,7 +127,7 @@ class Steps:
             self._in_parts = rules
             return {}
         self._in_parts = None
-        if model.runs_builtin_steps:
+        if self._trainer.runs_builtin_steps:
             rules.exchange()
             return model.get_metrics_result()
         is_chief = self._group.rank == 0
@@ -142,8 +143,8 @@ class Steps:
             batch, parts = self._divided(given)
             if parts is None:
                 return self._alone(alone, batch)
-            _ensure_built(model, parts[0].argument)
-            own = join(self._replicas.run(model.bound_strategy, step, parts, rules))
+            _ensure_built(self._trainer, parts[0].argument)
+            own = join(self._replicas.run(self._trainer.strategy, step, parts, rules))
             rules.exchange()
             return of_all(self._group, own, "predict")
 
@@ -282,13 +283,13 @@ def _combined_logs(
     return pack(logs[0], found)
 
 
-def _ensure_built(model: Any, batch: Any) -> None:
+def _ensure_built(trainer: Any, batch: Any) -> None:
     """Builds a model before replicas call it for predictions.
 
     `fit` and `evaluate` build the model first; in Keras's `predict` the first call builds it.
     """
-    if not model.built:
-        model.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
+    if not trainer.model.built:
+        trainer.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
 
 
 def _sums_of(model: keras.Model) -> Iterator[keras.Variable]:

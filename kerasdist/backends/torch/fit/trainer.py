@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -16,14 +16,12 @@ from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state.variables import ReplicaScope
-from kerasdist.backends.torch.workers.process_group import is_default_group_ours
 from kerasdist.check.first_batch import FirstBatchCheck, may_differ
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard
-from kerasdist.training.binding import binding_of
 from kerasdist.training.passes import most_rows
-from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 _UNCOMPILED = (
     "jit_compile=True has no effect here on PyTorch: the model runs uncompiled, and its numbers "
@@ -38,85 +36,59 @@ _GATHERS = (
     'follow. sharding="optimizer" compiles.'
 )
 
-# The name under which a model keeps its `Steps`.
-_STEPS = "_kerasdist_steps"
-
-
-@cache
-def install() -> None:
-    """Keeps Keras's own data parallelism, from 3.16 on, from what a strategy does already.
-
-    That Keras wraps every model by ``DistributedDataParallel``, and sums every metric, as soon as
-    torch has a default process group, which a job makes. A strategy's model has the gradients and
-    metrics of all workers; another one belongs to its worker alone, and what the chief evaluates in
-    a callback would wait for the others for good. A group that the script has made itself serves
-    the models outside of the scope, as in plain Keras.
-    """
-    if keras_compat.HAS_DDP:
-        keras_compat.install(initialize_ddp=_initialize_ddp, metrics_result=_metrics_result)
-
-
-def _initialize_ddp(original: Callable[..., None], model: object) -> None:
-    if not _is_left_alone(model):
-        original(model)
-
-
-def _metrics_result(original: Callable[..., Any], model: object) -> Any:
-    return keras_compat.metrics_here(model) if _is_left_alone(model) else original(model)
-
-
-def _is_left_alone(model: object) -> bool:
-    return binding_of(model) is not None or is_default_group_ours()
-
 
 @final
 class TorchTrainer(ReplicatedTrainer):
     """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
 
-    if TYPE_CHECKING:
-        replica_set: TorchReplicaSet
+    HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "zero_grad", "end_epoch")
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    if TYPE_CHECKING:
+        replicas: TorchReplicaSet
+
+    def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where there are more examples than it shall have at once."""
         most = most_rows()
         if most is None or not torch.is_grad_enabled():
-            return self._call_at_once(*args, **kwargs)
-        return passes.calls(self, self._call_at_once, args, kwargs, most)
+            return self._call_at_once(original, *args, **kwargs)
+        call = partial(self._call_at_once, original)
+        return passes.calls(self.model, call, args, kwargs, most)
 
-    def _call_at_once(self, *args: object, **kwargs: object) -> Any:
+    def _call_at_once(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
         scope, trial = keras_compat.get_stateless_scope(), current.trial
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
         if compiled and collectives and trial is None:
-            return compiled(collectives, self, super().__call__, args, kwargs)
-        outputs = super().__call__(*args, **kwargs)
+            return compiled(collectives, self.model, original, args, kwargs)
+        outputs = original(*args, **kwargs)
         if trial is not None:
-            trial.record_outputs(self, outputs)
+            trial.record_outputs(self.model, outputs)
         return outputs
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, original: Original, set_to_none: bool = True) -> None:
         """Clears the gradients of the replica that runs this; outside, torch's own does it."""
         scope = modules.scope_here()
         if scope is None:
-            super().zero_grad(set_to_none)
+            original(set_to_none)
         else:
-            scope.clear_gradients(self.trainable_variables)
+            scope.clear_gradients(self.model.trainable_variables)
 
-    def make_train_function(self, force: bool = False) -> Any:
+    def make_train_function(self, original: Original, force: bool = False) -> Any:
         """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
+        model = self.model
 
         def step(batch: object) -> Any:
-            return self.train_step(batch)
+            return model.train_step(batch)
 
-        if self.train_function is None or force:
-            function = self._steps().training(step, self._as_plain_keras(step))
-            self.train_function = self._checked(function) if may_differ(self) else function
-        return self.train_function
+        if model.train_function is None or force:
+            function = self._steps.training(step, self._as_plain_keras(step))
+            model.train_function = self._checked(function) if may_differ(model) else function
+        return model.train_function
 
     def _checked(self, function: Function) -> Function:
         """Wraps a train function to compare its first step with that of one device."""
-        check = FirstBatchCheck(self)
+        check = FirstBatchCheck(self.model)
 
         def checked(batches: Any) -> Any:
             for batch in batches:
@@ -124,49 +96,50 @@ class TorchTrainer(ReplicatedTrainer):
                 if check.wants(size):
                     check.look(batch, size)
             if check.is_done:
-                self.train_function = function
+                self.model.train_function = function
             return function(batches)
 
         return checked
 
-    def make_test_function(self, force: bool = False) -> Any:
+    def make_test_function(self, original: Original, force: bool = False) -> Any:
         """Makes ``test_function(batches)``: one step per batch; returns the last one's logs."""
+        model = self.model
 
         def step(batch: object) -> Any:
             with torch.no_grad():
-                return self.test_step(batch)
+                return model.test_step(batch)
 
-        if self.test_function is None or force:
-            self.test_function = self._steps().logging(step, self._as_plain_keras(step))
-        return self.test_function
+        if model.test_function is None or force:
+            model.test_function = self._steps.logging(step, self._as_plain_keras(step))
+        return model.test_function
 
-    def make_predict_function(self, force: bool = False) -> Any:
+    def make_predict_function(self, original: Original, force: bool = False) -> Any:
         """Makes ``predict_function(batches)``: the predictions of all batches, concatenated."""
+        model = self.model
 
         def step(batch: object) -> Any:
             with torch.no_grad():
-                return self.predict_step(batch)
+                return model.predict_step(batch)
 
-        if self.predict_function is None or force:
-            self.predict_function = self._steps().predicting(step, self._as_plain_keras(step))
-        return self.predict_function
+        if model.predict_function is None or force:
+            model.predict_function = self._steps.predicting(step, self._as_plain_keras(step))
+        return model.predict_function
 
-    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        # Keras builds the model from a batch of the iterator, which cannot be a `WorkerShard`.
+    def build_symbolically(
+        self, original: Original, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        """Builds what is not built; Keras takes a batch of the iterator, no `WorkerShard`."""
         seen = None if iterator is None else _rows_alone(iterator)
-        super()._symbolic_build(seen, data_batch)
+        super().build_symbolically(original, seen, data_batch)
 
+    @cached_property
     def _steps(self) -> Steps:
-        steps = vars(self).get(_STEPS)
-        if steps is None:
-            steps = Steps(self)
-            object.__setattr__(self, _STEPS, steps)  # bypasses Keras's tracking of attributes
-        return steps
+        return Steps(self)
 
     def _as_plain_keras(self, step: Step) -> Step:
-        if not self._should_torch_compile():
+        if not keras_compat.uses_torch_compile(self.model):
             return step
-        if self.replica_set.is_plain:
+        if self.replicas.is_plain:
             return torch.compile(step)
         if not self.compiles_in_replicas:
             warn_user(_UNCOMPILED + (_GATHERS if self._gathers_weights else _IN_THREADS))
@@ -175,36 +148,27 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def compiles_in_replicas(self) -> bool:
         """Whether the model is compiled where it is called in a step of a replica."""
-        is_worker = self.replica_set.job is not None  # whose variables are where it computes
-        return is_worker and not self._gathers_weights and self._should_torch_compile()
+        is_worker = self.replicas.job is not None  # whose variables are where it computes
+        is_asked = is_worker and not self._gathers_weights
+        return is_asked and keras_compat.uses_torch_compile(self.model)
 
     @property
     def _gathers_weights(self) -> bool:
-        rules = self.replica_set.shard_rules
+        rules = self.replicas.shard_rules
         return rules is not None and rules.shards_weights
 
-    def _compute_loss(self, *args: object, **kwargs: object) -> Any:
-        loss = super()._compute_loss(*args, **kwargs)
-        if current.replica is None:
-            return loss
-        if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
-            # With `reduction=None` there is a loss per example. torch refuses to differentiate the
-            # losses of the global batch, so it must refuse a replica's single one, too.
-            return loss.expand(2)
-        return loss
+    def get_metrics_result(self, original: Original) -> dict[str, Any]:
+        """Returns the results without Keras's own sum over processes: the steps have summed."""
+        return super().get_metrics_result(partial(keras_compat.metrics_here, self.model))
 
-    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
-        job = self.replica_set.job
+    def end_epoch(self, original: Original, logs: Any) -> Any:
+        """Returns the logs of an epoch; Keras waits for the device anyway when it asks."""
+        job = self.replicas.job
         if job is not None:
-            self.replica_set.first_batches.history.end()  # while it waits for the others
+            self.replicas.first_batches.history.end()  # while it waits for the others
             # Gloo aborts if they are in a step's sums meanwhile.
             job.all_have_one("end of the data", None)
-        if self._steps().end():  # once an epoch, when Keras waits for the device anyway
-            return self.get_metrics_result()
-        return super()._get_metrics_result_or_logs(logs)
-
-    def _sync_metrics(self) -> None:
-        """Does nothing: `Steps` sums metrics over workers, as Keras after 3.15 would do here."""
+        return self.model.get_metrics_result() if self._steps.end() else original(logs)
 
 
 def _rows_alone(iterator: Iterable[Any]) -> Iterator[Any]:

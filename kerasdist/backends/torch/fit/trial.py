@@ -83,11 +83,12 @@ class TorchTrial(Trial):
 
     def take(self, batch: TriedBatch) -> Any:
         """Takes the step in this thread, or on the replicas."""
-        replicas = self._model.replica_set
+        trainer: Any = self._trainer
+        replicas = self._replicas
         with replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
-            return Steps(self._model).tried(self._step, batch.given)
+            return Steps(trainer).tried(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
         with _Drawing(self.draws, self.seed):

@@ -201,6 +201,8 @@ class TorchCollectives(Collectives):
                     reduced = self._gradient_sum(reduced, known, shards)
             with self.no_replica():
                 committed = rules.commit(self._scopes[: self._count], sums=False)
+                if self.scope.weights is not None:
+                    reduced = sharded_optimizers.spread_infinite(optimizer, reduced)
                 keras_compat.apply_combined_gradients(optimizer, reduced, variables)
             return committed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
@@ -26,6 +26,7 @@ from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, padded
 from kerasdist.core import ownership
 from kerasdist.core.context import current, scoped_strategy
 from kerasdist.core.user_warnings import warn_user
+from kerasdist.keras_compat import LossScaleOptimizer
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup
@@ -146,13 +147,7 @@ def of_gradients(
 def install() -> None:
     """Changes how Keras's optimizers make slots and use gradients, once per process."""
     shards.install()
-    keras_compat.install(
-        initialize=_initialize,
-        slot=_make_slot,
-        update=_update,
-        clip=_clip,
-        check_finite=_check_finite,
-    )
+    keras_compat.install(initialize=_initialize, slot=_make_slot, update=_update, clip=_clip)
 
 
 def _initialize(
@@ -225,18 +220,23 @@ def _clip(
     return original(optimizer, grads)
 
 
-def _check_finite(
-    original: Callable[..., Any],
-    optimizer: keras.optimizers.Optimizer,
-    grads: Collection[torch.Tensor],
-) -> Any:
-    """Looks for infinite gradients in the shards of all workers."""
-    finite = original(optimizer, grads)
+def spread_infinite(
+    optimizer: keras.Optimizer, gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Lets a LossScaleOptimizer find infinite gradients in the shards of other workers, too.
+
+    All workers must call it: one gradient becomes NaN on each if one is not finite on any.
+    """
+    found = list(gradients)
     state = _state_of(optimizer, ())
-    if state is None:
-        return finite
+    index = next((i for i, one in enumerate(found) if one is not None), None)
+    if state is None or index is None or not isinstance(optimizer, LossScaleOptimizer):
+        return found
+    finite = optimizer.check_finite(found)
     [missing] = state.group.sums([(~finite).to(torch.int32)])
-    return missing == 0
+    first: Any = found[index]
+    found[index] = torch.where(missing > 0, torch.full_like(first, torch.nan), first)
+    return found
 
 
 @final

@@ -280,11 +280,25 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 
 
 @torch.no_grad()
-def _store(original: Callable[..., None], variable: keras.Variable, value: torch.Tensor) -> None:
+def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
     shard = _shards.get(variable)
-    if shard is None or shard.is_seen:
-        original(variable, value)
-        return
+    in_scope = keras_compat.get_stateless_scope() is not None
+    if shard is None or shard.is_seen or in_scope:
+        return original(variable, value)
+    value = _whole_value(variable, value)
     if not _meet("assignment", variable, value):
         raise differing_assignment(variable)
     keras_compat.stored_value(variable).copy_(shard.cut(value))
+    return value
+
+
+def _whole_value(variable: keras.Variable, value: Any) -> torch.Tensor:
+    """Returns an assigned value as a tensor of the variable's type and shape."""
+    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
+    if tuple(value.shape) != tuple(variable.shape):
+        raise ValueError(
+            "Expected a value of the variable's shape. Received: "
+            f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
+            f"{tuple(value.shape)}. Assign a value of that shape."
+        )
+    return value
