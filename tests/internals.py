@@ -11,14 +11,18 @@ import ast
 import functools
 import importlib.util
 import itertools
+import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
+from kerasdist.core.backend_choice import framework_version
 from kerasdist.core.internals import EVERY_VERSION, Internal, internals_of
+from tests.fresh import run_forked
 from tests.unit.test_layers import FILES, PACKAGE, ROOT, SEAM, imported, parse
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -26,6 +30,7 @@ TABLES = {
     "keras": SEAM / "internals.py",
     **{backend: PACKAGE / "backends" / backend / "internals.py" for backend in BACKENDS},
 }
+PAGE = ROOT / "docs" / "what-we-hold-on-to.md"
 MOST_MODULES = 25
 MOST_PATCHED = 30
 MOST_IN_EACH_FIT = 8
@@ -40,6 +45,12 @@ ALLOWED = {
     "_replace": "a named tuple's, documented",
     "_inheriting": "multiprocessing's: whether this process is being started by it",
 }
+
+
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file."""
+    return tuple(ast.walk(parse(path)))
 
 
 # ---------------------------------------------------------------------------------- the tables
@@ -72,12 +83,18 @@ def is_of(versions: str, version: Version) -> bool:
     return not last or release[: len(Version(last).release)] <= Version(last).release
 
 
+def spellings_here(internal: Internal) -> list[str]:
+    """The spellings that the table declares for the installed version."""
+    version = Version(framework_version(internal.package) or "0")
+    return [path for path, versions in internal.spellings.items() if is_of(versions, version)]
+
+
 def modules_of_keras() -> list[str]:
     """The modules of `keras.src` that the package names, in its tables or elsewhere."""
     texts = (
         node.value
         for path in FILES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     named = {each for text in texts for each in re.findall(r"^(keras\.src[\w.]*)(?::|$)", text)}
@@ -98,16 +115,12 @@ class Use:
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.line}: {self.name}"
 
-    @property
-    def is_in_the_seam(self) -> bool:
-        return self.path.is_relative_to(SEAM)
-
 
 def imports_of_keras() -> list[tuple[Path, str]]:
     """The statements that import from `keras.src`: file, and module."""
     found = []
     for path in FILES:
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             match node:
                 case ast.Import(names=names):
                     found += [(path, one.name) for one in names if is_of_keras(one.name)]
@@ -135,32 +148,51 @@ def private_imports() -> list[Use]:
 
 
 def private_attributes() -> list[Use]:
-    """Private attributes that are read or set, and are not of a class or module of ours.
+    """Private attributes that are read or set, and are neither ours nor declared.
 
-    Of ours is what is defined in the package, for `self`, and in the same file for another object.
+    Ours are those that the package defines, of `self`; and of another object, those that the same
+    file defines. A declared one may be read in the folder, or module, that is for its package.
     """
-    definitions = {path: set(defined_in(parse(path))) for path in FILES}
+    definitions = {path: set(defined_in(nodes(path))) for path in FILES}
     ours = set().union(*definitions.values())
     return [
         Use(path, node.lineno, f"{owner}.{name}")
         for path in FILES
-        for node, owner, name in attributes_in(parse(path))
+        for node, owner, name in attributes_in(nodes(path))
         if is_private(name) and not {f"{owner}.{name}", name} & ALLOWED.keys()
         if name not in (ours if owner in ("self", "cls", "super()") else definitions[path])
+        if name not in declared_for(path)
     ]
 
 
-def attributes_in(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
-    """The attributes that a tree uses, by their names in strings too: node, owner, name."""
-    for node in ast.walk(tree):
+@functools.cache
+def declared_for(path: Path) -> frozenset[str]:
+    """The names that are declared for what a file is about: those of Keras in keras_compat/."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    if parts[0] == SEAM.name:
+        package = "keras"
+    elif parts[0] == "backends" and "private" in parts:
+        package = parts[1]
+    else:
+        return frozenset()
+    paths = (path for one in table(package).values() for path in one.spellings)
+    return frozenset(re.split("[.:]", path)[-1] for path in paths)
+
+
+def attributes_in(found: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, str, str]]:
+    """The attributes that code uses, by their names in strings too: node, owner, name."""
+    for node in found:
         match node:
             case ast.Attribute(value=owner, attr=name):
                 yield node, ast.unparse(owner), name
             case ast.Call(args=[owner, ast.Constant(value=str(name)), *_]):
                 if re.search(r"(get|has|set|del)attr(_static)?$", ast.unparse(node.func)):
                     yield node, ast.unparse(owner), name
+            case ast.Subscript(value=owner, slice=ast.Constant(value=str(name))):
+                if re.search(r"^vars\(|__dict__$", ast.unparse(owner)):
+                    yield node, ast.unparse(owner), name
             case ast.Call(args=[ast.Constant(), *_]):
-                if ast.unparse(node.func).endswith("attrgetter"):
+                if ast.unparse(node.func).endswith(("attrgetter", "methodcaller")):
                     yield from (
                         (node, "", name) for one in node.args for name in str(one.value).split(".")
                     )
@@ -170,9 +202,9 @@ def is_private(name: str) -> bool:
     return re.fullmatch(r"_[a-zA-Z]\w*", name) is not None
 
 
-def defined_in(tree: ast.AST) -> Iterator[str]:
-    """The names that modules and classes below `tree` define or import, or assign to themselves."""
-    for node in ast.walk(tree):
+def defined_in(found: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that modules and classes define or import, or assign to themselves."""
+    for node in found:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.name
@@ -207,7 +239,7 @@ def classes_of_keras() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
         if path.stem.endswith("_test"):
             continue
         text = path.read_text("utf-8")
-        for name, other in re.findall(r"import (\w+) as (\w+)", text):
+        for name, other in re.findall(r"(\w+) as (\w+)", text):
             parents.setdefault(other, set()).add(name)
         heads = [*re.finditer(r"^class (\w+)(?:\(([^)]*)\))?:", text, re.M)]
         for head, following in itertools.zip_longest(heads, heads[1:]):
@@ -230,11 +262,11 @@ def private_methods(kind: str) -> set[str]:
 
 
 def overridden_methods() -> list[Use]:
-    """Methods of our classes that override a private one of the class of Keras they derive from."""
+    """Methods of our classes that override private ones of the class of Keras they derive from."""
     classes = {
         node.name: (path, node)
         for path in FILES
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
     }
     return [
@@ -257,7 +289,7 @@ def _kinds_of_keras(name: str, classes: Mapping[str, tuple[Path, ast.ClassDef]])
             continue
         meant = [
             ast.unparse(each.value)
-            for each in ast.walk(parse(path))
+            for each in nodes(path)
             if isinstance(each, ast.Assign) and base in bound_by(each)
         ]
         for one in [base, *meant]:
@@ -266,23 +298,148 @@ def _kinds_of_keras(name: str, classes: Mapping[str, tuple[Path, ast.ClassDef]])
     return found
 
 
-# ---------------------------------------------------------------------------------- printed
+# ------------------------------------------------------------------------------ what is patched
 
 
-def main():
-    outside = [use for use in private_attributes() if not use.is_in_the_seam]
-    for name, found in {
+@dataclass(frozen=True)
+class Patched:
+    """A row of the table of patches, in words."""
+
+    place: str
+    functions: str
+    reason: str
+    backends: str
+
+
+@functools.cache
+def patched_places(backend: str) -> tuple[tuple[Patched, ...], tuple[str, ...]]:
+    """The table of patches, and the places that a strategy has patched in Keras on a backend."""
+    rows, places = json.loads(run_forked(_PATCHES, backend).splitlines()[-1])
+    return tuple(Patched(*row) for row in rows), tuple(places)
+
+
+_PATCHES = """
+import json
+import kerasdist as kd
+kd.MirroredStrategy(["cpu:0", "cpu:1"])
+from kerasdist.keras_compat.patches import PATCHES, patched
+rows = [
+    [
+        one.target if isinstance(one.target, str) else next(iter(one.target.spellings)),
+        ", ".join(one.functions),
+        one.reason,
+        ", ".join(one.backends),
+    ]
+    for one in PATCHES
+]
+print(json.dumps([rows, patched()]))
+"""
+
+
+# ----------------------------------------------------------------------------------- the page
+
+HEAD = """# What kerasdist holds on to
+
+<!-- Written by `python -m tests.internals page` (`make internals`). Do not edit. -->
+
+For maintainers. kerasdist trains Keras's own models, so it uses parts of Keras and of the
+frameworks that are not public, and that a release may move. Each is declared once, in
+`kerasdist/keras_compat/internals.py` or `kerasdist/backends/<framework>/internals.py`. Where one is
+gone, its feature is refused with an error that names it, or goes without, as the tables below say;
+everything else works. **A new Keras or framework has come out:**
+
+1. `kerasdist doctor`, with the new version installed, lists what is gone. Is that all a user of
+   today's kerasdist loses? Then the rest can wait for the next release.
+2. `pytest tests/unit/test_internals.py tests/unit/test_keras_compat.py` looks whether each place is
+   where the table says for this version, and takes the arguments that it is given.
+3. `python -m tests.versions.selection torch`, and the same for `jax` and `tensorflow`: do the
+   numbers still equal one device's?
+4. For what has moved: can a public way replace it? Else it gets one more spelling in its table, the
+   newest first. For what is gone for good, its feature is computed in another way, or goes.
+5. `make internals` writes this page; `pytest tests/versions/test_gone.py` removes each place in
+   turn, and looks that this costs its feature alone; `make versions` runs everything, and writes
+   [its page](versions.md).
+"""
+SPOKEN = {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+
+
+def page() -> str:
+    declared = [one for package in TABLES for one in table(package).values()]
+    needed = {
+        backend: sum(one.in_each_fit for one in used_on(backend).values()) for backend in BACKENDS
+    }
+    each = ", ".join(f"{number} on {SPOKEN[backend]}" for backend, number in needed.items())
+    parts = [
+        f"{HEAD}\nThere are {len(declared)} places. Each `fit` needs few of them: {each}. They "
+        "come first, and without one nothing is trained.\n"
+    ]
+    for package, name in SPOKEN.items():
+        found = [one for one in declared if one.package == package]
+        parts.append(f"\n## {name}\n\n")
+        parts.append("| place | versions | feature | without it | on |\n|---|---|---|---|---|\n")
+        parts += map(_row, sorted(found, key=lambda one: not one.in_each_fit))
+    rows, places = patched_places("torch")
+    parts.append(
+        f"\n## Patched in Keras\n\nOn PyTorch {len(places)} places are patched, as the first "
+        "strategy is made; what no extension point of Keras reaches. Those of `Model`, `Layer`, "
+        "`Optimizer` and `Variable` are mostly methods of one more base of the class, and count as "
+        "one place each. On models that no strategy has made they change nothing.\n\n"
+        "| in Keras | function | for | on |\n|---|---|---|---|\n"
+    )
+    for one in rows:
+        backends = _spoken(one.backends.split(", "))
+        parts.append(f"| `{one.place}` | `{one.functions}` | {one.reason} | {backends} |\n")
+    return "".join(parts)
+
+
+def _row(internal: Internal) -> str:
+    cells = (
+        "<br>".join(f"`{path}`" for path in internal.spellings),
+        "<br>".join(map(_in_words, internal.spellings.values())),
+        "**each `fit`:** " * internal.in_each_fit + internal.feature,
+        internal.without,
+        _spoken(internal.backends) if internal.package == "keras" else SPOKEN[internal.package],
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _in_words(versions: str) -> str:
+    return versions if versions == EVERY_VERSION or " to " in versions else f"from {versions}"
+
+
+def _spoken(backends: Iterable[str]) -> str:
+    return ", ".join(SPOKEN[one] for one in backends if one) or "all"
+
+
+# ----------------------------------------------------------------------------------- the command
+
+
+def counts() -> dict[str, Sequence[object]]:
+    """What is counted, by name."""
+    return {
+        "internals declared": [f"{p}.{name}" for p in TABLES for name in table(p)],
+        **{
+            f"needed by each fit on {backend}": [
+                name for name, one in used_on(backend).items() if one.in_each_fit
+            ]
+            for backend in BACKENDS
+        },
+        **{f"places patched on {backend}": patched_places(backend)[1] for backend in BACKENDS},
         "statements that import keras.src": [
             f"{path.relative_to(ROOT)}: {module}" for path, module in imports_of_keras()
         ],
         "modules of keras.src": modules_of_keras(),
-        "private attributes outside of keras_compat/": outside,
-        "private attributes in it, not by the table": [
-            use for use in private_attributes() if use.is_in_the_seam
-        ],
-        "private modules of frameworks": private_imports(),
-        "private methods of Keras that are overridden": overridden_methods(),
-    }.items():
+        "private attributes that are read beside the tables": private_attributes(),
+        "private modules of frameworks that are imported": private_imports(),
+        "private methods of Keras that classes override": overridden_methods(),
+    }
+
+
+def main():
+    if sys.argv[1:] == ["page"]:
+        PAGE.write_text(page(), encoding="utf-8")
+        return
+    for name, found in counts().items():
         print(f"{name}: {len(found)}")
         for one in found:
             print(f"    {one}")

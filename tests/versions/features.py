@@ -1,8 +1,8 @@
 """What uses each internal: functions that `tests.versions.gone` runs where it is gone.
 
-Where the declaration says "refused", a function must end in the `VersionError` of its internal;
-else it runs to its end, and looks at what happens in place of the feature. Several internals can
-have one function.
+One that is `refused` must end in the `VersionError` that names the internal and its feature. One
+that `goes_on` runs to its end, and looks at what happens in place of the feature, as its
+declaration says. Several internals can have one function.
 """
 
 import warnings
@@ -31,9 +31,6 @@ class Here:
 
     def fit(self, model: Any) -> list[float]:
         return fit(model, self.x, self.y)
-
-
-Feature = Callable[[Here], object]
 
 
 def dense(keras: ModuleType, **options: Any) -> Any:
@@ -71,7 +68,22 @@ def train_compiled(here: Here):
     assert any("jit_compile" in str(one.message) for one in caught), [*map(str, caught)]
 
 
-FEATURES: Mapping[str, Feature] = {
-    "keras.FLATTEN_LAYERS": train_dense,
-    "keras.USES_TORCH_COMPILE": train_compiled,
+@dataclass(frozen=True)
+class Use:
+    function: Callable[[Here], object]
+    is_refused: bool
+
+
+def refused(function: Callable[[Here], object]) -> Use:
+    return Use(function, is_refused=True)
+
+
+def goes_on(function: Callable[[Here], object]) -> Use:
+    return Use(function, is_refused=False)
+
+
+# By the table, and the name in it.
+FEATURES: Mapping[str, Use] = {
+    "keras.FLATTEN_LAYERS": refused(train_dense),
+    "keras.USES_TORCH_COMPILE": refused(train_compiled),
 }

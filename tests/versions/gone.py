@@ -100,7 +100,7 @@ def _look(feature: str) -> dict[str, Any]:
     if not feature or isinstance(found["fit"], str):
         found["plain"] = fit(dense(keras), x, y)  # Keras itself lacks nothing
     if feature:
-        found["feature"] = _tried(lambda: FEATURES[feature](here), kd.errors.VersionError)
+        found["feature"] = _tried(lambda: FEATURES[feature].function(here), kd.errors.VersionError)
     return found
 
 

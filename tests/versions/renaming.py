@@ -59,21 +59,24 @@ def rule_of(path: str) -> "_Word | _OfModule | _Module":
     """How Keras's source changes for what is at a path."""
     module, _, names = path.partition(":")
     parts = names.split(".") if names else []
-    while parts and _is_module(f"{module}.{parts[0]}"):
-        module = f"{module}.{parts.pop(0)}"
+    asked = module
+    while parts and (inside := _module_inside(module, parts)):
+        module, asked = inside, f"{asked}.{parts.pop(0)}"
     if not parts:
         return _Module(module)
     name = parts[-1]
     if name.startswith("_") and not name.startswith("__"):
         return _Word(name)
-    of_backend = f"{module}.{os.environ['KERAS_BACKEND']}"  # its modules are found one higher, too
-    if len(parts) > 2 or (len(parts) == 2 and _is_module(f"{of_backend}.{parts[0]}")):
-        inner = [parts.pop(0)]
-        while len(parts) > 1 and _is_module(".".join([of_backend, *inner, parts[0]])):
-            inner.append(parts.pop(0))
-        return _OfModule(".".join([of_backend, *inner]), parts[0], ".".join([module, *inner]))
-    # Many classes have a method of a name that is not private: here the class moves.
-    return _OfModule(module, parts[0])
+    # Many classes have a method of a name that is not private: its class moves.
+    return _OfModule(parts[0], module, asked)
+
+
+def _module_inside(module: str, parts: Sequence[str]) -> str | None:
+    """The module that the first part of a name is; those of a backend are found one higher, too."""
+    inside = [f"{module}.{parts[0]}"]
+    if len(parts) > 1:
+        inside.append(f"{module}.{os.environ['KERAS_BACKEND']}.{parts[0]}")
+    return next(filter(_is_module, inside), None)
 
 
 def _is_module(path: str) -> bool:
@@ -119,15 +122,15 @@ class _Module:
 class _OfModule:
     """A function, class or variable that a module has under another name."""
 
-    def __init__(self, module: str, word: str, *aliases: str):
+    def __init__(self, word: str, module: str, alias: str):
         self.word = word
         self._module = module
-        self._aliases = aliases
+        self._alias = alias
 
     def change(self, module: str, text: str) -> str:
         if module == self._module:
             return _Definition(self.word, may_come_with_a_star=True).apply(text)
-        return _Imports(self.word, self._module, *self._aliases).apply(text)
+        return _Imports(self.word, self._module, self._alias).apply(text)
 
 
 class _Imports(ast.NodeTransformer):
