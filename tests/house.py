@@ -102,6 +102,8 @@ TESTS_BESIDE = {
         "conformance/cases_newer_keras.py",
         "docs/test_launchers.py",
         "examples/test_trackers.py",
+        "internals.py",
+        "unit/test_*internals.py",
         "versions/*.py",
     ),
     "thousands of workers": (

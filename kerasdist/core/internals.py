@@ -31,9 +31,11 @@ class Internal:
     """A part of Keras or of a framework that is not public: a function, a class, an attribute.
 
     Attributes:
-        spellings: Where it is, ``"module:Owner.name"``, or ``"module:name"``; and in which of the
-            supported versions it is there under this spelling, the newest first. What stands
-            last may also be an attribute that objects of the owner get as they are made.
+        spellings: Where it is, ``"module:Owner.name"``, ``"module:name"``, or ``"module:"`` for a
+            whole module; and the versions of its package that have it under this spelling, the
+            newest first: `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``, which is "from 3.16
+            on". What stands last may also be an attribute that objects of the owner get as they
+            are made.
         feature: What needs it, as its users would say.
         without: What happens without it.
         backends: Where it is used; all, if empty.
@@ -106,9 +108,12 @@ class Internal:
         raise self.missing()
 
     def set(self, instance: object, value: object) -> None:
-        """Sets the attribute of an object; raises a `VersionError` if it is gone."""
-        self.of(instance)
-        setattr(instance, self.attribute, value)
+        """Sets the attribute that an object has; raises a `VersionError` if it has none."""
+        for path in self.spellings:
+            if getattr(instance, _last(path), _GONE) is not _GONE:
+                setattr(instance, _last(path), value)
+                return
+        raise self.missing()
 
     def missing(self) -> VersionError:
         """Returns the error for what needs it."""

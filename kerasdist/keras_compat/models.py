@@ -219,17 +219,16 @@ def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
 def _nodes_of(model: Any) -> set[int]:
     """Returns the ids of the nodes between a model's outputs and its inputs."""
     found: set[int] = set()
-    inputs = set(map(id, keras.tree.flatten(model.inputs)))
-    waiting = [
-        one for one in (*keras.tree.flatten(model.outputs), *keras.tree.flatten(model.inputs))
-    ]
+    inputs, outputs = keras.tree.flatten(model.inputs), keras.tree.flatten(model.outputs)
+    ends = set(map(id, inputs))
+    waiting = [*outputs, *inputs]
     while waiting:
         tensor = waiting.pop()
         _, node = _made(tensor)
         if id(node) in found:
             continue
         found.add(id(node))
-        if id(tensor) not in inputs:
+        if id(tensor) not in ends:
             waiting += node.arguments.keras_tensors
     return found
 

@@ -1,0 +1,71 @@
+"""Each internal is gone in turn: that costs what its declaration says, and nothing else.
+
+In a process in which Keras has it under another name (`tests.versions.renaming`) kerasdist is
+imported, a strategy made and a dense model trained, which equals one device, unless every `fit`
+needs the internal; and what it is for is used.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+
+from tests import internals
+from tests.internals import BACKENDS, TABLES
+from tests.versions.features import FEATURES
+from tests.versions.gone import without
+from tests.versions.renaming import MOVED
+
+# What this version does not have cannot be removed from it.
+CASES = [
+    (f"{table}.{name}", backend)
+    for backend in BACKENDS
+    for table in ("keras", backend)
+    for name, one in internals.table(table).items()
+    if backend in (one.backends or BACKENDS) and internals.spellings_here(one)
+]
+
+
+@functools.cache
+def one_device(backend: str) -> list[float]:
+    """The losses and weights of plain Keras, which two replicas have as well."""
+    found = without("keras", [], backend)
+    np.testing.assert_allclose(found["fit"], found["plain"], rtol=1e-6)
+    return found["plain"]
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_without_it(name, backend):
+    table, _, own = name.partition(".")
+    internal = internals.table(table)[own]
+    found = without(internal.package, internals.spellings_here(internal), backend, name)
+    assert found["replicas"] == 2
+    place = next(iter(internal.spellings)) + MOVED * (internal.package != "keras")
+    if internal.in_each_fit:
+        expect_refusal(found["fit"], internal.feature, place)
+    trained = found["plain" if internal.in_each_fit else "fit"]
+    assert not isinstance(trained, str), trained
+    np.testing.assert_allclose(trained, one_device(backend), rtol=1e-6)
+    if FEATURES[name].is_refused:
+        expect_refusal(found["feature"], internal.feature, place)
+    else:
+        assert not isinstance(found["feature"], str), found["feature"]
+
+
+def expect_refusal(said, feature, place):
+    """An error that names both."""
+    assert isinstance(said, str), f"there was no error, but {said}"
+    assert place in said
+    assert feature in said
+
+
+def test_each_internal_has_a_use():
+    declared = {f"{table}.{name}" for table in TABLES for name in internals.table(table)}
+    assert set(FEATURES) == declared
+
+
+def test_what_is_refused_is_declared_so():
+    for name, use in FEATURES.items():
+        table, _, own = name.partition(".")
+        said = internals.table(table)[own].without
+        assert "refused" in said if use.is_refused else said != "refused", name
