@@ -16,39 +16,44 @@ from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
 
 
 @functools.cache
-def _place_of(internal: Internal) -> tuple[Any, str]:
-    """Returns Keras's object with the state of each thread, and the name of a part of it.
+def _module() -> tuple[Any, str]:
+    """Returns Keras's module with the state of each thread, and the state's name there.
 
-    Keras has the name as a text in a function, or as a constant.
+    Not the state itself, which `keras.utils.clear_session` replaces.
     """
+    internals.THREAD_STATE.require()
+    module, _, name = str(internals.THREAD_STATE.path).partition(":")
+    return sys.modules[module], name
+
+
+@functools.cache
+def _name_of(internal: Internal) -> str:
+    """Returns the name of a part of the state: Keras has it as a constant, or in a function."""
     internal.require()
-    threads = internals.THREAD_STATE.get()
     try:
-        return threads, value_at(internal.path or "")
+        return value_at(internal.path or "")
     except AttributeError:
-        return threads, internal.attribute
+        return internal.attribute
 
 
 def of_thread(internal: Internal) -> Any:
     """Returns what Keras keeps of the calling thread under a name, None if nothing."""
-    threads, name = _place_of(internal)
-    return getattr(threads, name, None)
+    return getattr(getattr(*_module()), _name_of(internal), None)
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
     """Sets what Keras keeps of the calling thread under a name."""
-    threads, name = _place_of(internal)
-    setattr(threads, name, value)
+    setattr(getattr(*_module()), _name_of(internal), value)
 
 
 def copy_thread_state() -> dict[str, Any]:
     """Returns Keras's state of the calling thread: scopes, policies, the device."""
-    return dict(vars(internals.THREAD_STATE.get()))
+    return dict(vars(getattr(*_module())))
 
 
 def paste_thread_state(state: dict[str, Any]) -> None:
     """Sets Keras's state of the calling thread to that of another one."""
-    here = vars(internals.THREAD_STATE.get())
+    here = vars(getattr(*_module()))
     here.clear()
     # Stacks, such as that of name scopes, are copied for each thread.
     here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
