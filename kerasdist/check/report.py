@@ -242,7 +242,7 @@ def _steps_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for name in ("apply", "apply_gradients"):
         optimizer = getattr(model, "optimizer", None)
         yield from _of_user([defined_by_user(optimizer, name)])
-    for loss in keras.tree.flatten(keras_compat.compiled_losses(model)):
+    for loss in keras.tree.flatten(model.loss):
         yield from _of_user(_functions_of(loss))
 
 

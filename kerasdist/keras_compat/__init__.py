@@ -16,4 +16,5 @@ from kerasdist.keras_compat.pipelines import *
 from kerasdist.keras_compat.reductions import *
 from kerasdist.keras_compat.snapshots import *
 from kerasdist.keras_compat.steps import *
+from kerasdist.keras_compat.thread_state import *
 from kerasdist.keras_compat.variables import *

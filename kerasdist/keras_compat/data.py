@@ -17,7 +17,8 @@ import numpy as np
 
 from kerasdist.core.structures import map_leaves
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.models import backend_name, global_seed
+from kerasdist.keras_compat.models import backend_name
+from kerasdist.keras_compat.thread_state import global_seed
 
 PyDataset = keras.utils.PyDataset
 unpack_x_y_sample_weight: Any = keras.utils.unpack_x_y_sample_weight

@@ -6,6 +6,14 @@ from kerasdist.core.internals import EVERY_VERSION, Internal
 
 _REFUSED = "refused"
 _FIT = "training under a strategy"
+_CHECK = "kerasdist.check, and the look at a first batch"
+_WIRING = "comparing models on all workers"
+_NOT_COMPARED = "how layers are wired is not compared"
+_SAVED_PARTS = "files with metrics and regularizers of a strategy's model"
+_OWN_NAMES = "files name Keras's module, in place of the public one"
+_OUTSIDE_OPTIMIZER = "an optimizer that was built outside of the scope"
+_SCALE = "keras.src.losses.loss:scale_loss_for_distribution"
+_UNSCALE = "keras.src.losses.loss:unscale_loss_for_distribution"
 _BY_REPLICA = ("tensorflow", "torch")  # on JAX, `fit` is one global program
 
 
@@ -31,19 +39,7 @@ MAYBE_SYMBOLIC_BUILD = _internal(
     "keras:Model._maybe_symbolic_build", _FIT, backends=("tensorflow",), in_each_fit=True
 )
 GET_JAX_STATE = _internal("keras:Model._get_jax_state", _FIT, backends=("jax",), in_each_fit=True)
-PURGE_VARIABLES = _internal(
-    "keras:Model._purge_model_variables", _FIT, backends=("jax",), in_each_fit=True
-)
 JAX_STATE = _internal("keras:Model._jax_state", _FIT, backends=("jax",), in_each_fit=True)
-JAX_STATE_SYNCED = _internal(
-    "keras:Model._jax_state_synced", _FIT, backends=("jax",), in_each_fit=True
-)
-EPOCH_ITERATOR = _internal(
-    "keras.src.backend.tensorflow.trainer:TFEpochIterator._get_iterator",
-    _FIT,
-    backends=("tensorflow",),
-    in_each_fit=True,
-)
 RESULT_OR_LOGS = _internal(
     "keras:Model._get_metrics_result_or_logs",
     "metrics that steps do not wait for",
@@ -56,6 +52,12 @@ USES_TORCH_COMPILE = Internal(
     _REFUSED,
     ("torch",),
 )
+EPOCH_ITERATOR = _internal(
+    "keras.src.trainers.epoch_iterator:EpochIterator._get_iterator",
+    "the types of a dataset's batches",
+    "the dataset is made once more, to look at its types",
+    ("tensorflow",),
+)
 INITIALIZE_DDP = Internal(
     {"keras:Model._initialize_ddp": "3.16"},
     "models outside of the scope in a job's process, which Keras would wrap",
@@ -64,29 +66,150 @@ INITIALIZE_DDP = Internal(
     since="3.16.0.dev0",
 )
 
+INITIAL_EPOCH = _internal("keras:Model._initial_epoch", "BackupAndRestore")
+COMPILED_LOSS = _internal(
+    "keras:Model._compile_loss", _CHECK, "the first batch is looked at before all is built"
+)
+COMPILED_METRICS = _internal("keras:Model._compile_metrics", _CHECK, "metrics are named less well")
+GIVEN_METRICS = _internal(
+    "keras.src.trainers.compile_utils:CompileMetrics._user_metrics",
+    "metrics that were made outside of the scope",
+)
+GIVEN_WEIGHTED_METRICS = _internal(
+    "keras.src.trainers.compile_utils:CompileMetrics._user_weighted_metrics",
+    "metrics that were made outside of the scope",
+)
+NODES = _internal("keras:Operation._inbound_nodes", _WIRING, _NOT_COMPARED)
+HISTORY = _internal("keras.src.ops.node:Node._keras_history", _WIRING, _NOT_COMPARED)
+INPUT_SIGNATURE = _internal(
+    "keras.src.export.export_utils:get_input_signature",
+    "the share of the peak rate in Telemetry",
+    "it is left out",
+)
+CALLBACK_MODEL = _internal(
+    "keras:callbacks.Callback._model",
+    "callbacks on JAX",
+    "reading `callback.model` copies the state",
+)
+CHOOSE_COMPARISON = _internal(
+    "keras.callbacks:ModelCheckpoint._set_monitor_op", "BackupAndRestore with save_best_only=True"
+)
+TREE = _internal(
+    "keras.src.tree.tree_api:tree_impl",
+    "keras.tree on values of replicas",
+    "it takes them for leaves",
+)
+CUSTOM_NAMES = _internal(
+    "keras.src.saving.object_registration:GLOBAL_CUSTOM_NAMES", _SAVED_PARTS, _OWN_NAMES
+)
+EXPORTED_NAMES = _internal(
+    "keras.src.api_export:REGISTERED_OBJS_TO_NAMES", _SAVED_PARTS, _OWN_NAMES
+)
+UNPICKLE = _internal("keras:Metric._unpickle_model", "pickled metrics", "pickles need kerasdist")
+
+# What Keras keeps of each thread, and the names under which it does.
+
+THREAD_STATE = _internal(
+    "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER", _FIT, in_each_fit=True
+)
+STATELESS_SCOPE = _internal(
+    "keras.src.backend.common.stateless_scope:get_stateless_scope.stateless_scope",
+    "scopes of variables",
+    "each is found by entering another one, which is slower",
+)
+WAITING_VARIABLES = _internal(
+    "keras.src.backend.common.variables:initialize_all_variables.uninitialized_variables",
+    "variables that are made in a step",
+)
+CALL_CONTEXT = _internal(
+    "keras:Layer._get_call_context.current_call_ctx", 'sharding="full"', backends=("torch",)
+)
+NAME_SCOPES = _internal(
+    "keras.src.backend.common.name_scope:current_path.name_scope_stack",
+    "BatchNormalization in replicas, and sharding= on JAX",
+)
+TORCH_DEVICE = Internal(
+    {
+        "keras.src.backend.torch.ops.core:get_device.torch_device": "3.16",
+        "keras.src.backend.torch.core:get_device.torch_device": "3.12 to 3.15",
+    },
+    "sharding=",
+    _REFUSED,
+    ("torch",),
+)
+SEED_GENERATOR = Internal(
+    {
+        "keras.src.random.seed_generator:GLOBAL_SEED_GENERATOR": "3.13",
+        "keras.src.random.seed_generator:global_seed_generator.global_seed_generator": "3.12",
+    },
+    "random draws in replicas, and backups of the states of draws",
+    _REFUSED,
+)
+RANDOM_SEED = _internal(
+    "keras.src.utils.rng_utils:GLOBAL_RANDOM_SEED", "equal random numbers on all workers"
+)
+
+# Data.
+
+GET_DATA_ADAPTER = _internal(
+    "keras.src.trainers.data_adapters:get_data_adapter", _FIT, in_each_fit=True
+)
+
 # Variables.
 
 VALUE = _internal("keras:Variable._value", _FIT, in_each_fit=True)
 INITIALIZE = _internal(
     "keras:Variable._initialize_with_initializer", "sharding=", backends=("jax", "torch")
 )
+INITIALIZER = _internal(
+    "keras:Variable._initializer", "variables that are made in a custom loop", backends=("jax",)
+)
+INITIALIZE_LATER = _internal(
+    "keras:Variable._deferred_initialize", "variables that are made in a step"
+)
+REMAKE = _internal(
+    "keras:Variable._initialize", "metrics and models that were made outside of the scope"
+)
+AGGREGATION = _internal(
+    "keras:Variable._aggregation", "metrics and models that were made outside of the scope"
+)
+SYNCHRONIZATION = _internal(
+    "keras:Variable._synchronization", "BatchNormalization that was made outside of the scope"
+)
+DTYPE = _internal(
+    "keras:Variable._dtype", "the type of weights", "it is taken from the stored value"
+)
+SHAPE = _internal("keras:Variable._shape", "sharding=", backends=("torch",))
+AUTOCAST = _internal("keras:Variable._maybe_autocast", "mixed precision")
 TRACK_VARIABLES = _internal("keras:Layer._track_variables", "sharding=", backends=("torch",))
 
-# Losses and normalization.
+# Losses, metrics and normalization.
 
+LOSSES = _internal("keras:Layer._losses", "add_loss in a replica")
+LOSS_IDS = _internal("keras:Layer._loss_ids", "add_loss in `fit`", backends=("jax",))
+METRICS = _internal(
+    "keras:Layer._metrics", _FIT, "metrics are found among the attributes of layers"
+)
+METRIC_FUNCTION = _internal(
+    "keras.metrics:MeanMetricWrapper._fn", "metrics of a function", backends=_BY_REPLICA
+)
+FUNCTION_ARGUMENTS = _internal(
+    "keras.losses:MeanSquaredError._fn_kwargs", "losses and metrics that mix examples"
+)
 CLEAR_LOSSES = _internal("keras:Layer._clear_losses", "add_loss in a replica")
 LOSS_OF_FUNCTION = _internal(
-    "keras.src.losses.losses:LossFunctionWrapper.call", "losses that mix examples"
+    "keras.src.losses.losses:LossFunctionWrapper.call",
+    "losses that mix examples",
+    backends=_BY_REPLICA,
 )
 REDUCE_WEIGHTED_VALUES = _internal(
     "keras.src.losses.loss:reduce_weighted_values", _FIT, backends=_BY_REPLICA, in_each_fit=True
 )
-SCALE_LOSS = _internal(
-    "keras.src.losses.loss:scale_loss_for_distribution", "losses of Keras in custom loops"
-)
-UNSCALE_LOSS = _internal(
-    "keras.src.losses.loss:unscale_loss_for_distribution", "losses of Keras in custom loops"
-)
+SCALE_LOSS = _internal(_SCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
+UNSCALE_LOSS = _internal(_UNSCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
+# On TensorFlow Keras itself scales, in `fit` too.
+SCALE_LOSS_IN_FIT = _internal(_SCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
+UNSCALE_LOSS_IN_FIT = _internal(_UNSCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
 APPLY_MASK = _internal(
     "keras.src.losses.loss:apply_mask", "masks with sample weights", backends=_BY_REPLICA
 )
@@ -98,7 +221,6 @@ FUNCTION_ARGUMENTS = _internal(
     "comparing the options of losses and metrics on workers",
     "they are not compared",
 )
-STATELESS_SCOPE = _internal("keras.src.backend:get_stateless_scope", _FIT, in_each_fit=True)
 GET_MASK = _internal("keras.src.backend.common:masking.get_keras_mask", "masks of layers")
 SET_MASK = _internal("keras.src.backend.common:masking.set_keras_mask", "masks of layers")
 BATCH_MOMENTS = _internal(
@@ -142,6 +264,22 @@ COPY_FILE = _internal(
 
 # Optimizers.
 
+OPTIMIZED_VARIABLES = _internal(
+    "keras:Optimizer._trainable_variables", "optimizer.apply without variables, and sharding="
+)
+APPLY_SCALED = _internal(
+    "keras.optimizers:LossScaleOptimizer._common_apply", "LossScaleOptimizer in replicas"
+)
+STRATEGY_OF_OPTIMIZER = _internal(
+    "keras:Optimizer._distribution_strategy",
+    _FIT,
+    "it is found among the attributes, by its class",
+    ("tensorflow",),
+)
+VARIABLE_KEY = _internal("keras:Optimizer._var_key", _OUTSIDE_OPTIMIZER, backends=("tensorflow",))
+NUMBERS_OF_VARIABLES = _internal(
+    "keras:Optimizer._trainable_variables_indices", _OUTSIDE_OPTIMIZER, backends=("tensorflow",)
+)
 APPLY_GRADIENTS = _internal(
     "keras:Optimizer._backend_apply_gradients", "sharding=", backends=("torch",)
 )

@@ -1,37 +1,20 @@
-"""Keras's models, layers, losses, metrics and trees, its version, and its state per thread.
-
-That state is settings on which layers and operations depend, and where random draws begin.
-"""
+"""Keras's models, layers, callbacks and trees, and its version."""
 
 from __future__ import annotations
 
-import functools
-import random
-import sys
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import keras
-import numpy as np
-from keras.src import api_export, tree
-from keras.src.backend.common import global_state
-from keras.src.export.export_utils import get_input_signature
-from keras.src.models.functional import Functional
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import SeedGenerator
-from keras.src.saving import object_registration
-from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.trainers.compile_utils import CompileLoss
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.trainer import Trainer
-from keras.src.tree import tree_api
-from keras.src.utils import naming, python_utils
-from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
+from kerasdist.core.context import current
+from kerasdist.core.internals import Internal
 from kerasdist.core.structures import flatten
+from kerasdist.keras_compat import internals
 
-_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
+VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 # Keras declares no types, and what is inferred from bodies of functions is wrong.
@@ -40,7 +23,7 @@ LayoutMap: Any = keras.distribution.LayoutMap
 
 
 # Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
-DIVIDES_ACTIVITY_PENALTY = _VERSION >= (3, 14)
+DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 
 # Whether Keras itself takes BatchNormalization(synchronized=True) on this backend.
@@ -72,23 +55,35 @@ def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
 
 def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
     """Returns whether a callback overrides one of Keras's events, which do nothing."""
-    return any(not python_utils.is_default(getattr(callback, event)) for event in events)
+    return any(_is_overridden(callback, event) for event in events)
+
+
+def _is_overridden(callback: keras.callbacks.Callback, event: str) -> bool:
+    own = getattr(callback, event)
+    return getattr(own, "__func__", own) is not getattr(keras.callbacks.Callback, event)
 
 
 def metrics_here(model: Any) -> dict[str, Any]:
-    """Returns what a model's metrics say, without a sum over processes."""
-    return Trainer.get_metrics_result(model)
+    """Returns what a model's metrics say, without a sum over processes.
+
+    Keras sums in the class of its backend's trainer, which stands before that of all backends.
+    """
+    name = "get_metrics_result"
+    *_, of_all_backends = (kind for kind in type(model).__mro__ if name in vars(kind))
+    return vars(of_all_backends)[name](model)
 
 
 def model_of(callback: Any) -> Any:
     """Returns the model of a callback; reading ``callback.model`` would copy its state on JAX."""
-    return callback._model
+    name = internals.CALLBACK_MODEL.attribute
+    return getattr(callback, name) if hasattr(callback, name) else callback.model
 
 
 def choose_comparison(callback: keras.callbacks.ModelCheckpoint) -> None:
     """Lets a callback know which of two values is better, which Keras does at an epoch's end."""
+    choose = internals.CHOOSE_COMPARISON.of(callback)
     with suppress(ValueError):  # its metric is not built yet
-        callback._set_monitor_op()
+        choose()
 
 
 def shapes_of_example(model: keras.Model) -> list[object]:
@@ -97,12 +92,47 @@ def shapes_of_example(model: keras.Model) -> list[object]:
     def of_one(spec: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor((1, *spec.shape[1:]), spec.dtype)
 
-    return [keras.tree.map_structure(of_one, each) for each in get_input_signature(model) or ()]
+    signature = internals.INPUT_SIGNATURE.get()(model)
+    return [keras.tree.map_structure(of_one, each) for each in signature or ()]
 
 
-def flat_layers(model: keras.Model) -> list[Any]:
+def flat_layers(model: keras.Layer) -> list[Any]:
     """Returns a model's layers, layers inside of layers too."""
-    return list(model._flatten_layers(include_self=False))
+    flattened = getattr(model, internals.FLATTEN_LAYERS.attribute, None)
+    return _walk_layers(model) if flattened is None else flattened(include_self=False)
+
+
+def _walk_layers(model: Any) -> list[Any]:
+    """Returns the same layers, in the same order, by what is public."""
+    found: dict[int, Any] = {}
+    waiting = _layers_in(model)
+    while waiting:
+        layer = waiting.pop(0)
+        if id(layer) not in found:
+            found[id(layer)] = layer
+            waiting[:0] = reversed(_layers_in(layer))
+    return list(found.values())
+
+
+def _layers_in(layer: Any) -> list[Any]:
+    if not is_wired(layer):
+        return _kept_by(layer, keras.Layer)
+    # A Sequential model keeps a Functional one of the same layers.
+    kept = [one for one in _kept_by(layer, keras.Layer) if type(one) is not type(layer)]
+    return list({id(one): one for one in (*layer.layers, *kept)}.values())
+
+
+def _kept_by(layer: Any, kind: type[Any]) -> list[Any]:
+    """Returns what a layer has of a kind: as attributes, and in lists, tuples, sets, dicts."""
+    found: dict[int, Any] = {}
+    todo: list[Any] = [vars(layer)]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, kind):
+            found[id(value)] = value
+        elif isinstance(value, dict | list | tuple | set | frozenset):
+            todo += reversed([*(value.values() if isinstance(value, dict) else value)])
+    return list(found.values())
 
 
 def layers_of_users(model: keras.Model) -> list[Any]:
@@ -118,47 +148,54 @@ def trainable_layers(model: keras.Model) -> list[bool]:
 
 def attached_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of a model and its layers, those that its `metrics` leaves out, too."""
-    attached = [metric for one in (model, *flat_layers(model)) for metric in one._metrics]
+    attached = [metric for one in (model, *flat_layers(model)) for metric in _metrics_of(one)]
     return list(dict.fromkeys((*model.metrics, *attached)))
+
+
+def _metrics_of(layer: Any) -> Iterable[Any]:
+    own = getattr(layer, internals.METRICS.attribute, None)
+    return _kept_by(layer, keras.metrics.Metric) if own is None else own
 
 
 def is_default_name(name: str, kind: type) -> bool:
     """Returns whether Keras has named an object, by its class and a number."""
-    default, _, number = name.rpartition("_")
-    known = (_snake_case(kind.__name__), "functional", "model")
-    return name in known or (default in known and number.isdecimal())
+    default = re.sub(r"_\d+$", "", name)
+    known = (_letters(kind.__name__), "functional", "model")
+    return _letters(name) in known or _letters(default) in known
 
 
-_snake_case = functools.cache(naming.to_snake_case)
+def _letters(name: str) -> str:
+    """Returns a name in lower case, as words that may be joined by underscores or by capitals."""
+    return re.sub(r"[\W_]", "", name).lower()
 
 
 def is_wired(model: keras.Model) -> bool:
     """Returns whether a model is Functional or Sequential."""
-    return isinstance(model, Functional | keras.Sequential)
+    return isinstance(model, keras.Function | keras.Sequential)
 
 
-def wiring(model: keras.Model) -> list[tuple[Any, list[Any]]]:
+def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     """Returns the operations of a Functional model, and the arguments of each of their calls.
 
     An argument is the number of the operation that it comes from, of its call, and of its output;
     or the argument itself, if it is a constant. Empty for any other model.
     """
-    if not isinstance(model, Functional):
+    known = internals.NODES.is_there() and internals.HISTORY.is_there()
+    if not known or not isinstance(model, keras.Function):
         return []
-    mine = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
+    mine = _nodes_of(model)
     numbers = {id(one): number for number, one in enumerate(model.operations)}
 
     def calls(operation: Any) -> list[Any]:
-        return [node for node in operation._inbound_nodes if id(node) in mine]
+        return [node for node in internals.NODES.of(operation) if id(node) in mine]
 
     def origin(argument: object) -> Any:
         if not isinstance(argument, keras.KerasTensor):
             return argument
-        history: Any = vars(argument)["_keras_history"]
-        nodes = calls(history.operation)
-        node = history.operation._inbound_nodes[history.node_index]
+        history, made = _made(argument)
         number = numbers.get(id(history.operation), -1)
-        call = next((at for at, one in enumerate(nodes) if one is node), -1)
+        nodes = calls(history.operation)
+        call = next((at for at, one in enumerate(nodes) if one is made), -1)
         return [number, call, history.tensor_index]
 
     return [
@@ -174,20 +211,26 @@ def wiring(model: keras.Model) -> list[tuple[Any, list[Any]]]:
     ]
 
 
-def is_in_layer() -> bool:
-    """Returns whether this thread is in the call of a layer, or of a model."""
-    return global_state.get_global_attribute("current_call_ctx") is not None
+def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
+    """Returns where a tensor comes from, and the node of the call that made it."""
+    history = internals.HISTORY.of(tensor)
+    return history, internals.NODES.of(history.operation)[history.node_index]
 
 
-def is_of_optimizer() -> bool:
-    """Returns whether a variable that this thread makes now is an optimizer's."""
-    scopes = global_state.get_global_attribute("name_scope_stack")
-    return bool(scopes) and isinstance(scopes[-1].caller, BaseOptimizer)
-
-
-def is_symbolic() -> bool:
-    """Returns whether this thread computes shapes alone; on PyTorch only."""
-    return global_state.get_global_attribute("torch_device") == "meta"
+def _nodes_of(model: Any) -> set[int]:
+    """Returns the ids of the nodes between a model's outputs and its inputs."""
+    found: set[int] = set()
+    inputs = set(map(id, keras.tree.flatten(model.inputs)))
+    waiting = [*keras.tree.flatten(model.outputs), *keras.tree.flatten(model.inputs)]
+    while waiting:
+        tensor = waiting.pop()
+        _, node = _made(tensor)
+        if id(node) in found:
+            continue
+        found.add(id(node))
+        if id(tensor) not in inputs:
+            waiting += node.arguments.keras_tensors
+    return found
 
 
 def backend_name() -> str:
@@ -226,26 +269,15 @@ _AXES = {
 }
 
 
-def serialize_as(own: type, stand_in: type) -> None:
+def serialize_as(own: type, stand_in: Any) -> None:
     """Lets objects of a class be saved and pickled as those of another."""
-    for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
+    for registry in (internals.CUSTOM_NAMES, internals.EXPORTED_NAMES):
+        names = registry.get() if registry.is_there() else {}
         if own in names:
             names[stand_in] = names[own]
-    if issubclass(own, KerasSaveable):
-        stand_in._unpickle_model = own._unpickle_model
-
-
-def copy_thread_state() -> dict[str, Any]:
-    """Returns Keras's state of the calling thread: scopes, policies, the device."""
-    return dict(vars(global_state.GLOBAL_STATE_TRACKER))
-
-
-def paste_thread_state(state: dict[str, Any]) -> None:
-    """Sets Keras's state of the calling thread to that of another one."""
-    here = vars(global_state.GLOBAL_STATE_TRACKER)
-    here.clear()
-    # Stacks, such as that of name scopes, are copied for each thread.
-    here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+    unpickle = getattr(own, internals.UNPICKLE.attribute, None)
+    if unpickle is not None:
+        setattr(stand_in, internals.UNPICKLE.attribute, unpickle)
 
 
 def parts_of(model: keras.Model) -> list[Any]:
@@ -300,104 +332,104 @@ def has_built_layers(model: Any) -> bool:
     return all(layer.built for layer in flat_layers(model))
 
 
-def is_complete(model: keras.Model) -> bool:
+def is_complete(model: Any) -> bool:
     """Returns whether all layers, the losses and the metrics of a compiled model are built."""
-    compiled = (model._compile_loss, model._compile_metrics)
+    compiled = (
+        _compiled(model, internals.COMPILED_LOSS),
+        _compiled(model, internals.COMPILED_METRICS),
+    )
     return has_built_layers(model) and all(one is None or one.built for one in compiled)
 
 
-def drop_compiled(model: Any) -> None:
-    """Lets a TensorFlow model compile its steps again."""
-    model.train_function = model.test_function = model.predict_function = None
+def _compiled(model: Any, internal: Internal) -> Any:
+    return getattr(model, internal.attribute, None)
 
 
 def given_metrics(compiled: Any) -> list[Any]:
     """Returns what ``compile`` got as metrics and weighted metrics, None for an output without."""
-    return keras.tree.flatten((compiled._user_metrics, compiled._user_weighted_metrics))
-
-
-def initial_epoch(model: Any) -> int | None:
-    """Returns the epoch with which `fit` begins; None: its argument decides."""
-    return model._initial_epoch
-
-
-def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Sets the epoch with which `fit` begins; None: its argument decides."""
-    model._initial_epoch = epoch
-
-
-def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:
-    """Lets a model's next training steps read their batches and do nothing with them.
-
-    Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
-    with their iterator on TensorFlow, and with its state and the iterator on JAX. The first
-    ``unread`` batches are not in an iterator.
-    """
-    train = model.train_function
-    done = 0
-
-    def skip(*arguments: Any) -> Any:
-        nonlocal done
-        *state, batches = arguments
-        begin, done = done, done + model.steps_per_execution
-        if not isinstance(batches, list):
-            for _ in range(max(begin, unread), done):
-                next(batches, None)
-        if done >= count:
-            model.train_function = train
-            then()
-        return (logs, *state) if state else logs
-
-    model.train_function = skip
-
-
-def numbers_of(logs: object) -> dict[str, Any]:
-    """Returns the logs of a step as Keras passes them to callbacks."""
-    return python_utils.pythonify_logs(logs) if isinstance(logs, dict) else {}
+    given = internals.GIVEN_METRICS.of(compiled), internals.GIVEN_WEIGHTED_METRICS.of(compiled)
+    return keras.tree.flatten(given)
 
 
 def losses_on(layer: keras.Layer) -> list[Any]:
     """Returns the losses of a layer's last call, as Keras's own list."""
-    return layer._losses
+    return internals.LOSSES.of(layer)
 
 
-def clear_losses_on(layers: Iterable[keras.Layer]) -> None:
+def clear_losses_on(layers: Iterable[Any]) -> None:
     """Removes the losses of the last calls of layers."""
+    name = internals.LOSSES.attribute
     for layer in layers:
-        layer._losses.clear()
+        getattr(layer, name).clear()
 
 
-def loss_ids_on(layer: keras.Layer) -> set[int]:
-    """Returns Keras's set of the ids of a layer's losses in a stateless scope."""
-    return layer._loss_ids
+def require_losses_of_layers() -> None:
+    """Refuses losses that layers add, where something of Keras is gone that keeps them apart."""
+    internals.LOSSES.require()
+    internals.CLEAR_LOSSES.require()
+    if backend_name() == "jax":
+        internals.LOSS_IDS.require()
 
 
-def compiled_losses(model: keras.Model) -> Any:
-    """Returns the loss of `compile`, in the structure in which it was passed."""
-    compiled = getattr(model, "_compile_loss", None)
-    return compiled._user_loss if isinstance(compiled, CompileLoss) else None
+def loss_ids_on(layer: Any) -> set[int]:
+    """Returns Keras's set of the ids of a layer's losses in a stateless scope.
+
+    Where it is gone, `add_loss` is refused.
+    """
+    return getattr(layer, internals.LOSS_IDS.attribute, set())
+
+
+def loss_arguments(loss: Any) -> dict[str, Any]:
+    """Returns the further arguments that Keras passes to the function of a loss."""
+    return internals.FUNCTION_ARGUMENTS.of(loss)
+
+
+def metric_function(metric: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns the function of a `keras.metrics.MeanMetricWrapper`, and its further arguments."""
+    return internals.METRIC_FUNCTION.of(metric), internals.FUNCTION_ARGUMENTS.of(metric)
+
+
+def may_mix_examples(loss: Any) -> bool:
+    """Returns whether a loss, in a form for `compile`, is one of Keras that mixes examples."""
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    function = getattr(loss, "fn", loss)
+    return is_builtin(function) and getattr(function, "__name__", "") in _AXES
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of `compile`, weighted ones too, as they were passed."""
-    compiled = getattr(model, "_compile_metrics", None)
+    compiled = _compiled(model, internals.COMPILED_METRICS)
     return [] if compiled is None else given_metrics(compiled)
 
 
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:
     """Returns arrays as one batch of tensors, as Keras's loop passes it to a step."""
-    rows = len(next(leaf for leaf in tree.flatten(x) if leaf is not None))
-    adapter = ArrayDataAdapter(x, y=y, sample_weight=sample_weight, batch_size=rows, shuffle=False)
+    rows = len(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))
+    make = internals.GET_DATA_ADAPTER.get()
+    adapter = make(x, y, sample_weight=sample_weight, batch_size=rows, shuffle=False)
     batch = next(iter(adapter.get_numpy_iterator()))
-    return tree.map_structure(
+    return keras.tree.map_structure(
         lambda leaf: None if leaf is None else ops.convert_to_tensor(leaf), batch
     )
 
 
 def seed_states(model: keras.Model) -> list[Any]:
     """Returns the variables that hold the states of a model's seed generators."""
-    layers = model._flatten_layers()
-    return [generator.state for layer in layers for generator in layer._seed_generators]
+    return [generator.state for generator in held_by(model, keras.random.SeedGenerator)]
+
+
+def require_scaling() -> None:
+    """Refuses losses in replicas, where something is gone by which Keras divides a mean.
+
+    On TensorFlow Keras does that itself, and must not in `fit`; elsewhere custom loops need it.
+    """
+    if backend_name() == "tensorflow":
+        internals.SCALE_LOSS_IN_FIT.require()
+        internals.UNSCALE_LOSS_IN_FIT.require()
+    elif current.fit_replica is None:
+        internals.SCALE_LOSS.require()
+        internals.UNSCALE_LOSS.require()
 
 
 # The parts of an object, in order.
@@ -406,8 +438,12 @@ Parts = Callable[[Any], Sequence[Any]]
 
 def register_tree_node(kind: type[Any], parts: Parts) -> None:
     """Lets `keras.tree` flatten and rebuild the objects of a class."""
-    tree: Any = tree_api.tree_impl  # Keras's module for the tree library that it has chosen
-    _REGISTER[tree.__name__.rpartition(".")[2]](tree, kind, parts)
+    if not internals.TREE.is_there():
+        return
+    tree = internals.TREE.get()  # Keras's module for the tree library that it has chosen
+    register = _REGISTER.get(tree.__name__.rpartition(".")[2])
+    if register is not None:
+        register(tree, kind, parts)
 
 
 def _by_optree(tree: Any, kind: type[Any], parts: Parts) -> None:
@@ -437,54 +473,3 @@ _REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
     "optree_impl": _by_optree,
     "torchtree_impl": _by_torch,
 }
-
-
-_threads_own = global_state.GLOBAL_STATE_TRACKER
-_floatx = keras.config.floatx
-
-
-def settings() -> tuple[str, str, bool]:
-    """Returns the settings that a compiled function depends on beside its arguments and variables.
-
-    Every step calls it, so it is fast.
-    """
-    own = _threads_own
-    policy = getattr(own, "dtype_policy", None) or keras.config.dtype_policy()
-    return policy.name, _floatx(), getattr(own, "stateless_scope", None) is not None
-
-
-_GLOBAL_SEED_GENERATOR = "global_seed_generator"
-
-
-def is_seeded(seed: object) -> bool:
-    """Returns whether the user has seeded a draw; else torch's own generator is used."""
-    return seed is not None and not (isinstance(seed, SeedGenerator) and seed._initial_seed is None)
-
-
-def global_seed_generator() -> Any:
-    """Returns the generator that unseeded draws of this thread take their seeds from, or None."""
-    return global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
-
-
-def set_global_seed_generator(generator: object) -> None:
-    """Sets the generator that unseeded draws of this thread take their seeds from."""
-    global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
-
-
-def global_seed() -> int | None:
-    """Returns what ``keras.utils.set_random_seed`` was called with last, None if it was not."""
-    return global_state.get_global_attribute(GLOBAL_RANDOM_SEED)
-
-
-def set_random_seed(number: int) -> None:
-    """Does what `keras.utils.set_random_seed` does, which imports TensorFlow to seed it.
-
-    That would cost each worker on other frameworks 420 MB.
-    """
-    if "tensorflow" in sys.modules:
-        keras.utils.set_random_seed(number)
-        return
-    global_state.set_global_attribute(GLOBAL_RANDOM_SEED, number)
-    set_global_seed_generator(None)
-    random.seed(number)
-    np.random.seed(number)

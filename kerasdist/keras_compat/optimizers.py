@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import keras
-from keras.src import backend
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import is_builtin
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
@@ -42,12 +42,12 @@ def updating(optimizer: keras.Optimizer) -> Any:
 def applies_directly(optimizer: keras.Optimizer) -> bool:
     """Returns whether ``optimizer.apply`` is the one whose gradients are combined, no override."""
     own = getattr(optimizer.apply, "__func__", None)
-    return own in (BaseOptimizer.apply, LossScaleOptimizer.apply)
+    return own in (keras.Optimizer.apply, LossScaleOptimizer.apply)
 
 
 def optimized_variables(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for, in its order."""
-    return list(optimizer._trainable_variables)
+    return list(internals.OPTIMIZED_VARIABLES.of(optimizer))
 
 
 def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
@@ -57,7 +57,7 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
     """
     if isinstance(optimizer, LossScaleOptimizer):
         # On TensorFlow, its `apply` must be called in a replica.
-        optimizer._common_apply(gradients, variables)
+        internals.APPLY_SCALED.of(optimizer)(gradients, variables)
     else:
         keras.Optimizer.apply(optimizer, gradients, variables)
 
@@ -69,7 +69,7 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
     (seen with 3.15.1); its stateless form does not.
     """
     if not optimizer.built:
-        with backend.name_scope(optimizer.name, caller=optimizer):
+        with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True
     every = optimized_variables(optimizer)
@@ -86,12 +86,16 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
 def index_variables(optimizer: Any) -> None:
     """Lets a TensorFlow optimizer find its slots, after its model's variables were recreated.
 
-    The optimizer looks them up by native variable.
+    The optimizer looks up what it keeps of a variable by the native variable.
     """
-    optimizer._trainable_variables_indices = {
-        optimizer._var_key(variable): index
-        for index, variable in enumerate(optimizer._trainable_variables)
-    }
+    variables, key_of = optimized_variables(optimizer), internals.VARIABLE_KEY.of(optimizer)
+    numbers = internals.NUMBERS_OF_VARIABLES.of(optimizer)
+    now = {key: key_of(variables[number]) for key, number in numbers.items()}
+    for name, kept in tuple(vars(optimizer).items()):
+        if isinstance(kept, dict) and now.keys() & kept.keys():
+            setattr(optimizer, name, {now.get(key, key): value for key, value in kept.items()})
+        elif isinstance(kept, set) and now.keys() & kept:
+            setattr(optimizer, name, {now.get(key, key) for key in kept})
 
 
 def move_optimizer(optimizer: Any, strategy: Any) -> Any:
@@ -99,16 +103,29 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
 
     Returns the strategy in whose scope it did before.
     """
-    before = optimizer._distribution_strategy
-    optimizer._distribution_strategy = strategy
+    name = _name_of_strategy(optimizer)
+    before = getattr(optimizer, name)
+    setattr(optimizer, name, strategy)
     return before
+
+
+def _name_of_strategy(optimizer: Any) -> str:
+    """Returns the name under which a TensorFlow optimizer keeps the strategy of its scope."""
+    name = internals.STRATEGY_OF_OPTIMIZER.attribute
+    if name in vars(optimizer):
+        return name
+    kind = sys.modules["tensorflow"].distribute.Strategy
+    found = [one for one, value in vars(optimizer).items() if isinstance(value, kind)]
+    if len(found) != 1:
+        raise internals.STRATEGY_OF_OPTIMIZER.missing()
+    return found[0]
 
 
 def copy_of_optimizer(optimizer: Any, strategy: object) -> Any:
     """Returns a copy of a TensorFlow optimizer that updates the same variables of a strategy."""
     copy = object.__new__(type(optimizer))
     vars(copy).update(vars(optimizer))
-    vars(copy)["_distribution_strategy"] = strategy
+    vars(copy)[_name_of_strategy(optimizer)] = strategy
     return copy
 
 

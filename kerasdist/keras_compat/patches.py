@@ -22,8 +22,7 @@ import keras
 
 from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.models import _VERSION as VERSION
-from kerasdist.keras_compat.models import backend_name, ops
+from kerasdist.keras_compat.models import VERSION, backend_name, ops
 
 Function = Callable[..., Any]
 
@@ -92,9 +91,11 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_MODEL, "export", "likewise"),
     # Losses and normalization.
     _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
-    _at(internals.REDUCE_WEIGHTED_VALUES, "reduce_loss", "a share of the global loss"),
+    Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "a share of the global loss"),
     _at(internals.SCALE_LOSS, "scale_loss scale_outside", "custom loops: divided by the replicas"),
     _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "its inverse"),
+    _at(internals.SCALE_LOSS_IN_FIT, "scale_loss scale_outside", "likewise, where Keras divides"),
+    _at(internals.UNSCALE_LOSS_IN_FIT, "unscale_loss scale_outside", "its inverse"),
     _at(internals.APPLY_MASK, "apply_mask", "the factor of a mask is of the global batch"),
     *_of(_NORMALIZATION, "__init__", "allows synchronized=True", "batch_norm_created"),
     *_of(_NORMALIZATION, "call", "statistics from outside of a scope", "batch_norm_called"),

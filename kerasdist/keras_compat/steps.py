@@ -1,14 +1,16 @@
-"""What Keras's loops keep of a model, and how a model is built for them."""
+"""What Keras's loops keep of a model, how it is built for them, and what its steps report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from kerasdist.core.internals import internals_of
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.models import backend_name
+from kerasdist.keras_compat.models import backend_name, ops
+from kerasdist.keras_compat.variables import store_values, stored_values
 
 
 @cache
@@ -26,7 +28,10 @@ def build_symbolically(model: Any, batch: object) -> None:
 
 def batch_spec(iterator: Any) -> Any:
     """Returns the types and shapes of what one of Keras's iterators on TensorFlow yields."""
-    return internals.EPOCH_ITERATOR.of(iterator)().element_spec
+    begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)
+    if begin is None:
+        return iterator.data_adapter.get_tf_dataset().element_spec
+    return begin().element_spec
 
 
 def uses_torch_compile(model: Any) -> bool:
@@ -41,7 +46,10 @@ def uses_torch_compile(model: Any) -> bool:
 
 def is_state_synced(model: Any) -> bool:
     """Returns whether a model's variables have their values."""
-    return internals.JAX_STATE_SYNCED.of(model)
+    if not state_of(model):
+        return True
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    return not any(value is None for value in stored_values(variables))
 
 
 def state_of(model: Any) -> Any:
@@ -61,4 +69,63 @@ def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
 
 def purge_variables(model: Any, which: Mapping[str, bool]) -> None:
     """Takes the values out of the variables, as Keras does so that one copy is there."""
-    internals.PURGE_VARIABLES.of(model)(**which)
+    for name in (name for name, is_taken in which.items() if is_taken):
+        is_slots = name == "optimizer_variables"
+        variables = model.optimizer.variables if is_slots else getattr(model, name)
+        store_values(variables, [None] * len(variables))
+
+
+# On all backends.
+
+
+def drop_compiled(model: Any) -> None:
+    """Lets a TensorFlow model compile its steps again."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def initial_epoch(model: Any) -> int | None:
+    """Returns the epoch with which `fit` begins; None: its argument decides."""
+    return internals.INITIAL_EPOCH.of(model)
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Sets the epoch with which `fit` begins; None: its argument decides."""
+    internals.INITIAL_EPOCH.set(model, epoch)
+
+
+def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:
+    """Lets a model's next training steps read their batches and do nothing with them.
+
+    Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
+    with their iterator on TensorFlow, and with its state and the iterator on JAX. The first
+    ``unread`` batches are not in an iterator.
+    """
+    train = model.train_function
+    done = 0
+
+    def skip(*arguments: Any) -> Any:
+        nonlocal done
+        *state, batches = arguments
+        begin, done = done, done + model.steps_per_execution
+        if not isinstance(batches, list):
+            for _ in range(max(begin, unread), done):
+                next(batches, None)
+        if done >= count:
+            model.train_function = train
+            then()
+        return (logs, *state) if state else logs
+
+    model.train_function = skip
+
+
+def numbers_of(logs: object) -> dict[str, Any]:
+    """Returns the logs of a step as Keras passes them to callbacks."""
+    numbers: dict[str, Any] = {}
+    for name, value in sorted(logs.items()) if isinstance(logs, dict) else ():
+        if isinstance(value, dict):
+            numbers |= numbers_of(value)
+            continue
+        numbers[name] = ops.convert_to_numpy(value) if ops.is_tensor(value) else value
+        with suppress(TypeError, ValueError):
+            numbers[name] = float(numbers[name])
+    return numbers

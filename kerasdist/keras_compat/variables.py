@@ -10,32 +10,33 @@ from operator import attrgetter
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
 
 from kerasdist.core.context import current
-
-# The names under which Keras keeps a thread's state; from 3.13 on it has a constant for the second.
-_STATELESS_SCOPE = "stateless_scope"
-
-
-_UNINITIALIZED = "uninitialized_variables"
+from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.models import ops
+from kerasdist.keras_compat.thread_state import (
+    get_stateless_scope,
+    keep_of_thread,
+    of_thread,
+    set_stateless_scope,
+)
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
     """Replaces the framework's variable by one that is aggregated over replicas in another way."""
-    variable._aggregation = aggregation
-    variable._initialize(variable._convert_to_tensor(value, variable.dtype))
+    internals.AGGREGATION.set(variable, aggregation)
+    internals.REMAKE.of(variable)(ops.convert_to_tensor(value, variable.dtype))
 
 
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
     """Sets how replicas hold a variable, before `reinitialize` makes it."""
-    variable._synchronization = synchronization
-    variable._aggregation = aggregation
+    internals.SYNCHRONIZATION.set(variable, synchronization)
+    internals.AGGREGATION.set(variable, aggregation)
 
 
 def reinitialize(variable: keras.Variable) -> None:
     """Replaces the framework's variable by one with the same value, made in the current scope."""
-    variable._initialize(variable.numpy())
+    internals.REMAKE.of(variable)(variable.numpy())
 
 
 @contextmanager
@@ -55,18 +56,18 @@ def outside_stateless_scopes() -> Iterator[None]:
 
     That is the variables themselves, in a trial the trial's copies.
     """
-    scope = global_state.get_global_attribute(_STATELESS_SCOPE)
-    global_state.set_global_attribute(_STATELESS_SCOPE, current.trial)
+    scope = get_stateless_scope()
+    set_stateless_scope(current.trial)
     try:
         yield
     finally:
-        global_state.set_global_attribute(_STATELESS_SCOPE, scope)
+        set_stateless_scope(scope)
 
 
 def initialize_waiting_variables() -> None:
     """Initializes the variables that this thread made while a stateless scope was open."""
-    waiting = global_state.get_global_attribute(_UNINITIALIZED) or ()
-    global_state.set_global_attribute(_UNINITIALIZED, [])
+    waiting = of_thread(internals.WAITING_VARIABLES) or ()
+    keep_of_thread(internals.WAITING_VARIABLES, [])
     for variable in waiting:
         initialize_waiting_variable(variable)
 
@@ -75,7 +76,7 @@ def initialize_waiting_variable(variable: keras.Variable) -> None:
     """Initializes a variable that was made while a stateless scope was open."""
     if variable._value is None:
         with outside_stateless_scopes():
-            variable._deferred_initialize()
+            internals.INITIALIZE_LATER.of(variable)()
 
 
 def stored_value(variable: keras.Variable) -> Any:
@@ -115,20 +116,30 @@ def store_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> 
 
 def multiply_initializer(variable: Any, factor: int) -> None:
     """Multiplies the initial value of a variable that has no value yet."""
-    initializer = variable._initializer
-    variable._initializer = lambda *args, **kwargs: initializer(*args, **kwargs) * factor
+    initializer = internals.INITIALIZER.of(variable)
+
+    def multiplied(*args: object, **kwargs: object) -> Any:
+        return initializer(*args, **kwargs) * factor
+
+    internals.INITIALIZER.set(variable, multiplied)
 
 
-def stored_dtype(variable: keras.Variable) -> str:
+def stored_dtype(variable: Any) -> str:
     """Returns the type in which a variable is stored, whatever type autocast reads it in."""
-    return variable._dtype
+    dtype = getattr(variable, internals.DTYPE.attribute, None)
+    if dtype is not None:
+        return dtype
+    value = variable._value
+    return keras.backend.standardize_dtype(variable.dtype if value is None else value.dtype)
 
 
 def store_shape(variable: Any, shape: tuple[int, ...]) -> None:
     """Sets the shape that a variable has for Keras."""
-    variable._shape = shape
+    internals.SHAPE.set(variable, shape)
 
 
-def autocast(variable: keras.Variable, value: object) -> Any:
+def autocast(variable: Any, value: object) -> Any:
     """Returns a value of a variable in the type in which the layer that runs reads it."""
-    return variable._maybe_autocast(value)
+    if internals.AUTOCAST.path is None and variable.dtype == stored_dtype(variable):
+        return value
+    return internals.AUTOCAST.of(variable)(value)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -27,7 +26,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Collectives, SoleReplica
 from kerasdist.core.context import ReplicaLike, current, scoped_strategy
-from kerasdist.keras_compat import ops
+from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
 
@@ -46,28 +45,18 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
     layer.synchronized = synchronized
 
 
-_makes_statistics = ContextVar("makes moving statistics", default=False)
-
-
-def weight_made(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
-    """Makes moving statistics that replicas aggregate by their mean."""
+def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns a variable's arguments; replicas aggregate moving statistics by their mean."""
     strategy = scoped_strategy()
-    if kwargs.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
-        return original(layer, *args, **kwargs)
-    kwargs["aggregation"] = "mean"
+    if options.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
+        return options
+    maker = keras_compat.maker_of_variable() if internals.NAME_SCOPES.is_there() else None
+    if not isinstance(maker, keras.layers.BatchNormalization):
+        return options
     if strategy.options.batch_norm == "per_replica":
         # Each assignment averages the replicas' values, in `fit` weighted by their rows.
-        return original(layer, *args, **kwargs)
-    token = _makes_statistics.set(True)
-    try:
-        return original(layer, *args, **kwargs)
-    finally:
-        _makes_statistics.reset(token)
-
-
-def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variable's arguments; for moving statistics, with sync-on-read added."""
-    return options | {"synchronization": "on_read"} if _makes_statistics.get() else options
+        return options | {"aggregation": "mean"}
+    return options | {"aggregation": "mean", "synchronization": "on_read"}
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
@@ -78,6 +67,8 @@ def called(original: Original, layer: keras.Layer, *args: object, **kwargs: obje
     replica = current.replica
     if replica is None:
         return original(layer, *args, **kwargs)
+    internals.BATCH_MOMENTS.require()
+    internals.NAME_SCOPES.require()
     if replica.local_batch is None and replica.num_replicas_in_sync > 1:
         # A variable with the aggregation "none" was made outside of every scope.
         keep_statistics(
@@ -105,12 +96,12 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         if not layer.synchronized or keras_compat.KNOWS_SYNCHRONIZED:
             return original(layer, inputs, mask)
         # Keras refuses to synchronize on this backend, but here `inputs` is the whole batch.
-        return global_moments(SoleReplica(), 1, inputs, layer._reduction_axes, mask)
+        return global_moments(SoleReplica(), 1, inputs, reduced_axes(layer, inputs), mask)
+    axes = reduced_axes(layer, inputs)
     if _is_synchronized(replica, layer):
-        # A tuple: torch's compiler knows nothing of Keras's lists.
-        replicas, axes = replica.num_replicas_in_sync, tuple(layer._reduction_axes)
+        replicas = replica.num_replicas_in_sync
         return global_moments(replica.collectives, replicas, inputs, axes, mask)
-    own_moments, axes = replica.collectives.own_moments, tuple(layer._reduction_axes)
+    own_moments = replica.collectives.own_moments
     own = own_moments(inputs, axes) if mask is None else None
     mean, variance = own or original(layer, inputs, mask)
     rows = ops.shape(inputs)[0] if replica.local_batch is None else replica.local_batch.size
@@ -121,6 +112,13 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         ops.where(rows > 0, mean, ops.cast(layer.moving_mean, mean.dtype)),
         ops.where(rows > 0, variance, ops.cast(layer.moving_variance, variance.dtype)),
     )
+
+
+def reduced_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
+    """Returns the axes over which a layer normalises: all but that of the channels."""
+    rank = len(inputs.shape)
+    channels = layer.axis % rank
+    return tuple(axis for axis in range(rank) if axis != channels)
 
 
 def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:

@@ -27,21 +27,26 @@ _bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[type, type]]
 )
 
 
-def bind(instance: object, front: type) -> None:
-    """Puts `front` before the class of one object, unless it is there already."""
+def bind(instance: object, front: type, *behind: type) -> None:
+    """Puts `front` before the class of one object, unless it is there already.
+
+    Each class of `behind` comes right before its own base, which is one of the object's: what the
+    object's class passes on to that base by ``super()``, it gets first.
+    """
     if not isinstance(instance, front):
-        object.__setattr__(instance, "__class__", _bound_class(front, type(instance)))
+        object.__setattr__(instance, "__class__", _bound_class(type(instance), front, behind))
 
 
-def _bound_class(front: type, own: type) -> type:
-    """Returns the subclass of `own` that has `front` before it."""
+def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
+    """Returns the subclass of `own` that has `front` before it, and other classes behind."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
     bound = known.get(front)
     if bound is not None:
         return bound
+    is_base = any(own in one.__bases__ for one in behind)
     bound = type(
         own.__name__,
-        (front, own),
+        (front, *behind) if is_base else (front, own, *behind),
         {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
     )
     keras_compat.serialize_as(own, bound)

@@ -23,7 +23,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.core.context import ReplicaLike, current
-from kerasdist.keras_compat import ops
+from kerasdist.keras_compat import internals, ops
 from kerasdist.training import numerics
 from kerasdist.training.binding import bind
 
@@ -37,6 +37,8 @@ _MEANS = (
 
 def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> None:
     """Keeps a loss that a layer adds in its call, by replica where replicas share the layer."""
+    if current.replica is not None:
+        keras_compat.require_losses_of_layers()
     losses = _of_replica()
     if losses is None:
         original(layer, loss)
@@ -49,7 +51,7 @@ def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others
-    added = [of_replica.get(id(inner), (inner, ()))[1] for inner in layer._flatten_layers()]
+    added = [of_replica.get(id(inner), (inner, ()))[1] for inner in _with_inner(layer)]
     return [*itertools.chain(*added), *others]
 
 
@@ -60,11 +62,18 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
         original(layer)
         return
     # Keras calls this for the outermost layer of a step: inner layers' losses must go too.
-    layers = list(layer._flatten_layers())
+    layers = _with_inner(layer)
     for inner in layers:
         losses.pop(id(inner), None)
-    if current.trial is None:
-        keras_compat.clear_losses_on(layers)  # losses of a call before this step
+    if current.trial is None:  # losses of a call before this step
+        if internals.LOSSES.is_there():
+            keras_compat.clear_losses_on(layers)
+        else:
+            original(layer)
+
+
+def _with_inner(layer: keras.Layer) -> list[Any]:
+    return [layer, *keras_compat.flat_layers(layer)]
 
 
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:
@@ -131,6 +140,7 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 def prepare(model: keras.Model) -> None:
     """Lets the activity regularizers in a model see the global batch."""
+    internals.LOSSES.is_there()  # known from now on: torch's compiler cannot follow a search
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):

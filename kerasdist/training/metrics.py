@@ -4,8 +4,8 @@ In a step of `fit`, what a metric returns is the result over all replicas, so th
 makes of it, under whatever name, is what one device makes of it.
 
 The state of a metric that Keras ships is a sum over examples (of batches, for the few functions
-that `update_wrapped` gives all rows), so each replica updates its own part with its own rows, and
-the parts are added when the state is read. The state of any other metric may be something else,
+that `ReplicatedWrapper` gives all rows), so each replica updates its own part with its own rows,
+and the parts are added when the state is read. The state of any other metric may be something else,
 such as a maximum or a set. If it belongs to a model that `fit` trains, each replica updates it with
 the gathered rows of the global batch. In custom loops such a metric works as in ``tf.distribute``:
 each replica updates its part, and the parts are added when it is read.
@@ -52,6 +52,57 @@ class ReplicatedMetric:
         replica = current.fit_replica
         with nullcontext() if replica is None else replica.collectives.equal_writes():
             super().reset_state()  # type: ignore[misc]
+
+
+class ReplicatedMean(keras.metrics.Mean):
+    """Stands before `keras.metrics.Mean`, of which a metric is."""
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> Any:
+        """Adds a replica's share of values."""
+        return super().update_state(*_shared(values, sample_weight))
+
+
+class ReplicatedSum(keras.metrics.Sum):
+    """Stands before `keras.metrics.Sum`, of which a metric is."""
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> Any:
+        """Adds a replica's share of values."""
+        return super().update_state(*_shared(values, sample_weight))
+
+
+class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
+    """Stands before `keras.metrics.MeanMetricWrapper`, of which a metric of a function is."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Updates the state by a function's values, in a step of `fit` each replica its part.
+
+        A function that returns one value per example is exact on the replica's own rows. One that
+        may mix examples gets the rows of all replicas; all replicas must call it. Of a user's
+        function the first call tells which it is.
+        """
+        replica = current.fit_replica
+        if replica is None:
+            return super().update_state(y_true, y_pred, sample_weight)
+        function, arguments = keras_compat.metric_function(self)
+        if _mixes(self, function, arguments, y_true, y_pred):
+            rows = numerics.gather_rows(replica, (y_true, y_pred, sample_weight))
+            if replica.replica_id_in_sync_group:
+                return None  # the first replica adds for all
+            with replica_scope(None):
+                return super().update_state(*rows)
+        if sample_weight is None and not hasattr(y_pred, "_keras_mask") and _is_one_row(y_pred):
+            # A user's function may return a scalar for a single row.
+            sample_weight = None if keras_compat.is_builtin(function) else ops.ones((1,))
+        return super().update_state(y_true, y_pred, sample_weight)
+
+
+_KINDS = (ReplicatedWrapper, ReplicatedMean, ReplicatedSum)
+
+
+def _bind(metric: keras.Metric) -> None:
+    """Lets a metric's results be those of all replicas, and its updates a replica's share."""
+    behind = [one for one in _KINDS if isinstance(metric, one.__bases__)]
+    bind(metric, ReplicatedMetric, *behind)
 
 
 class KnownValues(keras.StatelessScope):
@@ -123,7 +174,7 @@ class GlobalBatchMetric:
 def metrics_of(model: Any) -> Iterator[Any]:
     """Yields the metrics of a model and its layers, and each metric of `compile` by itself."""
     for metric in keras_compat.attached_metrics(model):
-        if not isinstance(metric, keras_compat.CompileMetrics):
+        if not keras_compat.is_compile_metrics(metric):
             yield metric
         elif metric.built:
             yield from metric.metrics
@@ -133,10 +184,14 @@ def metrics_of(model: Any) -> Iterator[Any]:
 
 
 def prepare(model: Any, strategy: Strategy) -> None:
-    """Prepares the metrics and penalties of a model for `fit`, those from outside, too."""
+    """Prepares the metrics and penalties of a model for `fit`, those from outside, too.
+
+    It refuses losses that could not be exact.
+    """
+    numerics.require_losses(model)
     layer_losses.prepare(model)
     for metric in metrics_of(model):
-        bind(metric, ReplicatedMetric)
+        _bind(metric)
         if metric not in _of_global_batch and not keras_compat.is_builtin(type(metric)):
             _use_global_batch(metric, strategy)
 
@@ -159,46 +214,24 @@ def metric_created(
     original(metric, *args, **kwargs)
     strategy = scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
-        bind(metric, ReplicatedMetric)
+        _bind(metric)
 
 
-def update_wrapped(
-    original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-) -> Any:
-    """Updates a metric made from a function, ``keras.metrics.MeanMetricWrapper``.
-
-    A function that returns one value per example is exact on the replica's own rows. One that may
-    mix examples gets the rows of all replicas; all replicas must call it. Which it is, for a user's
-    its first call tells.
-    """
-    replica = current.fit_replica
-    if replica is None:
-        return original(metric, y_true, y_pred, sample_weight)
-    if _mixes(metric, y_true, y_pred):
-        rows = numerics.gather_rows(replica, (y_true, y_pred, sample_weight))
-        if replica.replica_id_in_sync_group:
-            return None  # the first replica adds for all
-        with replica_scope(None):
-            return original(metric, *rows)
-    if sample_weight is None and not hasattr(y_pred, "_keras_mask") and _is_one_row(y_pred):
-        # A user's function may return a scalar for a single row.
-        sample_weight = None if keras_compat.is_builtin(metric._fn) else ops.ones((1,))
-    return original(metric, y_true, y_pred, sample_weight)
-
-
-def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
+def _mixes(
+    metric: keras.Metric, function: Any, arguments: dict[str, Any], y_true: Any, y_pred: Any
+) -> bool:
     """Returns whether a metric's function mixes rows; a user's may if it returns a scalar.
 
     All replicas must find the same: of a single row, a value per example may be a scalar, too.
     """
-    if keras_compat.is_builtin(metric._fn):
-        return keras_compat.mixes_examples(metric._fn, metric._fn_kwargs, y_pred)
+    if keras_compat.is_builtin(function):
+        return keras_compat.mixes_examples(function, arguments, y_pred)
     found = _returns_scalar.get(metric)
     if found is None:
         given: Any = (y_true, y_pred)
         if _is_one_row(y_pred):
             given = keras.tree.map_structure(lambda one: ops.concatenate([one, one]), given)
-        found = _returns_scalar[metric] = ops.ndim(metric._fn(*given, **metric._fn_kwargs)) == 0
+        found = _returns_scalar[metric] = ops.ndim(function(*given, **arguments)) == 0
     return found
 
 
@@ -206,21 +239,15 @@ def _is_one_row(y_pred: object) -> bool:
     return keras.tree.flatten(y_pred)[0].shape[0] == 1
 
 
-def reduce_values(
-    original: Callable[..., Any],
-    values: object,
-    sample_weight: object,
-    *args: object,
-    **kwargs: object,
-) -> Any:
-    """Reduces the values with which ``keras.metrics.Mean`` or ``Sum`` is updated.
+def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """Returns the values and weights by which a replica updates `keras.metrics.Mean` or ``Sum``.
 
     A scalar, such as the loss of a batch, is a mean over the replica's own examples: it counts by
     the replica's weight, so that all replicas together add one value with weight 1.
     """
     replica = current.fit_replica
     if replica is None:
-        return original(values, sample_weight, *args, **kwargs)
+        return values, sample_weight
     weight = replica.local_batch.weight
     if ops.ndim(values) > 0:
         if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
@@ -232,7 +259,7 @@ def reduce_values(
             values = ops.convert_to_tensor(values)
             values = ops.where(weight > 0, values, ops.zeros_like(values))
         sample_weight = weight if sample_weight is None else sample_weight
-    return original(values, sample_weight, *args, **kwargs)
+    return values, sample_weight
 
 
 def _is_number_of_rows(sample_weight: Any) -> bool:

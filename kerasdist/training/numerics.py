@@ -15,6 +15,7 @@ loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weight
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.core.context import ReplicaLike, current
-from kerasdist.keras_compat import ops
+from kerasdist.keras_compat import internals, ops
 
 _MEANS = ("sum_over_batch_size", "mean")
 _WEIGHTED_MEAN = "mean_with_sample_weight"
@@ -64,7 +65,9 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     All replicas must call it. It returns one value for all rows; of `circle` the own rows' values.
     """
     replica = current.fit_replica
-    if replica is None or not keras_compat.mixes_examples(loss.fn, loss._fn_kwargs, y_pred):
+    if replica is None or not keras_compat.may_mix_examples(loss):
+        return original(loss, y_true, y_pred)
+    if not keras_compat.mixes_examples(loss.fn, keras_compat.loss_arguments(loss), y_pred):
         return original(loss, y_true, y_pred)
     values = original(loss, *gather_rows(replica, (y_true, y_pred)))
     if loss.fn is not keras.losses.circle:
@@ -78,18 +81,13 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     return own
 
 
-def pair_targets(
-    original: Callable[..., Any], losses: Any, y_true: Any, y_pred: Any, *weights: object
-) -> Any:
-    """Calls the loss of `compile`, with one target of a model of several outputs in a list.
-
-    Keras takes an eager tensor with as many rows as there are outputs for a list of targets
-    (3.15), and a replica may have as many rows where the global batch has more.
-    """
-    nested = keras.tree.is_nested
-    if current.fit_replica is not None and nested(y_pred) and not nested(y_true):
-        y_true = [y_true]
-    return original(losses, y_true, y_pred, *weights)
+def require_losses(model: Any) -> None:
+    """Refuses a model's losses that mix examples, where Keras has no place to see them by."""
+    if internals.LOSS_OF_FUNCTION.is_there() or keras_compat.backend_name() == "jax":
+        return  # on JAX, `fit` has the whole batch
+    losses = keras.tree.flatten(model.loss), keras_compat.held_by(model, keras.losses.Loss)
+    if any(map(keras_compat.may_mix_examples, itertools.chain(*losses))):
+        raise internals.LOSS_OF_FUNCTION.missing()
 
 
 def gather_rows(replica: ReplicaLike, structure: object) -> Any:
@@ -123,8 +121,12 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean of the replica's.
     """
     replica = current.fit_replica
+    if current.replica is not None:
+        keras_compat.require_scaling()
     if replica is None:
         return original(values, sample_weight, mask, reduction, dtype)
+    if mask is not None and sample_weight is not None:
+        internals.APPLY_MASK.require()
     values = ops.convert_to_tensor(values, dtype=dtype)
 
     is_reduced = len(values.shape) == 0 and sample_weight is None and mask is None

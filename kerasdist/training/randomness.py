@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from kerasdist import config
+from kerasdist import config, keras_compat
 from kerasdist.core.context import current
-from kerasdist.keras_compat import ops
+from kerasdist.keras_compat import internals, ops
 
 # The distance between two replicas' seeds. It is large, so that a replica's seeds, which count up,
 # do not reach the next replica's (torch's generator takes the sum of a seed's two parts): the
@@ -115,6 +115,9 @@ def draw_seed(
     replica = current.replica
     if replica is None:
         return original(generator, *args, **kwargs)
+    if keras_compat.backend_name() != "jax":  # where no further place decides what is drawn
+        internals.RANDOM.require()
+        internals.SEED_GENERATOR.require()
     with replica.collectives.equal_writes():  # every replica counts the generator's state up alike
         seed = original(generator, *args, **kwargs)
     if _draws_for_all.get():

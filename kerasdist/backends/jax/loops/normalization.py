@@ -34,7 +34,7 @@ def install() -> None:
 def _batch_moments(
     original: Callable[..., Any], layer: keras.Layer, inputs: jax.Array, mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    layout, axes = layout_of_step(), layer._reduction_axes
+    layout, axes = layout_of_step(), batch_norm.reduced_axes(layer, inputs)
     # A batch with fewer rows than replicas is not divided.
     if layout is None or 0 not in axes or not 1 < layout.replicas <= inputs.shape[0]:
         return original(layer, inputs, mask)

@@ -310,8 +310,8 @@ class LocalReplicas:
         for scope, part in zip(scopes, parts, strict=True):
             scope.begin(part.weight, rules)
         rules.begin(scopes)
-        generator = keras_compat.global_seed_generator()
-        if generator is None:
+        makes_generator = keras_compat.has_no_seed_generator()
+        if makes_generator:
             first_draw = FirstDraw()
             keras_compat.set_global_seed_generator(first_draw)
         try:
@@ -326,7 +326,7 @@ class LocalReplicas:
 
                 results = self._pool.run(count, work, rules.layers)
         finally:
-            if generator is None:
+            if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)
         self._draws.end()
         rules.end(scopes)

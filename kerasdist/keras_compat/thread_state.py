@@ -1,0 +1,148 @@
+"""What Keras keeps of each thread: scopes, settings on which operations depend, seeds of draws."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasdist.core.internals import Internal, value_at
+from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
+
+
+@functools.cache
+def _place_of(internal: Internal) -> tuple[Any, str]:
+    """Returns Keras's object with the state of each thread, and the name of a part of it.
+
+    Keras has the name as a text in a function, or as a constant.
+    """
+    internal.require()
+    threads = internals.THREAD_STATE.get()
+    try:
+        return threads, value_at(internal.path or "")
+    except AttributeError:
+        return threads, internal.attribute
+
+
+def of_thread(internal: Internal) -> Any:
+    """Returns what Keras keeps of the calling thread under a name, None if nothing."""
+    threads, name = _place_of(internal)
+    return getattr(threads, name, None)
+
+
+def keep_of_thread(internal: Internal, value: object) -> None:
+    """Sets what Keras keeps of the calling thread under a name."""
+    threads, name = _place_of(internal)
+    setattr(threads, name, value)
+
+
+def copy_thread_state() -> dict[str, Any]:
+    """Returns Keras's state of the calling thread: scopes, policies, the device."""
+    return dict(vars(internals.THREAD_STATE.get()))
+
+
+def paste_thread_state(state: dict[str, Any]) -> None:
+    """Sets Keras's state of the calling thread to that of another one."""
+    here = vars(internals.THREAD_STATE.get())
+    here.clear()
+    # Stacks, such as that of name scopes, are copied for each thread.
+    here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+
+
+def get_stateless_scope() -> Any:
+    """Returns the `keras.StatelessScope` in which this thread is, None if it is in none."""
+    if STATELESS_SCOPE.path is not None:
+        return of_thread(STATELESS_SCOPE)
+    with keras.StatelessScope(initialize_variables=False) as scope:
+        return scope.original_scope
+
+
+def set_stateless_scope(scope: Any) -> None:
+    """Lets this thread be in a scope, or in none."""
+    if STATELESS_SCOPE.path is not None:
+        keep_of_thread(STATELESS_SCOPE, scope)
+        return
+    leaves = keras.StatelessScope(initialize_variables=False)
+    leaves.original_scope = scope
+    leaves.__exit__()
+
+
+def is_in_layer() -> bool:
+    """Returns whether this thread is in the call of a layer, or of a model."""
+    return of_thread(internals.CALL_CONTEXT) is not None
+
+
+def maker_of_variable() -> Any:
+    """Returns the layer or optimizer that makes variables in this thread now, None if none does."""
+    scopes = of_thread(internals.NAME_SCOPES)
+    return scopes[-1].caller if scopes else None
+
+
+def is_of_optimizer() -> bool:
+    """Returns whether a variable that this thread makes now is an optimizer's."""
+    return isinstance(maker_of_variable(), keras.Optimizer)
+
+
+def is_symbolic() -> bool:
+    """Returns whether this thread computes shapes alone; on PyTorch only."""
+    return of_thread(internals.TORCH_DEVICE) == "meta"
+
+
+_policy, _floatx = keras.config.dtype_policy, keras.config.floatx
+
+
+def settings() -> tuple[str, str, bool]:
+    """Returns the settings that a compiled function depends on beside its arguments and variables.
+
+    Every step calls it, so it is fast.
+    """
+    return _policy().name, _floatx(), get_stateless_scope() is not None
+
+
+def is_seeded(seed: object) -> bool:
+    """Returns whether the user has seeded a draw; else torch's own generator is used."""
+    if isinstance(seed, keras.random.SeedGenerator):
+        return seed.get_config()["seed"] is not None
+    return seed is not None
+
+
+def has_no_seed_generator() -> bool:
+    """Returns whether the next unseeded draw of this thread makes a generator of seeds.
+
+    False where Keras's place for it is gone: there `draw_seed` refuses draws in replicas.
+    """
+    return SEED_GENERATOR.is_there() and of_thread(SEED_GENERATOR) is None
+
+
+def global_seed_generator() -> Any:
+    """Returns the generator that unseeded draws of this thread take their seeds from, or None."""
+    return of_thread(SEED_GENERATOR)
+
+
+def set_global_seed_generator(generator: object) -> None:
+    """Sets the generator that unseeded draws of this thread take their seeds from."""
+    keep_of_thread(SEED_GENERATOR, generator)
+
+
+def global_seed() -> int | None:
+    """Returns what ``keras.utils.set_random_seed`` was called with last, None if it was not."""
+    return of_thread(internals.RANDOM_SEED)
+
+
+def set_random_seed(number: int) -> None:
+    """Does what `keras.utils.set_random_seed` does, which imports TensorFlow to seed it.
+
+    That would cost each worker on other frameworks 420 MB.
+    """
+    if "tensorflow" in sys.modules:
+        keras.utils.set_random_seed(number)
+        return
+    keep_of_thread(internals.RANDOM_SEED, number)
+    set_global_seed_generator(None)
+    random.seed(number)
+    np.random.seed(number)
