@@ -133,6 +133,15 @@ class TensorFlowTrial(Trial):
         """Takes the step on the first device, or on the replicas as with ``run_eagerly=True``."""
         model = self._model
         replicas = model.replica_set
+        before = tf.config.functions_run_eagerly()
+        # Compiled functions would keep the trial's copies of variables.
+        tf.config.run_functions_eagerly(True)
+        try:
+            return self._take(model, replicas, batch)
+        finally:
+            tf.config.run_functions_eagerly(before)
+
+    def _take(self, model: Any, replicas: Any, batch: TriedBatch) -> Any:
         if not self._alone:
             with replicas.placement():
                 return model.step_on_replicas(model.train_step, batch.given)
