@@ -23,7 +23,7 @@ _REFUSED = "refused"
 
 # Functions that users have compiled, and those that AutoGraph converts.
 
-_CONVERTED = "functions that AutoGraph converts in strategy.run, merge_call and update"
+_CONVERTED = "strategy.run, merge_call and update, whose functions AutoGraph may convert"
 CONTROL_STATUS = _internal(
     "tensorflow:__internal__.autograph.control_status_ctx", _CONVERTED, _REFUSED
 )
@@ -60,10 +60,13 @@ FUNCTION_CLONE = _internal(
 IN_XLA = _internal(
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
     "the error that strategy.run cannot be compiled by XLA",
-    "TensorFlow's own error comes instead",
+    "it is not refused: what XLA cannot compile, it refuses itself",
 )
 
 # Scopes and strategies.
+
+_COMPARED = "the comparison of a step with one device"
+_NOT_COMPARED = "fit warns that its first step is not compared; compare_with_one_device is refused"
 
 STRATEGY_STACK = _internal(
     "tensorflow:Graph._distribution_strategy_stack",
@@ -73,13 +76,13 @@ STRATEGY_STACK = _internal(
 )
 CREATOR_STACK = _internal(
     "tensorflow:Graph._variable_creator_stack",
-    "workers, and the comparison of a first step with one device",
-    "workers are refused; with check='off' steps are not compared",
+    f"several workers, and {_COMPARED}",
+    f"workers are refused; {_NOT_COMPARED}",
 )
 UPDATE_CONTEXT = _internal(
     f"{_DISTRIBUTE}.distribute_lib:UpdateContext",
-    "an optimizer's step on several GPUs, and the comparison of a first step with one device",
-    "refused on GPUs; on CPUs with check='off' steps are not compared",
+    f"an optimizer's step on several GPUs, and {_COMPARED}",
+    f"refused on GPUs; {_NOT_COMPARED}",
 )
 COLLECTIVE_KEY_BASE = _internal(
     "tensorflow:distribute.MirroredStrategy._collective_key_base",
@@ -102,14 +105,12 @@ DISTRIBUTED_VARIABLE = _internal(
     "TensorFlow refuses them; bool() is always true",
 )
 VARIABLE_POLICY = _internal(
-    f"{_DISTRIBUTE}.values:DistributedVariable._policy",
-    "the comparison of a first step with one device",
-    "with check='off' steps are not compared",
+    f"{_DISTRIBUTE}.values:DistributedVariable._policy", _COMPARED, _NOT_COMPARED
 )
 UNIQUE_ID = _internal(
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._unique_id",
-    "the comparison of a first step with one device",
-    "with check='off' steps are not compared",
+    _COMPARED,
+    _NOT_COMPARED,
 )
 
 # Data on GPUs, and gradients of lookups in eager steps.

@@ -13,9 +13,10 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user function; AutoGraph converts it if it converted the calling code."""
-    if tf.executing_eagerly():
-        return function
+    """Returns a user function; AutoGraph converts it if it converted the calling code.
+
+    It also converts what the function calls that is compiled by itself, eagerly too.
+    """
     here = internals.CONTROL_STATUS.get()()
     return internals.CONVERT.get()(function, here, convert_by_default=False)
 
