@@ -76,7 +76,7 @@ def explained(compiled: object) -> Any:
 
 
 @cache
-def _explained_class(function_class: type[Any]) -> type[Any]:
+def _explained_class(function_class: type) -> type:
     class Explained(function_class):
         """A ``tf.function`` that raises kerasdist's error if a worker is lost during a call."""
 

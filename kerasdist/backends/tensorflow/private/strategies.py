@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import tensorflow as tf
 
@@ -14,10 +14,7 @@ from kerasdist.api.options import CommunicationImplementation, CommunicationOpti
 from kerasdist.backends.tensorflow import internals
 
 # In place of TensorFlow's classes, which are looked for as the first object is made.
-if TYPE_CHECKING:
-    _Any: Any = object
-else:
-    _Any = object
+_Native: Any = object
 
 # The collective keys reserved per strategy, which needs far fewer: one per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
@@ -43,10 +40,10 @@ def strategy_on_devices(
 
 
 # How many strategies of each native class have reserved keys.
-_reserved: dict[type[Any], int] = {}
+_reserved: dict[type, int] = {}
 
 
-def _reserve_keys(native_class: type[Any]) -> None:
+def _reserve_keys(native_class: type) -> None:
     """Reserves collective keys for the next strategy.
 
     TensorFlow gives the devices of each strategy the same key, so that a collective of a second
@@ -59,7 +56,7 @@ def _reserve_keys(native_class: type[Any]) -> None:
     _reserved[native_class] = number
 
 
-def group_key(native_class: type[Any] = tf.distribute.MirroredStrategy) -> int:
+def group_key(native_class: type = tf.distribute.MirroredStrategy) -> int:
     """Returns the group key of kerasdist's own collectives under the newest strategy of a class.
 
     It is the last one reserved; TensorFlow numbers its own groups from the first one on.
@@ -127,11 +124,10 @@ def replicated_copy(variable: Any) -> Any:
         )
     if not isinstance(variable, tf.distribute.DistributedValues):
         return _copy(variable)
-    own: Any = variable
-    parts = [_copy(one) for one in own.values]
-    policy = internals.VARIABLE_POLICY.of(own)
-    copy = type(own)(own.distribute_strategy, parts, own.aggregation, policy)
-    vars(copy).update({name: one for name, one in vars(own).items() if name in _OWN})
+    parts = [_copy(one) for one in variable.values]
+    policy = internals.VARIABLE_POLICY.of(variable)
+    copy = type(variable)(variable.distribute_strategy, parts, variable.aggregation, policy)
+    vars(copy).update({name: one for name, one in vars(variable).items() if name in _OWN})
     return copy
 
 
@@ -196,7 +192,7 @@ def _cluster(addresses: Sequence[str]) -> tf.train.ClusterSpec:
     return tf.train.ClusterSpec({_JOB: list(addresses)})
 
 
-class SharedSum(_Any):
+class SharedSum(_Native):
     """A sync-on-read variable that caches its aggregated value.
 
     TensorFlow reads such a variable by a collective, so all workers must read it at the same time:
@@ -254,7 +250,7 @@ def remember_sum(variable: object, total: tf.Tensor) -> None:
 
 
 @cache
-def _shared_sum_class() -> type[Any]:
+def _shared_sum_class() -> type:
     internals.READ_SYNC_ON_READ.require()
     return type("SharedSum", (SharedSum, internals.SYNC_ON_READ_VARIABLE.get()), {})
 
@@ -292,7 +288,7 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.group_key = group_key(WorkersStrategy)
 
 
-class _Extended(_Any):
+class _Extended(_Native):
     """What differs from TensorFlow's own strategy."""
 
     _enable_check_health = False
@@ -325,7 +321,7 @@ class _Extended(_Any):
 
 
 @cache
-def _extended_class() -> type[Any]:
+def _extended_class() -> type:
     own = internals.WORKERS_EXTENDED.get()
     for replaced in (
         internals.CHECKS_HEALTH,
