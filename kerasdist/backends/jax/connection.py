@@ -45,7 +45,8 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         job: The job of this process.
         gpus: The numbers of the GPUs that JAX is to use, none of them if it is empty; None: all.
     """
-    if gpus is not None and not gpus and not jax.config.values["jax_platforms"]:
+    config: Any = jax.config  # JAX adds its settings to the class
+    if gpus is not None and not gpus and not config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
     jax.config.update("jax_enable_preemption_service", False)

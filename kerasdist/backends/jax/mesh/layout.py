@@ -15,11 +15,11 @@ import jax
 import keras
 import numpy as np
 from jax import numpy as jnp
-from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
+from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
@@ -345,10 +345,13 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 
     `keep_order` is for several workers: each has whole replicas, and they divide a batch in order.
     """
-    if len(shape) > 1 and devices[0].platform == "tpu" and not keep_order:
+    is_torus = len(shape) > 1 and devices[0].platform == "tpu" and not keep_order
+    if is_torus and CREATE_DEVICE_MESH.is_there():
         # The chips of a TPU slice are connected as a torus, along which they are not numbered.
+        # `jax.make_mesh` divides an axis of the torus on some kinds of TPU only.
+        create_device_mesh = CREATE_DEVICE_MESH.get()
         with contextlib.suppress(NotImplementedError, AssertionError):  # no part of a torus
-            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+            return create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return np.array(devices).reshape(shape)
 
 
