@@ -91,14 +91,14 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     keras_compat.install(keep_placed=_keep_placed)
 
 
-def _keep_placed(original: Callable[..., Any], data: object, layouts: object = None) -> Any:
+def _keep_placed(original: Callable[..., Any], data: object, *args: Any, **kwargs: Any) -> Any:
     """Returns a batch that Keras reads ahead on accelerators; that of all workers is in its place.
 
     Keras calls ``jax.device_put`` for it, which JAX refuses for arrays of several processes.
     """
     leaves = jax.tree.leaves(data)
     placed = any(isinstance(one, jax.Array) and not one.is_fully_addressable for one in leaves)
-    return data if placed else original(data, layouts)
+    return data if placed else original(data, *args, **kwargs)
 
 
 def check_way_back(job: Job) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, final
 
@@ -22,7 +22,9 @@ from kerasdist.keras_compat import has_sparse, is_array_adapter
 
 
 def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
-    """Returns an adapter that places batches ahead of their step."""
+    """Returns an adapter that places batches ahead of their step, where that saves time."""
+    if not place.places_ahead:
+        return _PlacedAdapter(adapter, adapter.get_jax_iterator)
     if isinstance(place, WorkerPlacement):
         if isinstance(adapter, WorkerBatches):
             own_batches = adapter.get_jax_iterator
@@ -40,19 +42,20 @@ def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
 
 @final
 class _PlacedAdapter(WrappedAdapter):
-    """Yields batches whose transfer to the replicas' devices has started.
+    """Yields batches whose transfer to the replicas' devices has started, where that saves time.
 
     Keras asks for each batch one step ahead and puts it on the default device. That does not move
-    arrays that are on a mesh.
+    arrays that are on a mesh. From Keras 3.16 on it asks for stacks of batches where an execution
+    has several steps, and gets single ones, too: `StepFunction` takes as many as it wants.
     """
 
-    def __init__(self, inner: Any, batches: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, inner: Any, batches: Callable[[], Iterable[Any]]) -> None:
         super().__init__(inner)
         self._batches = batches
 
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """Returns the batches, on the replicas' devices."""
-        return self._batches()
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """Returns the batches, on the replicas' devices; never a stack of several."""
+        return iter(self._batches())
 
 
 def _own_rows(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:
