@@ -45,8 +45,8 @@ class _PlacedAdapter(WrappedAdapter):
     """Yields batches whose transfer to the replicas' devices has started, where that saves time.
 
     Keras asks for each batch one step ahead and puts it on the default device. That does not move
-    arrays that are on a mesh. From Keras 3.16 on it asks for stacks of batches where an execution
-    has several steps, and gets single ones, too: `StepFunction` takes as many as it wants.
+    arrays that are on a mesh. From Keras 3.16 on it asks for stacks of batches, where an execution
+    has several steps. It gets single ones: `StepFunction` stacks them itself.
     """
 
     def __init__(self, inner: Any, batches: Callable[[], Iterable[Any]]) -> None:
@@ -54,7 +54,7 @@ class _PlacedAdapter(WrappedAdapter):
         self._batches = batches
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """Returns the batches, on the replicas' devices; never a stack of several."""
+        """Returns the batches, on the replicas' devices; no stacks."""
         return iter(self._batches())
 
 
