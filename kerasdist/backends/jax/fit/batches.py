@@ -24,20 +24,20 @@ from kerasdist.keras_compat import has_sparse, is_array_adapter
 def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
     """Returns an adapter that places batches ahead of their step, where that saves time."""
     if not place.places_ahead:
-        return _PlacedAdapter(adapter, adapter.get_jax_iterator)
+        return _PlacedAdapter(adapter, place, adapter.get_jax_iterator)
     if isinstance(place, WorkerPlacement):
         if isinstance(adapter, WorkerBatches):
             own_batches = adapter.get_jax_iterator
             return _PlacedAdapter(
-                adapter, lambda: (_of_all_workers(own, place) for own in own_batches())
+                adapter, place, lambda: (_of_all_workers(own, place) for own in own_batches())
             )
         if is_array_adapter(adapter) and not has_sparse(adapter):
-            return _PlacedAdapter(adapter, partial(_own_rows, adapter, place))
+            return _PlacedAdapter(adapter, place, partial(_own_rows, adapter, place))
 
     def batches() -> Iterator[Any]:
         return map(place.batch, first_batches.recorded(iter(adapter.get_jax_iterator())))
 
-    return _PlacedAdapter(adapter, batches)
+    return _PlacedAdapter(adapter, place, batches)
 
 
 @final
@@ -49,13 +49,17 @@ class _PlacedAdapter(WrappedAdapter):
     has several steps. It gets single ones: `StepFunction` stacks them itself.
     """
 
-    def __init__(self, inner: Any, batches: Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, inner: Any, place: Placement, batches: Callable[[], Iterable[Any]]) -> None:
         super().__init__(inner)
+        self._place = place
         self._batches = batches
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
         """Returns the batches, on the replicas' devices; no stacks."""
-        return iter(self._batches())
+        if super_batch is None:
+            return iter(self._batches())
+        # Keras makes JAX's arrays of them, which may share the memory that a source overwrites.
+        return map(self._place.copy_batch, self._batches())
 
 
 def _own_rows(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:

@@ -64,8 +64,7 @@ class StepFunction:
         batches: Iterable[Any] = itertools.islice(iterator, self._steps)
         outputs: list[Any] = []
         if self._loop is not None:
-            # A source may overwrite a batch's arrays as it yields the next one.
-            taken = [jax.tree.map(self._arrays.lasting, batch) for batch in batches]
+            taken = list(map(self._arrays.copy_batch, batches))
             outputs, state, batches = self._take_in_loop(self._loop, state, taken)
         for batch in batches:
             output, state = self._step(state, self._arrays.batch(batch))

@@ -168,6 +168,10 @@ class Placement:
         needs_copy = self.shares_memory and not isinstance(rows, jax.Array)
         return np.array(rows) if needs_copy else rows
 
+    def copy_batch(self, batch: Any) -> Any:
+        """Copies a batch on the host, which its source may overwrite when it yields the next."""
+        return jax.tree.map(self.lasting, batch)
+
     def sent(self, arrays: Any) -> Any:
         """Waits until accelerators have read NumPy's memory; steps that run there go on."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
