@@ -28,6 +28,7 @@ NOT_HERE = (
     "restarts.pipeline_that_draws",  # there each worker would draw other numbers
     "newer_keras.orbax_checkpoint",  # on workers: `cases_worker_callbacks`
     "training.verbose",
+    "executions.central_storage",
     "reading.central_storage",
     "telemetry.",  # on workers: `cases_worker_callbacks`
     "losses.added_losses_read_after_a_step",  # would take a collective a step on PyTorch
