@@ -85,6 +85,8 @@ def sparse_inputs(lab):
 @case(TOPIC, backends=("jax",), replicas=(2,))
 def a_source_that_overwrites_its_batch(lab):
     """A `PyDataset` that gives the same arrays for each batch, with other values."""
+    if lab.keras_version < (3, 15):  # it reads ahead, so that plain Keras sees later values
+        return
     batches = [regression(BATCH, seed=seed) for seed in range(7)]
     x, y = map(np.empty_like, batches[0])
 
