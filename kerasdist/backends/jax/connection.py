@@ -91,7 +91,9 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     keras_compat.install(keep_placed=_keep_placed)
 
 
-def _keep_placed(original: Callable[..., Any], data: object, *args: Any, **kwargs: Any) -> Any:
+def _keep_placed(
+    original: Callable[..., Any], data: object, *args: object, **kwargs: object
+) -> Any:
     """Returns a batch that Keras reads ahead on accelerators; that of all workers is in its place.
 
     Keras calls ``jax.device_put`` for it, which JAX refuses for arrays of several processes.

@@ -49,12 +49,14 @@ class _PlacedAdapter(WrappedAdapter):
     has several steps. It gets single ones: `StepFunction` stacks them itself.
     """
 
-    def __init__(self, inner: Any, place: Placement, batches: Callable[[], Iterable[Any]]) -> None:
+    def __init__(
+        self, inner: Any, place: Placement, batches: Callable[[], Iterable[object]]
+    ) -> None:
         super().__init__(inner)
         self._place = place
         self._batches = batches
 
-    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
         """Returns the batches, on the replicas' devices; no stacks."""
         if super_batch is None:
             return iter(self._batches())

@@ -61,8 +61,8 @@ class StepFunction:
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution. Returns the outputs, and the new state."""
-        batches: Iterable[Any] = itertools.islice(iterator, self._steps)
-        outputs: list[Any] = []
+        batches: Iterable[object] = itertools.islice(iterator, self._steps)
+        outputs: list[object] = []
         if self._loop is not None:
             taken = list(map(self._arrays.copy_batch, batches))
             outputs, state, batches = self._take_in_loop(self._loop, state, taken)
@@ -77,8 +77,8 @@ class StepFunction:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs), state
 
     def _take_in_loop(
-        self, loop: Step, state: Any, batches: Sequence[Any]
-    ) -> tuple[list[Any], Any, Sequence[Any]]:
+        self, loop: Step, state: object, batches: Sequence[object]
+    ) -> tuple[list[object], object, Sequence[object]]:
         """Takes the steps that can be one program; returns outputs, state, the other batches."""
         count = _count_alike(batches)
         # Not of any number of batches, since each number is a program to compile.
@@ -111,7 +111,7 @@ class StepFunction:
         return self._whole_step(state, self._arrays.shard_batch(batch))
 
 
-def _count_alike(batches: Sequence[Any]) -> int:
+def _count_alike(batches: Sequence[object]) -> int:
     """Returns how many batches, from the first on, are of its structure, shapes and types.
 
     None are if some of its arrays cannot be stacked: sparse ones, keys of random generators.

@@ -168,7 +168,7 @@ class Placement:
         needs_copy = self.shares_memory and not isinstance(rows, jax.Array)
         return np.array(rows) if needs_copy else rows
 
-    def copy_batch(self, batch: Any) -> Any:
+    def copy_batch(self, batch: object) -> object:
         """Copies a batch on the host, which its source may overwrite when it yields the next."""
         return jax.tree.map(self.lasting, batch)
 
@@ -337,12 +337,12 @@ class CentralPlacement(Placement):
 
 
 def _take_steps(
-    step: Step, held: Any, keeps_rows: bool, state: Any, batches: Any
+    step: Step, held: object, keeps_rows: bool, state: object, batches: object
 ) -> tuple[Any, Any]:
     """Takes a step with each batch of a stack, in one loop of XLA, between which `held` shards."""
     structure = jax.tree.structure(state)
 
-    def take_one(state: Any, batch: Any) -> tuple[Any, Any]:
+    def take_one(state: object, batch: object) -> tuple[object, object]:
         outputs, new = step(state, batch)
         if _types(new) != _types(state):
             raise OtherStateError
@@ -357,11 +357,11 @@ def _take_steps(
     return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(count)], state
 
 
-def _types(state: object) -> list[Any]:
+def _types(state: object) -> list[object]:
     return [(np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(state)]
 
 
-def _stack(batches: Sequence[Any], sharding: Sharding) -> Any:
+def _stack(batches: Sequence[object], sharding: Sharding) -> object:
     """Stacks batches: on the host, or on the devices that have them."""
     leaves = jax.tree.leaves(batches[0])
     if any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves):
@@ -370,7 +370,7 @@ def _stack(batches: Sequence[Any], sharding: Sharding) -> Any:
 
 
 @cache
-def _stacked_as(sharding: Sharding) -> Callable[..., Any]:
+def _stacked_as(sharding: Sharding) -> Callable[..., object]:
     """Returns a program that stacks batches, each of which is sharded along its first axis."""
     return jax.jit(
         lambda batches: jax.tree.map(lambda *parts: jnp.stack(parts), *batches),
