@@ -26,6 +26,10 @@ LayoutMap: Any = keras.distribution.LayoutMap
 DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 
+# Whether Keras on JAX asks for stacks of batches, where an execution has several steps.
+STACKS_BATCHES = VERSION >= (3, 16)
+
+
 # Whether Keras itself takes BatchNormalization(synchronized=True) on this backend.
 KNOWS_SYNCHRONIZED = keras.config.backend() == "tensorflow"
 

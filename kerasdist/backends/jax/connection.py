@@ -90,16 +90,6 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         jax.local_devices()  # starts JAX, and with it Gloo
 
 
-def _keep_placed(original: Callable[..., Any], data: object, layouts: object = None) -> Any:
-    """Returns a batch that Keras reads ahead on accelerators; that of all workers is in its place.
-
-    Keras calls ``jax.device_put`` for it, which JAX refuses for arrays of several processes.
-    """
-    leaves = jax.tree.leaves(data)
-    placed = any(isinstance(one, jax.Array) and not one.is_fully_addressable for one in leaves)
-    return data if placed else original(data, layouts)
-
-
 def check_way_back(job: Job) -> None:
     """Raises if other machines could not reach this one for JAX's collectives on CPUs."""
     address = listening.misleads(job.other_addresses)

@@ -183,6 +183,7 @@ class Layout:
         rule: Which variables it divides; None: it was not given.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
+        stacked_rows: That of several such arrays, stacked along an axis before it.
     """
 
     def __init__(
@@ -218,12 +219,17 @@ class Layout:
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
+        self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
 
-    def entry(self, leaves: Sequence[Any]) -> NamedSharding:
-        """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
+    def entry(self, leaves: Sequence[Any], *, stacked: bool = False) -> NamedSharding:
+        """Returns a batch's sharding as an input: divided if evenly possible, else whole.
+
+        Stacked: that of a stack of such batches.
+        """
         shapes = map(np.shape, leaves)
-        even = all(shape and shape[0] % self.replicas == 0 for shape in shapes)
-        return self.rows if even else self.whole
+        if not all(shape and shape[0] % self.replicas == 0 for shape in shapes):
+            return self.whole
+        return self.stacked_rows if stacked else self.rows
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
         """Returns the shardings of variables' values; None stands for one that is whole."""

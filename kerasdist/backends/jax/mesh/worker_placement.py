@@ -181,10 +181,13 @@ class WorkerPlacement(Placement):
         self.record("of operations of an eager step of", _shapes(batch))
 
     def _launch(
-        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]
+        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs the program of a step, of which the workers compare the first; the rest is noted."""
-        form = _shapes(batch)
+        """Runs a program, of which the workers compare the first; the rest is noted."""
+        form: Hashable = _shapes(batch)
+        if steps > 1:
+            # Before the first of them: a worker whose batches differ takes them one by one.
+            form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
@@ -194,12 +197,14 @@ class WorkerPlacement(Placement):
                 seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
+        for _ in range(1, steps):
+            self._note_shapes(form)
         self.record(seen[form][:12], "of a step of", form)
 
         def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
 
-        outputs, new = super()._launch(program, state, batch, seen)
+        outputs, new = super()._launch(program, state, batch, seen, steps)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def compare(self, program: Any, *arguments: object) -> str:
