@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist.checks.findings import Finding, judge
+from kerasdist.checks.findings import Finding, as_dicts, judge, of_dicts
 from kerasdist.checks.jobs import has_accelerator
 from kerasdist.cluster import addresses, detection
 from kerasdist.core import __version__, gpus
@@ -34,7 +34,7 @@ from kerasdist.core.backend_choice import (
     too_old,
     version_of,
 )
-from kerasdist.core.internals import internals_of
+from kerasdist.core.internals import Internal, internals_of
 from kerasdist.errors import KerasdistError
 from kerasdist.job.listening import is_loopback
 from kerasdist.launch import supervisor
@@ -120,50 +120,36 @@ def _internals() -> Iterator[Finding]:
         said = f"No strategy can be made on {backend.name}: something there cannot be imported."
         yield Finding("internals", "problem", found, said)
         return
-    yield from of_internals(backend.name, json.loads(asked.stdout.splitlines()[-1]))
+    yield from of_dicts(json.loads(asked.stdout.splitlines()[-1]), "")
 
 
 def tell_internals() -> None:
-    """Prints, as JSON, which Keras and framework this process imports, and what they lack."""
+    """Prints findings about this process's Keras and framework, as JSON."""
     backend = backend_choice().name
-    for package in ("keras", backend):
-        importlib.import_module(package)
     tables = ("kerasdist.keras_compat.internals", f"kerasdist.backends.{backend}.internals")
     used = [
         one
-        for table in tables
-        for one in internals_of(importlib.import_module(table)).values()
+        for table in map(importlib.import_module, tables)
+        for one in internals_of(table).values()
         if not one.backends or backend in one.backends
     ]
-    gone = [
-        {
-            "package": one.package,
-            "where": next(iter(one.spellings)),
-            "feature": one.feature,
-            "without": one.without,
-            "in_each_fit": one.in_each_fit,
-        }
-        for one in used
-        if not one.is_there()
-    ]
-    versions = {name: framework_version(name) for name in ("keras", backend)}
-    print(json.dumps({"versions": versions, "used": len(used), "gone": gone}))  # noqa: T201
+    print(json.dumps(as_dicts(of_internals(backend, used))))  # noqa: T201
 
 
-def of_internals(backend: str, told: Any) -> Iterator[Finding]:
+def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
     """Yields a finding about each internal that is gone, or one that none is."""
-    versions = " and ".join(f"{name} {version}" for name, version in told["versions"].items())
-    for one in told["gone"]:
-        package = one["package"]
-        found = f"{package} {told['versions'][package]} has no {one['where']}"
+    gone = [one for one in used if not one.is_there()]
+    for one in gone:
+        found = f"{one.package} {framework_version(one.package)} has no {next(iter(one.spellings))}"
+        tested = install_command(one.package, f"=={TESTED[one.package][-1]}")
         said = (
-            f"Needed for {one['feature']}. Without it: {one['without']}. Install a newer "
-            f"kerasdist, or a version that was tested: "
-            f"{install_command(package, f'=={TESTED[package][-1]}')}."
+            f"Needed for {one.feature}. Without it: {one.without}. Install a newer kerasdist, or a "
+            f"version that was tested: {tested}."
         )
-        yield Finding("internals", "problem" if one["in_each_fit"] else "warning", found, said)
-    if not told["gone"]:
-        found = f"the {told['used']} that kerasdist uses are in {versions}"
+        yield Finding("internals", "problem" if one.in_each_fit else "warning", found, said)
+    if not gone:
+        versions = [f"{name} {framework_version(name)}" for name in ("keras", backend)]
+        found = f"the {len(used)} that kerasdist uses are in {' and '.join(versions)}"
         yield Finding("internals", "ok", found, f"Every feature works on {backend}.")
 
 

@@ -16,10 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tests.fresh import ROOT, run_fresh, run_python
 from tests.packaging.wheels import snippet
@@ -164,14 +163,14 @@ def last_lines(text: str, number: int = 3) -> str:
     return " / ".join((of_pytest or lines)[-number:])
 
 
-def gone(nightly: Nightly, backend: str) -> list[dict[str, Any]]:
+def gone(nightly: Nightly, backend: str) -> list[str]:
     """What kerasdist declares as an internal of Keras or the framework, and is not there."""
     with first_on_the_path(nightly.folder, nightly.folder):
         try:
-            told = run_fresh(LOOK, KERAS_BACKEND=backend)
+            told = json.loads(run_fresh(LOOK, KERAS_BACKEND=backend).splitlines()[-1])
         except AssertionError as error:
-            return [{"where": "not known", "feature": "", "without": last_lines(str(error))}]
-    return json.loads(told.splitlines()[-1])["gone"]
+            return [f"not known: {last_lines(str(error))}"]
+    return [f"{one['found']}. {one['meaning']}" for one in told if one["verdict"] != "ok"]
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ class Finding:
     failed: Mapping[str, str] = field(default_factory=dict)
     # Why it is kerasdist's fault; empty: it is not, or nothing has failed.
     ours: str = ""
-    gone: tuple[Mapping[str, Any], ...] = ()
+    gone: Sequence[str] = ()
 
     @property
     def line(self) -> str:
@@ -200,10 +199,7 @@ class Finding:
     @property
     def text(self) -> str:
         cases = [f"- `{name}`: {said}" for name, said in self.failed.items()]
-        lost = [
-            f"- `{one['where']}`, for {one['feature']}; without it: {one['without']}"
-            for one in self.gone
-        ]
+        lost = [f"- {one}" for one in self.gone]
         heading = f"## {self.backend}"
         return "\n".join(
             [heading, "", self.line, *([""] if cases else []), *cases]
@@ -216,14 +212,14 @@ def judged(
     nightly: Nightly,
     run: Callable[..., dict[str, str]] = failures,
     installed: Callable[..., Nightly] = install,
-    look: Callable[..., list[dict[str, Any]]] = gone,
+    look: Callable[..., list[str]] = gone,
 ) -> Finding:
     """Tries a nightly, and what fails with the last one that passed: who has broken it?"""
     failed = run(nightly, backend)
     if not failed:
         return Finding(backend, nightly)
     ours = whose(backend, nightly, failed, run, installed)
-    return Finding(backend, nightly, failed, ours, tuple(look(nightly, backend)))
+    return Finding(backend, nightly, failed, ours, look(nightly, backend))
 
 
 def whose(backend: str, nightly: Nightly, failed, run, installed) -> str:
@@ -271,7 +267,7 @@ def main() -> int:
     found = []
     for backend in options.backends:
         failed = failures(nightly, backend)
-        lost = tuple(gone(nightly, backend))
+        lost = gone(nightly, backend)
         found.append(Finding(backend, nightly, failed, STRICT if failed else "", lost))
         print(found[-1].text, flush=True)
         write(found)

@@ -11,6 +11,7 @@ import typer
 from kerasdist.checks import findings, hosts, machine
 from kerasdist.checks.findings import Finding
 from kerasdist.core import backend_choice
+from kerasdist.core.internals import Internal
 from tests.unit.printed import printed
 
 
@@ -119,25 +120,23 @@ class TestOneMachine:
         assert [*machine._nightly()] == []
 
     @pytest.mark.parametrize("in_each_fit", [False, True])
-    def test_an_internal_that_is_gone(self, in_each_fit):
-        gone = {
-            "package": "jax",
-            "where": "jax.core:Tracer",
-            "feature": "custom loops",
-            "without": "refused",
-            "in_each_fit": in_each_fit,
-        }
-        told = {"versions": {"keras": "3.15.1", "jax": "0.13.0"}, "used": 5, "gone": [gone]}
-        [found] = machine.of_internals("jax", told)
-        assert found.verdict == ("problem" if in_each_fit else "warning")
-        assert found.found == "jax 0.13.0 has no jax.core:Tracer"
-        assert "Needed for custom loops. Without it: refused." in found.meaning
-        assert f"pip install jax=={backend_choice.TESTED['jax'][-1]}" in found.meaning
-        [found] = machine.of_internals("jax", {**told, "gone": []})
-        assert (found.verdict, found.found) == (
-            "ok",
-            "the 5 that kerasdist uses are in keras 3.15.1 and jax 0.13.0",
+    def test_an_internal_that_is_gone(self, monkeypatch, in_each_fit):
+        monkeypatch.setitem(backend_choice.TESTED, "json", ("1.0",))
+        gone = Internal(
+            {"json:JSONDecoder.new": "4", "json:JSONDecoder.old": "3"},
+            feature="custom loops",
+            without="refused",
+            in_each_fit=in_each_fit,
         )
+        there = Internal({"json:JSONDecoder": "all"}, feature="all", without="none")
+        [found] = machine.of_internals("jax", [there, gone])
+        assert found.verdict == ("problem" if in_each_fit else "warning")
+        assert found.found.endswith("has no json:JSONDecoder.new")
+        assert "Needed for custom loops. Without it: refused." in found.meaning
+        assert "pip install json==1.0" in found.meaning
+        [found] = machine.of_internals("jax", [there, there])
+        assert found.verdict == "ok"
+        assert found.found.startswith("the 2 that kerasdist uses are in keras 3.")
 
     def test_internals_are_looked_at_in_a_process_with_the_framework(self, monkeypatch, tmp_path):
         monkeypatch.setenv("KERAS_BACKEND", "torch")
