@@ -1,7 +1,10 @@
 """Whose fault a failure with Keras's nightly is, which nightly is taken, and what is said of it."""
 
+import warnings
+
 import pytest
 
+from tests.environment import fail_on_deprecations
 from tests.versions import nightly
 from tests.versions.nightly import Nightly, NotInstalledError
 
@@ -130,3 +133,17 @@ def test_each_failure_belongs_to_a_part():
         names = nightly.parts(backend)
         assert ("sharded" in names) == (backend != "tensorflow")
         assert [nightly.part_of(f"{name} x", backend) for name in names] == [*names]
+
+
+@pytest.mark.parametrize("kind", [DeprecationWarning, PendingDeprecationWarning, FutureWarning])
+def test_a_deprecation_is_an_error_in_kerasdists_own_lines(kind):
+    line = compile(
+        f"import warnings\nwarnings.warn('from 4.0 on', {kind.__name__})", "x.py", "exec"
+    )
+    with warnings.catch_warnings(action="ignore"):
+        fail_on_deprecations()
+        for module in ("kerasdist", "kerasdist.training.trainer"):
+            with pytest.raises(kind):
+                exec(line, {"__name__": module})
+        for module in ("keras.src.trainers", "kerasdist_ray", "tests.conformance.worker"):
+            exec(line, {"__name__": module})
