@@ -26,7 +26,7 @@ BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test test-slow $(SUITES) test-everything test-rest test-in-part test-of-workers internals versions install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test test-slow $(SUITES) test-everything test-rest test-in-part test-of-workers internals versions nightly install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -127,12 +127,15 @@ ahead-of-time: $(STAMP) ## `fit` compiled for 8 to 4,096 H100 and for TPUs, with
 
 # The newest PyTorch is in this alone: beside the lock's it would take 5 GB, as PyPI has no build
 # of it for CPUs.
-versions: $(STAMP) ## a selection with the oldest, newest and locked versions, on each Python; writes docs/versions.md (an hour)
+versions: $(STAMP) ## a selection with the oldest, newest and locked versions and Keras's nightly, on each Python; writes docs/versions.md (an hour)
 	$(BIN)/python -m tests.versions
 
 internals: $(STAMP) ## what is not public in Keras and the frameworks, and used: counts; writes docs/what-we-hold-on-to.md
 	$(BIN)/python -m tests.internals
 	$(BIN)/python -m tests.internals page
+
+nightly: $(STAMP) ## a selection with Keras's newest nightly; if it passes, requirements/keras-nightly.txt moves to it (four minutes)
+	$(BIN)/python -m tests.versions.nightly
 
 wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each (20 minutes)
 	$(BIN)/python -m tests.packaging.wheels

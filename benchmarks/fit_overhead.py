@@ -47,13 +47,14 @@ def _fit_function(backend: str, name: str, contender: str):
 
         return on_devices(task, REPLICAS)
     x, y = task.data()
-    with _scope(backend, contender):
+    with scope(backend, contender):
         model = task.model()
         model.compile("adam", task.loss())
     return lambda: model.fit(x, y, batch_size=task.batch, epochs=1, shuffle=False, verbose=0)
 
 
-def _scope(backend: str, contender: str):
+def scope(backend: str, contender: str):
+    """Returns the scope in which a contender makes its model."""
     if contender == PLAIN:
         return contextlib.nullcontext()
     import kerasdist as kd

@@ -22,11 +22,13 @@ RECORDED = FOLDER / "recorded"
 PAGE = FOLDER.parent / "docs" / "benchmarks.md"
 BENCHMARKS = {
     "fit_overhead": "`fit` on several devices of one process",
+    "executions": "Several steps in an execution",
     "custom_loop": "A compiled step of a custom loop",
     "multiworker": "Two workers",
     "memory": "Memory of sharded state",
 }
 BACKENDS = ("tensorflow", "jax", "torch")
+ALONE_ON = {"executions": ("jax",)}
 # These have no options: `KERAS_BACKEND` says the backend.
 WITHOUT_OPTIONS = ("memory",)
 PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")
@@ -58,6 +60,8 @@ def main() -> None:
     ]
     for name in options.only:
         for backend in options.backends:
+            if backend not in ALONE_ON.get(name, BACKENDS):
+                continue
             plain = name in WITHOUT_OPTIONS
             own = [] if plain else [*common, "--backends", backend]
             printed = output(name, own, {"KERAS_BACKEND": backend} if plain else {})

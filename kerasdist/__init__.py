@@ -82,10 +82,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"kerasdist.{name}")
     if name not in __all__:
         raise AttributeError(_hint(name))
+    choice = importlib.import_module("kerasdist.core.backend_choice")
+    choice.require_supported()  # before Keras is imported, of which an old one lacks what we import
     try:
         public = importlib.import_module("kerasdist.public")
     except (ImportError, ValueError) as error:
-        problem = importlib.import_module("kerasdist.core.backend_choice").backend_choice().problem
+        problem = choice.backend_choice().problem
         if problem is None:
             raise
         raise importlib.import_module("kerasdist.errors").BackendError(problem) from error

@@ -26,6 +26,7 @@ SLOW = (
     "multiprocess/test_sharded_backups.py",
     "unit/backends/test_jax_short_steps.py",
     "versions/test_keras_ddp.py",
+    "versions/test_nightly_keras.py",
 )
 # Where tests, but for cases on several workers, run on the cheapest backend alone.
 _CHEAPEST_ALONE = ("in_scope/", "multiprocess/")

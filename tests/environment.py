@@ -8,6 +8,7 @@ hundred processes need not compile all modules again.
 """
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -154,6 +155,12 @@ def of_suite(backend: str):
     """Gives this process what those of the exactness suites have; before the backend starts."""
     of_all()
     put(suite_settings(backend))
+
+
+def fail_on_deprecations():
+    """What a package announces in kerasdist's own lines is an error, before the release comes."""
+    for kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+        warnings.filterwarnings("error", category=kind, module=r"kerasdist(\.|$)")
 
 
 def of_users() -> dict[str, str]:

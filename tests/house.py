@@ -85,6 +85,8 @@ ADDED = {
     "arguments of predict_to in another order": 5,
     "batches that threads read past an epoch": 8,
     "no graph by TensorBoard on workers": 2,
+    "steps of an execution in one program, on JAX": 90,
+    "versions that are too old, Keras twice, and what is gone, by doctor": 129,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.

@@ -574,7 +574,7 @@ def _log_untested_versions() -> None:
     """Logs once which of the installed versions no test has run with."""
     versions = untested(backend_choice().name)
     if versions:
-        _logger.info("Not among the versions of docs/versions.md: %s", ", ".join(versions))
+        _logger.info("Not among the releases of docs/versions.md: %s", ", ".join(versions))
 
 
 def _described(strategy: Strategy, replicas: ReplicaSet) -> str:

@@ -18,7 +18,7 @@ from kerasdist.check.comparison import bytes_of_copies, compare
 from kerasdist.check.report import places, user_code
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import JobError, NotOneDeviceError
+from kerasdist.errors import JobError, NotOneDeviceError, VersionError
 from kerasdist.training.binding import require_trainer
 
 _log = logging.getLogger("kerasdist")
@@ -93,6 +93,12 @@ class FirstBatchCheck:
             message = _message_about(self._model, batch, size, which)
         except JobError:
             raise
+        except VersionError as error:
+            self.is_done = True
+            if self._model.replica_set.options.check == "raise":
+                raise
+            warn_user(f"The first step is not compared with one device. {error}")
+            return
         except Exception as error:  # noqa: BLE001 (the step itself raises it again)
             self.is_done = True
             _leave_out(self._model, error)

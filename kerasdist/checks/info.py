@@ -26,7 +26,10 @@ from kerasdist.errors import KerasdistError
 from kerasdist.launch.options import AsJson
 from kerasdist.plan.report import table
 
-_PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch", "numpy")
+_PACKAGES = (
+    *("keras", "keras-nightly", "tensorflow", "tensorflow-cpu", "tf-nightly"),
+    *("jax", "jaxlib", "torch", "numpy"),
+)
 _DEVICE_VARIABLES = (
     CPU_DEVICES_VARIABLE,
     *(gpus.CUDA, gpus.ORDER, gpus.HIP, gpus.ROCR),

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, final
 
-from packaging.requirements import Requirement
-
-from kerasdist.checks.findings import Finding, judge
+from kerasdist.checks.findings import Finding, as_dicts, judge, of_dicts
 from kerasdist.checks.jobs import has_accelerator
 from kerasdist.cluster import addresses, detection
 from kerasdist.core import __version__, gpus
 from kerasdist.core.backend_choice import (
     KNOWN,
+    TESTED,
+    VARIABLE,
     backend_choice,
+    distributions,
+    floors,
+    folder_of,
     framework_version,
+    install_command,
     is_installed,
+    too_old,
     version_of,
 )
+from kerasdist.core.internals import Internal, internals_of
 from kerasdist.errors import KerasdistError
 from kerasdist.job.listening import is_loopback
 from kerasdist.launch import supervisor
@@ -39,6 +47,7 @@ _LEAST_FILES = 4096
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _JAX_CUDA = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _BUSY = 0.1
+_SECONDS_TO_IMPORT = 45.0  # less than other hosts wait for what this one finds
 # Bytes per second of one PCIe lane in one direction, by generation, after encoding.
 _PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _MAX_NVLINKS = 18
@@ -47,7 +56,7 @@ _MAX_NVLINKS = 18
 def look() -> list[Finding]:
     """Returns findings about this machine."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        *(_versions, _backend, look_at_gpus, _processor, _cluster, _ports),
+        *(_versions, _nightly, _backend, _internals, look_at_gpus, _processor, _cluster, _ports),
         *(_name, _disks, _shared_memory, _files, _locked_memory),
     )
     return [finding for check in checks for finding in check()]
@@ -55,24 +64,93 @@ def look() -> list[Finding]:
 
 def _versions() -> Iterator[Finding]:
     """The versions of Keras and the frameworks, against those that kerasdist needs."""
-    # A checkout that is not installed declares nothing.
-    declared = metadata.requires("kerasdist") if version_of("kerasdist") else None
-    required = map(Requirement, declared or ())
-    needed = {
-        one.name: one for one in required if one.name in (*KNOWN, "keras") and len(one.specifier)
-    }
+    here = {name: version for name in ("keras", *KNOWN) if (version := framework_version(name))}
+    old = {name: problem for name in here if (problem := too_old(name)) is not None}
+    for name, problem in old.items():
+        found = f"{name} {here[name]}, where kerasdist needs >={floors()[name]}"
+        yield Finding("versions", "problem", found, f"Making a strategy is refused. {problem}")
     python = ".".join(map(str, sys.version_info[:3]))
-    found, old = [f"Python {python}", f"kerasdist {__version__}"], []
-    for name, requirement in needed.items():
-        version = framework_version(name)
-        if version is None:
-            continue
-        found.append(f"{name} {version}")
-        if not requirement.specifier.contains(version, prereleases=True):
-            old.append(f"{name} {version}, where kerasdist needs {requirement.specifier}")
-    said = "Jobs may fail. Update them by pip." if old else ""
-    ok = "Supported. All workers need the same versions."
-    yield judge("versions", "; ".join(old) or ", ".join(found), ok, problem=said)
+    shown = [f"Python {python}", f"kerasdist {__version__}"]
+    shown += [f"{name} {version}" for name, version in here.items() if name not in old]
+    said = "Supported. All workers need the same versions."
+    yield Finding("versions", "ok", ", ".join(shown), said)
+
+
+def _nightly() -> Iterator[Finding]:
+    """Whether Keras is installed twice, as a release and as a nightly."""
+    both = distributions("keras")
+    if len(both) < 2:
+        return
+    names = " and ".join(f"{name} {one.version}" for name, one in both.items())
+    command = f"{install_command('keras')}, or keras-nightly in its place"
+    folders = [folder_of(one) for one in both.values()]
+    if folders[0] != folders[1]:
+        said = f"Uninstall one if that is not meant: {command}."
+        found = f"{names}; the one in {folders[0]} is imported"
+        yield Finding("Keras", "warning", found, said)
+        return
+    said = (
+        "One has written its files over those of the other: parts of Keras do not fit together. "
+        f"Uninstall both, and install one: {command}."
+    )
+    yield Finding("Keras", "problem", f"{names}, in one folder", said)
+
+
+def _internals() -> Iterator[Finding]:
+    """What kerasdist holds on to in Keras and the backend, and is not there."""
+    backend = backend_choice()
+    if backend.problem is not None:
+        return
+    code = "from kerasdist.checks import machine; machine.tell_internals()"
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            env={**os.environ, VARIABLE: backend.name},
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_IMPORT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        found = f"Keras was not imported within {_SECONDS_TO_IMPORT:g} s"
+        yield Finding("internals", "warning", found, "Each worker takes as long to start.")
+        return
+    if asked.returncode:
+        found = (asked.stderr.strip() or f"exit code {asked.returncode}").splitlines()[-1]
+        said = f"No strategy can be made on {backend.name}: something there cannot be imported."
+        yield Finding("internals", "problem", found, said)
+        return
+    yield from of_dicts(json.loads(asked.stdout.splitlines()[-1]), "")
+
+
+def tell_internals() -> None:
+    """Prints findings about this process's Keras and framework, as JSON."""
+    backend = backend_choice().name
+    tables = ("kerasdist.keras_compat.internals", f"kerasdist.backends.{backend}.internals")
+    used = [
+        one
+        for table in map(importlib.import_module, tables)
+        for one in internals_of(table).values()
+        if not one.backends or backend in one.backends
+    ]
+    print(json.dumps(as_dicts(of_internals(backend, used))))  # noqa: T201
+
+
+def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
+    """Yields a finding about each internal that is gone, or one that none is."""
+    gone = [one for one in used if not one.is_there()]
+    for one in gone:
+        found = f"{one.package} {framework_version(one.package)} has no {next(iter(one.spellings))}"
+        tested = install_command(one.package, f"=={TESTED[one.package][-1]}")
+        said = (
+            f"Needed for {one.feature}. Without it: {one.without}. Install a newer kerasdist, or a "
+            f"version that was tested: {tested}."
+        )
+        yield Finding("internals", "problem" if one.in_each_fit else "warning", found, said)
+    if not gone:
+        versions = [f"{name} {framework_version(name)}" for name in ("keras", backend)]
+        found = f"the {len(used)} that kerasdist uses are in {' and '.join(versions)}"
+        yield Finding("internals", "ok", found, f"Every feature works on {backend}.")
 
 
 def _backend() -> Iterator[Finding]:

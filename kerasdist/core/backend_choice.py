@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import final
+
+from kerasdist.errors import VersionError
 
 VARIABLE = "KERAS_BACKEND"
 """The variable that chooses the backend."""
@@ -24,12 +30,18 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that passed in docs/versions.md."""
+"""The releases that passed in docs/versions.md; nightlies are in the page alone."""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which several GPUs compute faster with a process each than in one process."""
 
 _OTHERS = ("numpy", "openvino")  # backends of Keras that only infer
+
+_DISTRIBUTIONS = {
+    "keras": ("keras", "keras-nightly"),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
+}
+"""What a package index calls a package that several distributions have."""
 
 
 @final
@@ -106,8 +118,86 @@ def untested(backend: str) -> list[str]:
 
 
 def framework_version(name: str) -> str | None:
-    """Returns the version of a framework that is installed, None if it is not."""
-    return version_of(name) or version_of(f"{name}-cpu")  # TensorFlow's smaller build
+    """Returns the version of a framework that is or would be imported, None if there is none."""
+    imported = getattr(sys.modules.get(name), "__version__", None)
+    if imported is not None:
+        return str(imported)
+    return next((one.version for one in distributions(name).values()), None)
+
+
+def distributions(package: str) -> dict[str, Distribution]:
+    """Returns what is installed that has a package; what would be imported stands first."""
+    found: list[tuple[int, str, Distribution]] = []
+    for name in _DISTRIBUTIONS.get(package, (package,)):
+        try:
+            one = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        folder = folder_of(one)
+        places = [index for index, each in enumerate(sys.path) if Path(each).resolve() == folder]
+        found.append((min(places, default=len(sys.path)), name, one))
+    return {name: one for _, name, one in sorted(found, key=lambda each: each[0])}
+
+
+def folder_of(distribution: Distribution) -> Path:
+    """Returns the folder into which a distribution is installed."""
+    return Path(str(distribution.locate_file(""))).resolve()
+
+
+@functools.cache
+def floors() -> dict[str, str]:
+    """Returns the lowest versions that pyproject.toml declares, by package.
+
+    A checkout that is not installed declares none.
+    """
+    from packaging.requirements import Requirement  # imported here, since it takes 10 ms
+
+    declared = importlib.metadata.requires("kerasdist") if version_of("kerasdist") else None
+    return {
+        one.name: each.version
+        for one in map(Requirement, declared or ())
+        for each in one.specifier
+        if one.name in ("keras", *KNOWN) and each.operator == ">="
+    }
+
+
+def too_old(package: str) -> str | None:
+    """Returns why the version of a package is too old, and what to do; None if it is not."""
+    from packaging.version import InvalidVersion, Version
+
+    floor, version = floors().get(package), framework_version(package)
+    if floor is None or version is None:
+        return None
+    try:
+        # NVIDIA's containers have builds of a release that call themselves 2.9.0a0.
+        if Version(Version(version).base_version) >= Version(floor):
+            return None
+    except InvalidVersion:  # a build of the user's own
+        return None
+    return (
+        f"Expected {package}>={floor}, the lowest version that kerasdist works with. Received: "
+        f"{package}={version}. Install it: {install_command(package, f'>={floor}')}."
+    )
+
+
+def require_supported() -> None:
+    """Raises a `VersionError` if Keras, or the framework that it runs on, is too old."""
+    for package in ("keras", backend_choice().name):
+        if (problem := too_old(package)) is not None:
+            raise VersionError(problem)
+
+
+def install_command(package: str, versions: str = "") -> str:
+    """Returns the command that installs a package, in one of the versions, over what is here.
+
+    Of a nightly beside or in place of the release pip would leave files behind.
+    """
+    here = [*distributions(package)] or [package]
+    if any("nightly" in name for name in here):
+        return (
+            f"pip uninstall --yes {' '.join(here)} && pip install {shlex.quote(package + versions)}"
+        )
+    return f"pip install {shlex.quote(here[0] + versions)}"
 
 
 def version_of(package: str) -> str | None:

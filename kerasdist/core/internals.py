@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -17,7 +16,7 @@ from typing import Any, Final, final
 
 from packaging.version import Version
 
-from kerasdist.core.backend_choice import TESTED, framework_version
+from kerasdist.core.backend_choice import TESTED, framework_version, install_command
 from kerasdist.errors import VersionError
 
 EVERY_VERSION: Final = "all"
@@ -73,7 +72,7 @@ class Internal:
         """Returns whether it is missing in a version that should have it."""
         if self.is_there():
             return False
-        installed = _version(self.package)
+        installed = framework_version(self.package)
         return self.since is None or installed is None or Version(installed) >= Version(self.since)
 
     def require(self) -> None:
@@ -117,25 +116,19 @@ class Internal:
 
     def missing(self) -> VersionError:
         """Returns the error for what needs it."""
-        name, version = _spoken(self.package), _version(self.package)
-        tested = TESTED[self.package][-1]
+        name, version = _spoken(self.package), framework_version(self.package)
+        tested = install_command(self.package, f"=={TESTED[self.package][-1]}")
         return VersionError(
             f"Expected {name} to have {next(iter(self.spellings))}, which kerasdist needs for "
             f"{self.feature}. Received: {self.package}={version}, without it. Install a newer "
             f"kerasdist (pip install --upgrade kerasdist), or a version of {name} that was tested: "
-            f"pip install '{self.package}=={tested}'. `kerasdist doctor` lists what else is gone."
+            f"{tested}. `kerasdist doctor` lists what else is gone."
         )
 
 
 def internals_of(table: ModuleType) -> dict[str, Internal]:
     """Returns the internals that a module declares, by their names there."""
     return {name: value for name, value in vars(table).items() if isinstance(value, Internal)}
-
-
-def _version(package: str) -> str | None:
-    """Returns the version that is imported; Keras's nightly is another distribution."""
-    module = sys.modules.get(package)
-    return framework_version(package) if module is None else module.__version__
 
 
 def _spoken(package: str) -> str:

@@ -26,6 +26,10 @@ LayoutMap: Any = keras.distribution.LayoutMap
 DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 
+# Whether Keras on JAX asks for stacks of batches, where an execution has several steps.
+STACKS_BATCHES = VERSION >= (3, 16)
+
+
 # Whether Keras itself takes BatchNormalization(synchronized=True) on this backend.
 KNOWS_SYNCHRONIZED = keras.config.backend() == "tensorflow"
 
@@ -219,16 +223,15 @@ def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
 def _nodes_of(model: Any) -> set[int]:
     """Returns the ids of the nodes between a model's outputs and its inputs."""
     found: set[int] = set()
-    inputs, outputs = keras.tree.flatten(model.inputs), keras.tree.flatten(model.outputs)
-    ends = set(map(id, inputs))
-    waiting = [*outputs, *inputs]
+    inputs = set(map(id, keras.tree.flatten(model.inputs)))
+    waiting = [*keras.tree.flatten(model.outputs), *keras.tree.flatten(model.inputs)]
     while waiting:
         tensor = waiting.pop()
         _, node = _made(tensor)
         if id(node) in found:
             continue
         found.add(id(node))
-        if id(tensor) not in ends:
+        if id(tensor) not in inputs:
             waiting += node.arguments.keras_tensors
     return found
 

@@ -1,9 +1,9 @@
-"""Masks, the reductions of losses, and the metrics of `compile`."""
+"""Masks, the reductions of losses, and the metric of `compile`."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, final
+from typing import Any
 
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import is_builtin
@@ -30,15 +30,7 @@ def reduce_values(values: Any, sample_weight: Any, reduction: str | None) -> Any
     return internals.REDUCE_VALUES.get()(values, sample_weight, reduction)
 
 
-class _TypeOfCompileMetrics(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        # No other metric that Keras ships, and that a model has, has metrics.
-        return is_builtin(type(instance)) and hasattr(instance, "metrics")
-
-
-@final
-class CompileMetrics(metaclass=_TypeOfCompileMetrics):
-    """The class of the metric that holds those of `compile`, for `isinstance`."""
-
-    built: bool
-    metrics: Any
+def is_compile_metrics(metric: object) -> bool:
+    """Returns whether a metric is the one in which Keras keeps the metrics of `compile`."""
+    # No other metric that Keras ships, and that a model has, has metrics.
+    return is_builtin(type(metric)) and hasattr(metric, "metrics")

@@ -174,7 +174,7 @@ class GlobalBatchMetric:
 def metrics_of(model: Any) -> Iterator[Any]:
     """Yields the metrics of a model and its layers, and each metric of `compile` by itself."""
     for metric in keras_compat.attached_metrics(model):
-        if not isinstance(metric, keras_compat.CompileMetrics):
+        if not keras_compat.is_compile_metrics(metric):
             yield metric
         elif metric.built:
             yield from metric.metrics

@@ -31,7 +31,7 @@ def watch(trainer: ReplicatedTrainer, given: dict[str, Any]) -> None:
         return
     callbacks, watching = given["callbacks"], _Watch(trainer)
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(watching)
+        callbacks.callbacks.append(watching)
     else:
         given["callbacks"] = [*keras_compat.callbacks_of(callbacks), watching]
 

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from kerasdist.api.options import CommunicationOptions  # noqa: E402
-from kerasdist.backends.tensorflow.private import prefetching as prefetching_module  # noqa: E402
+from kerasdist.backends.tensorflow import internals  # noqa: E402
 from kerasdist.backends.tensorflow.replica import all_reduce  # noqa: E402
 from tests.conformance import counters  # noqa: E402
 from tests.gpu_like import emulation  # noqa: E402
@@ -181,7 +181,7 @@ def kinds_of_batches():
 def retraced():
     """How many functions a second epoch traces; how many feed devices, and outlive the dataset."""
     dataset, feeding = tf.data.Dataset.range(5).batch(2), []
-    kind = prefetching_module.native._PerDeviceGenerator
+    kind = internals.DEVICE_GENERATOR.get()
     begin = kind.__init__
 
     def noted(feed, *args, **options):

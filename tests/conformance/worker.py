@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tests.conformance import registry
-from tests.environment import of_suite
+from tests.environment import fail_on_deprecations, of_suite
 
 COLLECT_EVERY = 5
 COLLECT_SECONDS = 900
@@ -32,6 +32,7 @@ OWN = ("kerasdist", "keras", "jax", "torch", "tests")
 def prepare(backend: str, *, as_users: bool = False):
     """All that must be said before the backend starts."""
     os.environ["KERAS_BACKEND"] = backend
+    fail_on_deprecations()
     if as_users:
         return
     of_suite(backend)

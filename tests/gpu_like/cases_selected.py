@@ -7,6 +7,8 @@ from tests.conformance import again
 SELECTED = frozenset(
     {
         "callbacks.callback_reads_and_writes",
+        "executions.one_program",
+        "executions.ragged_ends",
         "lookups.adamw",
         "losses.add_loss_mean",
         "models.state_that_layers_write",

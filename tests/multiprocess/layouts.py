@@ -28,6 +28,7 @@ NOT_HERE = (
     "restarts.pipeline_that_draws",  # there each worker would draw other numbers
     "newer_keras.orbax_checkpoint",  # on workers: `cases_worker_callbacks`
     "training.verbose",
+    "executions.central_storage",
     "reading.central_storage",
     "telemetry.",  # on workers: `cases_worker_callbacks`
     "losses.added_losses_read_after_a_step",  # would take a collective a step on PyTorch
@@ -102,6 +103,7 @@ ONE_OF = {"tensorflow": 24, "jax": 24, "torch": 6}
 
 # In every run of the tests: what other cases on workers do not show.
 _ALWAYS = (
+    "executions.ragged_ends",  # programs of several steps
     "lookups.eagerly",  # tables that are looked up once for a batch of a known size
     "models.sparse_gradients",
     "optimizers.own_apply",  # whose gradients are not those of the backward pass
@@ -149,6 +151,7 @@ _ON_SHARDED = ("sharded_state.", "sharded_backups.", "sharded_models.")
 _SELECTED_ON_SHARDED = (
     *_ON_SHARDED,
     "callbacks.callback_reads_and_writes",
+    "executions.ragged_ends",
     "losses.regularizers",
     "models.sparse_gradients",
     "normalization.rematerialized",  # whose layers read weights in the backward pass

@@ -10,6 +10,7 @@ from tests.conformance import again
 SELECTED = {
     "full": {
         "callbacks.callback_reads_and_writes",
+        "executions.ragged_ends",
         "losses.regularizers",
         "models.sequential_built_by_data",
         "models.state_that_layers_write",
@@ -30,6 +31,7 @@ SELECTED = {
         "facade.training.embeddings",
     },
     "optimizer": {
+        "executions.ragged_ends",
         "optimizers.accumulation",
         "optimizers.ema_at_the_end",
         "optimizers.loss_scale_overflow",

@@ -1,18 +1,17 @@
 """Runs a selection of all tests with many versions, and writes docs/versions.md: ``make versions``.
 
-    python -m tests.versions [--pythons 3.13] [--backends jax] [--sets newest oldest locked main]
+    python -m tests.versions [--pythons 3.13] [--backends jax] [--sets newest oldest locked nightly]
 
 For each Python that is found here, each backend and each set of versions, in a virtual environment
 of its own: import, README's first program, ``kerasdist test`` with two workers, the tripwires, and
 `tests.versions.selection`. A row of the page is written as soon as it has run, and stays until it
-runs again. It needs a package index and, for PyTorch, 6 GB of disk; the set ``main`` needs the
-variable ``KERAS_MAIN``: a folder with Keras's repository.
+runs again. It needs a package index and, for PyTorch, 6 GB of disk. Where the set ``nightly``
+passes on all backends, requirements/keras-nightly.txt moves to its version.
 """
 
 import argparse
 import datetime
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -27,13 +26,14 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tests.packaging.wheels import BACKENDS, PYTHONS, ROOT, build, interpreters, run, snippet
-from tests.versions.selection import SUITES, TRIPWIRES
+from tests.versions.nightly import PACKAGE as NIGHTLY
+from tests.versions.nightly import move_pin
+from tests.versions.selection import TRIPWIRES, suites
 
 FOLDER = ROOT / "build" / "versions"
 PAGE = ROOT / "docs" / "versions.md"
 LOCK = ROOT / "requirements" / "lock.txt"
-MAIN = "KERAS_MAIN"
-SETS = ("newest", "main", "locked", "oldest")
+SETS = ("newest", "nightly", "locked", "oldest")
 # The build for CPUs is the same code, and smaller. PyTorch's is not on PyPI.
 PACKAGES = {"tensorflow": "tensorflow-cpu", "jax": "jax", "torch": "torch"}
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "scipy")
@@ -52,10 +52,12 @@ left out; a combination without a row was not run.
 - **oldest**: the lowest versions that `pip install kerasdist` allows and this Python has.
 - **locked**: those of `requirements/lock.txt`, with which all tests run on Python 3.11.
 - **newest**: the latest that `pip` found on that day.
-- **main**: Keras's main branch, with the newest framework.
+- **nightly**: what `pip install --pre keras-nightly` found on that day in place of Keras, its next
+  release as far as it is done, with the newest framework.
 
-kerasdist refuses no version. Where an installed one is in no row, making a strategy logs one line
-at level INFO (logger `kerasdist`), and `kerasdist doctor` names those below the lowest.
+Making a strategy is an error on versions below the lowest, and on no other. Where an installed
+release is in no row, it logs one line at level INFO (logger `kerasdist`). `kerasdist doctor` names
+what is too old, and what of a version kerasdist misses.
 
 | Python | backend | versions | Keras | framework | date | result |
 |---|---|---|---|---|---|---|
@@ -135,21 +137,29 @@ class Environment:
             FOLDER,
         )
 
+    def take_nightly(self):
+        """Puts Keras's nightly in the place of Keras; pip does not know that they are one."""
+        pip = (self.python, "-m", "pip")
+        quiet = ("--quiet", "--disable-pip-version-check")
+        run([*pip, "uninstall", *quiet, "--yes", "keras"], FOLDER)
+        # `--pre` would bring other packages' pre-releases as well.
+        run([*pip, "install", *quiet, "--no-compile", f"{NIGHTLY}>=3.0.dev0"], FOLDER)
+
     def _first(self, package: str, floor: Version) -> Version:
         """The lowest version that there is for this Python, from the floor on."""
         said = run([self.python, "-m", "pip", "index", "versions", package], FOLDER)
         [line] = re.findall("Available versions: (.*)", said)
         return min(one for one in map(Version, line.split(", ")) if one >= floor)
 
-    def versions(self, path: Mapping[str, str]) -> tuple[str, str]:
+    def versions(self) -> tuple[str, str]:
         code = (
             f"import json, keras, kerasdist, {self.backend} as framework;"
             "print(json.dumps([keras.__version__, framework.__version__]))"
         )
-        keras, framework = json.loads(self._run(["-c", code], path).splitlines()[-1])
+        keras, framework = json.loads(self._run(["-c", code]).splitlines()[-1])
         return keras, framework
 
-    def try_all(self, path: Mapping[str, str]) -> str:
+    def try_all(self) -> str:
         """Runs everything; returns what failed, if anything did."""
         script = FOLDER / "train.py"
         script.write_text(snippet(), encoding="utf-8")
@@ -164,13 +174,13 @@ class Environment:
             "README's program": ([script], devices),
             "`kerasdist test`": (test, {}),
             "tripwires": ((*tripwires, *TRIPWIRES), {}),
-            **{suite: ((*selection, suite, *results), {}) for suite in SUITES},
+            **{suite: ((*selection, suite, *results), {}) for suite in suites(self.backend)},
         }
         failed = []
         for name, (command, more) in steps.items():
             began = time.monotonic()
             try:
-                self._run(command, {**path, **more})
+                self._run(command, more)
                 said = "passed"
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 said = f"FAILED: {error}"
@@ -178,20 +188,27 @@ class Environment:
             print(f"    {name}, {time.monotonic() - began:.0f} s: {said}", flush=True)
         return f"fails: {', '.join(failed)}" if failed else GOOD
 
-    def _run(self, command: Sequence[object], more: Mapping[str, str]) -> str:
-        return run([self.python, *command], ROOT, {"KERAS_BACKEND": self.backend, **more})
+    def _run(self, command: Sequence[object], more: Mapping[str, str] | None = None) -> str:
+        return run([self.python, *command], ROOT, {"KERAS_BACKEND": self.backend, **(more or {})})
 
 
 def look(environment: Environment, python: str, which: str) -> Row:
     """Tries everything in an environment, and writes its row."""
-    path = {"PYTHONPATH": os.environ[MAIN]} if which == "main" else {}
-    keras, framework = environment.versions(path)
-    result, date = environment.try_all(path), datetime.date.today().isoformat()
+    keras, framework = environment.versions()
+    result, date = environment.try_all(), datetime.date.today().isoformat()
     row = Row(python, environment.backend, which, keras, framework, date, result)
     found = {one.key: one for one in rows()}
     PAGE.write_text(page([*{**found, row.key: row}.values()]), encoding="utf-8")
     print(f"  {row}", flush=True)
     return row
+
+
+def passed_nightly(ran: Sequence[Row]) -> str | None:
+    """The nightly with which all has passed that has run, if that was each backend."""
+    of_nightly = [row for row in ran if row.set == "nightly"]
+    versions = {row.keras for row in of_nightly}
+    is_whole = {row.backend for row in of_nightly} == {*BACKENDS} and len(versions) == 1
+    return versions.pop() if is_whole and all(row.is_good for row in of_nightly) else None
 
 
 def main() -> int:
@@ -200,7 +217,7 @@ def main() -> int:
     parser.add_argument("--pythons", nargs="+", default=list(PYTHONS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     options = parser.parse_args()
-    sets = [one for one in SETS if one in options.sets and (one != "main" or os.environ.get(MAIN))]
+    sets = [one for one in SETS if one in options.sets]
     wheel = build(FOLDER / "wheel")
     ran: list[Row] = []
     for version, python in interpreters(options.pythons):
@@ -208,13 +225,17 @@ def main() -> int:
             installed, environment = "", None
             for which in sets:
                 print(f"Python {version}, {backend}, {which}", flush=True)
-                packages = "newest" if which == "main" else which
+                packages = "newest" if which == "nightly" else which
                 if environment is None or installed != packages:
                     environment = Environment(python, backend)
                     environment.install(wheel, packages)
-                    installed = packages
+                if which == "nightly":
+                    environment.take_nightly()
+                installed = which
                 ran.append(look(environment, version, which))
             shutil.rmtree(FOLDER / "env", ignore_errors=True)
+    if version := passed_nightly(ran):
+        move_pin(version)
     return int(not ran or any(not row.is_good for row in ran))
 
 

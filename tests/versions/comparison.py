@@ -1,8 +1,9 @@
 """Runs `two_processes.py` with each tool: the table of docs/guides/keras-on-torch.md.
 
-    KERAS_MAIN=path python -m tests.versions.comparison [case ...]
+    python -m tests.versions.comparison [case ...]
 
-Keras's own column needs Keras 3.16, which is not released: a folder with its repository.
+Keras's own column needs Keras 3.16, which is not released: all run with the nightly of
+requirements/keras-nightly.txt.
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from tests.environment import QUIET, WORKERS, of_users, values
 from tests.fresh import ROOT
+from tests.versions import nightly
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 TOOLS = ("alone", "keras", "kerasdist")
@@ -31,10 +33,8 @@ def run(tool: str, case: str) -> str:
     started = [sys.executable]
     if tool != "alone":
         started += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    path = [str(ROOT)]
-    if "KERAS_MAIN" in os.environ:
-        path.insert(0, os.environ["KERAS_MAIN"])
-    environment = {**of_users(), **values((*QUIET, *WORKERS)), "PYTHONPATH": os.pathsep.join(path)}
+    path = os.pathsep.join([str(nightly.install(nightly.pinned()).folder), str(ROOT)])
+    environment = {**of_users(), **values((*QUIET, *WORKERS)), "PYTHONPATH": path}
     began = time.monotonic()
     with subprocess.Popen(
         [*started, str(SCRIPT), tool, case],
@@ -64,8 +64,7 @@ def run(tool: str, case: str) -> str:
 def main():
     for case in sys.argv[1:] or CASES:
         for tool in TOOLS:
-            if tool != "keras" or "KERAS_MAIN" in os.environ:
-                print(f"{case:10} {tool:10} {run(tool, case)}", flush=True)
+            print(f"{case:10} {tool:10} {run(tool, case)}", flush=True)
 
 
 if __name__ == "__main__":

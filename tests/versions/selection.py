@@ -8,7 +8,7 @@ runs it in this environment, a line a case that fails; the exit status is the nu
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.conformance import registry, runner
 from tests.conformance.runner import BackendRun, Result
-from tests.multiprocess.layouts import PAIR, limits
+from tests.multiprocess.layouts import PAIR, SHARDED, limits
 
 BACKENDS = registry.BACKENDS
 TRIPWIRES = ("tests/unit/test_keras_compat.py",)
@@ -83,15 +83,48 @@ WORKERS = (
     "workers.equal_results",
 )
 
-SUITES = {"conformance": CONFORMANCE, "facade": FACADE, "workers": WORKERS}
+# The same with state that the workers divide; TensorFlow refuses `sharding=`.
+SHARDED_STATE = (
+    "normalization.synchronised",
+    "optimizers.accumulation",
+    "restarts.averages",
+    "sharded_state.each_holds_its_part",
+    "sharded_state.saved_and_loaded",
+    "steps.two_optimizers",
+)
+
+SUITES = {
+    "conformance": CONFORMANCE,
+    "facade": FACADE,
+    "workers": WORKERS,
+    "sharded": SHARDED_STATE,
+}
+# A few of them: for what a run of the tests does beside the locked versions.
+QUICK = {
+    "conformance": (
+        "normalization.moving_statistics",
+        "optimizers.adam",
+        "ragged.fewer_examples_than_replicas",
+        "steps.train_step",
+    ),
+    "facade": ("run.ragged_components", "training.adam_clipnorm", "variables.metrics_in_steps"),
+    "workers": ("workers.custom_loop", "workers.equal_results"),
+    "sharded": ("optimizers.accumulation", "sharded_state.each_holds_its_part"),
+}
 _FACADE = "tests.facade"
+
+
+def suites(backend: str, of: Mapping[str, Sequence[str]] = SUITES) -> dict[str, Sequence[str]]:
+    """The suites that a backend has."""
+    return {suite: of[suite] for suite in of if suite != "sharded" or SHARDED[backend]}
 
 
 def start(backend: str, suite: str, names: Sequence[str] = ()) -> BackendRun:
     """Starts a suite's cases, all of the selection without names, in processes of their own."""
     names = names or SUITES[suite]
-    if suite == "workers":
-        return BackendRun.of_group(backend, names, str(PAIR), limits())
+    if suite in ("workers", "sharded"):
+        layout = PAIR if suite == "workers" else SHARDED[backend][0]
+        return BackendRun.of_group(backend, names, str(layout), limits())
     if suite == "facade":
         return BackendRun(backend, _keys(backend, names, _FACADE), suite=_FACADE)
     return BackendRun(backend, _keys(backend, names, registry.CONFORMANCE))
@@ -136,7 +169,7 @@ def main() -> int:
     if arguments.results:
         runner.RESULTS = arguments.results / "conformance"
     failed = 0
-    for suite in arguments.suites or SUITES:
+    for suite in arguments.suites or suites(arguments.backend):
         for one in bad(start(arguments.backend, suite), len(SUITES[suite])):
             failed += 1
             print(f"{one.key}: {one.status}: {one.message}\n{one.traceback}", flush=True)

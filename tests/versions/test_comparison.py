@@ -1,6 +1,5 @@
-"""docs/guides/keras-on-torch.md has what its script prints; Keras's own part needs Keras 3.16."""
+"""docs/guides/keras-on-torch.md has what its script prints."""
 
-import os
 import re
 
 import pytest
@@ -10,7 +9,6 @@ from tests.versions.comparison import CASES, SCRIPT, TOOLS, run
 
 PAGE = ROOT / "docs" / "guides" / "keras-on-torch.md"
 MEASURED = ("speed", "killed")  # seconds, which the page says of one run
-HERE = [tool for tool in TOOLS if tool != "keras" or "KERAS_MAIN" in os.environ]
 
 
 def cells():
@@ -27,7 +25,7 @@ def test_the_page_has_every_case_and_the_script():
     assert f'--8<-- "{SCRIPT.relative_to(ROOT)}"' in PAGE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("tool", HERE)
+@pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("case", [one for one in CASES if one not in MEASURED])
 def test_it_prints_what_the_page_shows(case, tool):
     found = run(tool, case)

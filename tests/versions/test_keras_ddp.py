@@ -1,7 +1,7 @@
 """Keras 3.16 trains by DistributedDataParallel wherever torch has a process group: not here, too.
 
-The Keras that is installed gets what the next one has. Where the variable KERAS_MAIN names a folder
-with that one, `make versions` runs `tests.versions.selection` over it, and the real thing.
+The Keras that is installed gets what the next one has. With the real thing, Keras's nightly, CI
+runs `test_nightly_keras.py`, and `make versions` more.
 """
 
 import pytest

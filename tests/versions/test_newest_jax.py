@@ -11,22 +11,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.fresh import ROOT, run_fresh
-from tests.versions.selection import expect_good, first_on_the_path, start
+from tests.versions.selection import QUICK, expect_good, first_on_the_path, start
 
 NEWEST = Path(sys.prefix) / "newest-jax"
 LINES = (ROOT / "requirements" / "newest-jax.txt").read_text("utf-8").splitlines()
 PINS = [Requirement(line) for line in LINES if not line.startswith("#")]
 FITS = [pin for pin in PINS if pin.marker is None or pin.marker.evaluate()]
-CASES = {
-    "conformance": (
-        "normalization.moving_statistics",
-        "optimizers.adam",
-        "ragged.fewer_examples_than_replicas",
-        "steps.train_step",
-    ),
-    "facade": ("run.ragged_components", "training.adam_clipnorm", "variables.metrics_in_steps"),
-    "workers": ("workers.custom_loop", "workers.equal_results"),
-}
 
 
 def test_there_is_one_or_this_python_is_too_old():
@@ -43,8 +33,8 @@ def newest_jax(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize("suite", CASES if FITS else [])
+@pytest.mark.parametrize("suite", QUICK if FITS else [])
 def test_equals_one_device(suite, newest_jax):
-    run = start("jax", suite, CASES[suite])
-    expect_good(run, len(CASES[suite]))
+    run = start("jax", suite, QUICK[suite])
+    expect_good(run, len(QUICK[suite]))
     run.stop()

@@ -18,6 +18,7 @@ from tests.versions.selection import (
     expect_good,
     first_on_the_path,
     start,
+    suites,
 )
 
 OLDEST = Path(sys.prefix) / "oldest-keras"
@@ -32,11 +33,13 @@ def oldest_keras(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module", params=SUITES)
+@pytest.fixture(scope="module")
 def runs(request, oldest_keras):
-    """A suite's cases, on all backends beside each other."""
-    names = (*SUITES[request.param], *MORE.get(request.param, ()))
-    started = {backend: start(backend, request.param, names) for backend in BACKENDS}
+    """A suite's cases, on all backends that have it beside each other."""
+    suite = request.param
+    names = (*SUITES[suite], *MORE.get(suite, ()))
+    having = [backend for backend in BACKENDS if suite in suites(backend)]
+    started = {backend: start(backend, suite, names) for backend in having}
     yield started, len(names)
     for run in started.values():
         run.stop()
@@ -52,7 +55,11 @@ def test_the_tripwires_hold(backend):
     run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", backend, *TRIPWIRES)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_one_device(backend, runs):
+@pytest.mark.parametrize(
+    ("runs", "backend"),
+    [(suite, backend) for suite in SUITES for backend in BACKENDS if suite in suites(backend)],
+    indirect=["runs"],
+)
+def test_equals_one_device(runs, backend):
     started, number = runs
     expect_good(started[backend], number)

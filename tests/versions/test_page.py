@@ -5,8 +5,7 @@ from tests.conformance import registry
 from tests.fresh import run_forked
 from tests.multiprocess import layouts
 from tests.versions.__main__ import PAGE, page, rows
-from tests.versions.selection import SUITES
-from tests.versions.test_newest_jax import CASES
+from tests.versions.selection import QUICK, SUITES
 
 
 def test_the_page_is_as_it_was_written():
@@ -17,7 +16,7 @@ def test_the_page_is_as_it_was_written():
 def test_the_package_knows_the_versions_that_passed():
     found = {name: set() for name in TESTED}
     for row in rows():
-        if row.is_good and row.set != "main":
+        if row.is_good and row.set != "nightly":
             found["keras"].add(row.keras)
             found[row.backend].add(row.framework.partition("+")[0])
     assert found == {name: set(versions) for name, versions in TESTED.items()}
@@ -25,8 +24,9 @@ def test_the_package_knows_the_versions_that_passed():
 
 def test_each_case_of_the_selection_is_there():
     facade = registry.load("tests.facade")
-    known = {"conformance": registry.load(), "facade": facade, "workers": layouts.cases()}
-    for suites in (SUITES, CASES):
+    known = {"conformance": registry.load(), "facade": facade}
+    known |= dict.fromkeys(("workers", "sharded"), layouts.cases())
+    for suites in (SUITES, QUICK):
         for suite, names in suites.items():
             assert [name for name in names if name not in known[suite]] == []
 
@@ -49,6 +49,6 @@ for _ in range(2):
 def test_another_version_is_one_line_and_no_refusal():
     tested, _, others = run_forked(SCRIPT, "torch").partition("others:")
     assert "Not among" not in tested
-    [line] = [line for line in others.splitlines() if line.startswith("Not among the versions")]
+    [line] = [line for line in others.splitlines() if line.startswith("Not among the releases")]
     assert "keras " in line
     assert "torch " in line

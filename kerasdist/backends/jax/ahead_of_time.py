@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import jax
-from jax.experimental import topologies
 
 from kerasdist.backends.jax.backend import JaxBackend, matmul_flops
 from kerasdist.backends.jax.fit.steps import StepFunction
+from kerasdist.backends.jax.internals import GET_TOPOLOGY
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import sharded_state
@@ -40,7 +40,7 @@ def described_devices(platform: str, topology: str, target_config: str | None = 
         target_config: For GPUs: XLA's description of one.
     """
     options = {"topology": topology, "target_config": target_config} if target_config else {}
-    return list(topologies.get_topology_desc(topology, platform=platform, **options).devices)
+    return list(GET_TOPOLOGY.get()(topology, platform=platform, **options).devices)
 
 
 @final

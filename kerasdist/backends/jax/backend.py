@@ -31,6 +31,9 @@ from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
 from kerasdist.job.job import Job, current_job
 
+# JAX adds the settings to the class as it is imported.
+_config: Any = jax.config
+
 _SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -55,7 +58,7 @@ class JaxBackend(Backend):
         # XLA's threads: `_wait_sometimes` says for what they wait. Of an eager step, which starts
         # hundreds of programs, the host does not wait; so on few cores there are more threads.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
-        if jax.config.values["jax_num_cpu_devices"] >= count:
+        if _config.jax_num_cpu_devices >= count:
             return  # a strategy on fewer devices must not lower the number
         try:
             jax.config.update("jax_num_cpu_devices", count)
@@ -71,9 +74,9 @@ class JaxBackend(Backend):
 
     def uses_gpus(self) -> bool | None:
         """Returns whether a GPU plug-in is installed; None: JAX's settings choose the devices."""
-        platforms = jax.config.values["jax_platforms"]
+        platforms = _config.jax_platforms
         without = platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(","))
-        chosen = {jax.config.values[f"jax_{kind}_visible_devices"] for kind in ("cuda", "rocm")}
+        chosen = {_config.read(f"jax_{kind}_visible_devices") for kind in ("cuda", "rocm")}
         if without or chosen != {"all"} or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
             return None
         plugins = metadata.entry_points(group="jax_plugins")
@@ -81,7 +84,7 @@ class JaxBackend(Backend):
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings on which a program depends."""
-        return {name: str(jax.config.values[name]) for name in _SETTINGS}
+        return {name: str(getattr(_config, name)) for name in _SETTINGS}
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Starts `jax.distributed`, and JAX, which numbers its GPUs from 0."""

@@ -45,7 +45,8 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         job: The job of this process.
         gpus: The numbers of the GPUs that JAX is to use, none of them if it is empty; None: all.
     """
-    if gpus is not None and not gpus and not jax.config.values["jax_platforms"]:
+    config: Any = jax.config  # JAX adds its settings to the class
+    if gpus is not None and not gpus and not config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
     jax.config.update("jax_enable_preemption_service", False)
@@ -87,16 +88,6 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
-
-
-def _keep_placed(original: Callable[..., Any], data: object, layouts: object = None) -> Any:
-    """Returns a batch that Keras reads ahead on accelerators; that of all workers is in its place.
-
-    Keras calls ``jax.device_put`` for it, which JAX refuses for arrays of several processes.
-    """
-    leaves = jax.tree.leaves(data)
-    placed = any(isinstance(one, jax.Array) and not one.is_fully_addressable for one in leaves)
-    return data if placed else original(data, layouts)
 
 
 def check_way_back(job: Job) -> None:

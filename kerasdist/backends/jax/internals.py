@@ -1,3 +1,24 @@
-"""What kerasdist holds on to in JAX that is not public, each internal once."""
+"""What kerasdist holds on to in JAX that is not public, or may move: each internal once."""
 
 from __future__ import annotations
+
+from kerasdist.core.internals import EVERY_VERSION, Internal
+
+TRACER = Internal(
+    {"jax.core:Tracer": EVERY_VERSION},
+    feature="training on JAX, where code is to know whether it is traced",
+    without="refused",
+    in_each_fit=True,
+)
+
+CREATE_DEVICE_MESH = Internal(
+    {"jax.experimental.mesh_utils:create_device_mesh": EVERY_VERSION},
+    feature="a replica of several chips of a TPU slice as neighbours in its torus",
+    without="a replica's chips are those whose numbers follow each other",
+)
+
+GET_TOPOLOGY = Internal(
+    {"jax.experimental.topologies:get_topology_desc": EVERY_VERSION},
+    feature="a plan for accelerators that this machine does not have (kerasdist plan)",
+    without="refused",
+)

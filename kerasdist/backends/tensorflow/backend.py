@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaOptions, ReplicaSet
 from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
+from kerasdist.backends.tensorflow.internals import XPLANE
 from kerasdist.backends.tensorflow.private import patches, strategies
 from kerasdist.backends.tensorflow.private.compiled import explained
 from kerasdist.backends.tensorflow.replica import values, variables
@@ -28,9 +28,6 @@ from kerasdist.errors import DeviceError, JobError, UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
-
-# The description of XPlane files; it has no public name.
-_XPLANE = "tensorflow.tsl.profiler.protobuf.xplane_pb2"
 
 
 @final
@@ -78,6 +75,7 @@ class TensorFlowBackend(Backend):
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
         """Returns replicas under a native strategy, or one device with plain Keras."""
+        patches.install()
         if options.sharding is not None:
             raise UnsupportedError(
                 "Expected sharding=None on TensorFlow, where each replica holds all weights and "
@@ -131,6 +129,7 @@ class TensorFlowBackend(Backend):
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function`` whose errors name the lost worker, if one is lost."""
+        patches.install()
         # With `reduce_retracing`, a second batch size causes a second trace, further sizes none.
         return explained(
             tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
@@ -255,7 +254,7 @@ class TensorFlowProfiler(Profiler):
 
 def _events_of(path: Path) -> Iterator[Event]:
     """Yields the events of an XPlane file: a process for each plane, a thread for each line."""
-    space = importlib.import_module(_XPLANE).XSpace()
+    space = XPLANE.get()()
     space.ParseFromString(path.read_bytes())
     for process, plane in enumerate(space.planes):
         yield _name("process_name", process, 0, plane.name)
@@ -278,7 +277,6 @@ def _name(kind: str, process: int, thread: int, name: str) -> Event:
 
 
 values.register()
-patches.install()
 variables.install()
 
 BACKEND = TensorFlowBackend()

@@ -10,11 +10,36 @@ import typer
 
 from kerasdist.checks import findings, hosts, machine
 from kerasdist.checks.findings import Finding
+from kerasdist.core import backend_choice
+from kerasdist.core.internals import Internal
 from tests.unit.printed import printed
 
 
 def verdicts(found):
     return {one.check: one.verdict for one in found}
+
+
+LOSES = """
+from kerasdist.core.internals import Internal
+from kerasdist.keras_compat import internals
+internals.LOST = Internal({"keras:Layer._lost": "all"}, feature="masks", without="refused")
+"""
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Makes packages of certain versions those that would be imported."""
+    known = backend_choice.framework_version
+
+    def install(versions):
+        def version(name):
+            return versions.get(name) or known(name)
+
+        monkeypatch.setattr(backend_choice, "framework_version", version)
+        monkeypatch.setattr(machine, "framework_version", version)
+
+    yield install
+    backend_choice.floors.cache_clear()
 
 
 class TestOneMachine:
@@ -27,26 +52,113 @@ class TestOneMachine:
         assert all(one.found and one.meaning for one in found)
 
     @pytest.mark.parametrize(
-        ("versions", "verdict", "said"),
+        ("package", "version", "floor", "command"),
         [
-            ({"keras": "3.9.0"}, "problem", "keras 3.9.0, where kerasdist needs >=3.12"),
-            ({"jax": "0.4.1"}, "problem", "jax 0.4.1, where kerasdist needs >=0.8.2"),
-            # A checkout that is not installed.
-            ({"kerasdist": None}, "ok", f"kerasdist {machine.__version__}"),
+            ("keras", "3.9.0", "3.12", "pip install 'keras>=3.12'"),
+            ("jax", "0.4.1", "0.8.2", "pip install 'jax>=0.8.2'"),
+            ("tensorflow", "2.16.1", "2.18", "pip install 'tensorflow-cpu>=2.18'"),
+            ("torch", "2.4.0+cu124", "2.9", "pip install 'torch>=2.9'"),
         ],
     )
-    def test_defect_9_old_packages(self, monkeypatch, versions, verdict, said):
-        known = machine.metadata.version
+    def test_defect_9_old_packages(self, installed, package, version, floor, command):
+        installed({package: version})
+        bad, good = machine._versions()
+        assert (bad.verdict, good.verdict) == ("problem", "ok")
+        assert bad.found == f"{package} {version}, where kerasdist needs >={floor}"
+        assert bad.meaning.endswith(f"Install it: {command}.")
+        assert f"{package} " not in good.found
 
-        def version(package):
-            if versions.get(package, "") is None:
-                raise machine.metadata.PackageNotFoundError(package)
-            return versions.get(package) or known(package)
-
-        monkeypatch.setattr(machine.metadata, "version", version)
+    @pytest.mark.parametrize(
+        "versions",
+        [
+            {"keras": "3.12.0"},
+            {"keras": "3.16.0.dev2026102704", "torch": "2.9.0a0+50eac811a6.nv25.09"},
+            {"jax": "built here"},
+        ],
+    )
+    def test_versions_that_are_new_enough(self, installed, versions):
+        installed(versions)
         [found] = machine._versions()
+        assert found.verdict == "ok"
+        assert all(f"{name} {version}" in found.found for name, version in versions.items())
+
+    def test_a_checkout_that_is_not_installed_knows_no_lowest_versions(
+        self, installed, monkeypatch
+    ):
+        installed({"keras": "3.9.0"})
+        monkeypatch.setattr(backend_choice, "version_of", lambda _: None)
+        backend_choice.floors.cache_clear()
+        [found] = machine._versions()
+        assert found.verdict == "ok"
+        assert f"kerasdist {machine.__version__}" in found.found
+
+    @pytest.mark.parametrize(
+        ("folders", "verdict", "said"),
+        [
+            (("a", "a"), "problem", "keras 3.15.1 and keras-nightly 3.16.0.dev1, in one folder"),
+            (("a", "b"), "warning", "keras 3.15.1 and keras-nightly 3.16.0.dev1; the one in"),
+            (("b", "a"), "warning", "keras-nightly 3.16.0.dev1 and keras 3.15.1; the one in"),
+        ],
+    )
+    def test_keras_twice(self, monkeypatch, tmp_path, folders, verdict, said):
+        made = zip(folders, (("keras", "3.15.1"), ("keras_nightly", "3.16.0.dev1")), strict=True)
+        for folder, (name, version) in made:
+            information = tmp_path / folder / f"{name}-{version}.dist-info"
+            information.mkdir(parents=True)
+            text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+            (information / "METADATA").write_text(text)
+        monkeypatch.setattr(machine.sys, "path", [str(tmp_path / "a"), str(tmp_path / "b")])
+        [found] = machine._nightly()
         assert found.verdict == verdict
         assert said in found.found
+        assert "pip uninstall --yes keras" in found.meaning
+        assert "&& pip install keras, or keras-nightly in its place" in found.meaning
+        if verdict == "warning":
+            assert str(tmp_path / "a") in found.found
+
+    def test_keras_once(self):
+        assert [*machine._nightly()] == []
+
+    @pytest.mark.parametrize("in_each_fit", [False, True])
+    def test_an_internal_that_is_gone(self, monkeypatch, in_each_fit):
+        monkeypatch.setitem(backend_choice.TESTED, "json", ("1.0",))
+        gone = Internal(
+            {"json:JSONDecoder.new": "4", "json:JSONDecoder.old": "3"},
+            feature="custom loops",
+            without="refused",
+            in_each_fit=in_each_fit,
+        )
+        there = Internal({"json:JSONDecoder": "all"}, feature="all", without="none")
+        [found] = machine.of_internals("jax", [there, gone])
+        assert found.verdict == ("problem" if in_each_fit else "warning")
+        assert found.found.endswith("has no json:JSONDecoder.new")
+        assert "Needed for custom loops. Without it: refused." in found.meaning
+        assert "pip install json==1.0" in found.meaning
+        [found] = machine.of_internals("jax", [there, there])
+        assert found.verdict == "ok"
+        assert found.found.startswith("the 2 that kerasdist uses are in keras 3.")
+
+    def test_internals_are_looked_at_in_a_process_with_the_framework(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
+        [found] = machine._internals()
+        assert found.verdict == "ok"
+        assert "keras 3." in found.found
+        assert "torch 2." in found.found
+        path = f"{tmp_path}:{machine.os.environ.get('PYTHONPATH', '')}"
+        monkeypatch.setenv("PYTHONPATH", path)
+        (tmp_path / "sitecustomize.py").write_text(LOSES)
+        found = [*machine._internals()]
+        assert ["keras:Layer._lost" in one.found for one in found] == [True]
+        (tmp_path / "keras.py").write_text("raise ImportError('half of Keras')")
+        (tmp_path / "sitecustomize.py").unlink()
+        [found] = machine._internals()
+        assert (found.verdict, found.found) == ("problem", "ImportError: half of Keras")
+
+    def test_a_framework_that_takes_too_long(self, monkeypatch):
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
+        monkeypatch.setattr(machine, "_SECONDS_TO_IMPORT", 0.01)
+        [found] = machine._internals()
+        assert found.verdict == "warning"
 
     def test_a_backend_that_is_not_there(self, monkeypatch):
         monkeypatch.setenv("KERAS_BACKEND", "pytorch")

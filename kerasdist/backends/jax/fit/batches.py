@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, final
 
 import jax
+import keras
 import numpy as np
 
 from kerasdist import keras_compat
@@ -22,37 +23,77 @@ from kerasdist.keras_compat import takes_rows
 
 
 def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
-    """Returns an adapter that places batches ahead of their step."""
+    """Returns an adapter that places batches ahead of their step, where that saves time."""
+    if not place.places_ahead:
+        return _PlacedAdapter(adapter, place, adapter.get_jax_iterator)
     if isinstance(place, WorkerPlacement):
         if isinstance(adapter, WorkerBatches):
             own_batches = adapter.get_jax_iterator
             return _PlacedAdapter(
-                adapter, lambda: (_of_all_workers(own, place) for own in own_batches())
+                adapter, place, lambda: (_of_all_workers(own, place) for own in own_batches())
             )
         if takes_rows(adapter):
-            return _PlacedAdapter(adapter, partial(_own_rows, adapter, place))
+            return _PlacedAdapter(adapter, place, partial(_own_rows, adapter, place))
 
     def batches() -> Iterator[Any]:
         return map(place.batch, first_batches.recorded(iter(adapter.get_jax_iterator())))
 
-    return _PlacedAdapter(adapter, batches)
+    return _PlacedAdapter(adapter, place, batches)
+
+
+@final
+class _Placed:
+    """An array of all workers in its place, which Keras's loop passes on as it is.
+
+    Keras calls ``jax.device_put`` for each array that it reads ahead, which JAX refuses for arrays
+    of several processes. For JAX this is a structure without arrays.
+    """
+
+    def __init__(self, array: jax.Array) -> None:
+        self.array = array
+        self.shape, self.dtype = array.shape, array.dtype  # from which Keras builds the model
+
+
+jax.tree_util.register_pytree_node(_Placed, lambda one: ((), one), lambda one, _: one)
+
+
+def _held(batch: object) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: _Placed(leaf) if isinstance(leaf, jax.Array) else leaf, batch
+    )
+
+
+def take(batch: object) -> Any:
+    """Returns a batch as a step takes it, out of what Keras's loop has passed on."""
+    return keras.tree.map_structure(
+        lambda leaf: leaf.array if isinstance(leaf, _Placed) else leaf, batch
+    )
 
 
 @final
 class _PlacedAdapter(WrappedAdapter):
-    """Yields batches whose transfer to the replicas' devices has started.
+    """Yields batches whose transfer to the replicas' devices has started, where that saves time.
 
     Keras asks for each batch one step ahead and puts it on the default device. That does not move
-    arrays that are on a mesh.
+    arrays that are on a mesh. From Keras 3.16 on it asks for stacks of batches, where an execution
+    has several steps. It gets single ones: `StepFunction` stacks them itself.
     """
 
-    def __init__(self, inner: Any, batches: Callable[[], Iterator[Any]]) -> None:
+    def __init__(
+        self, inner: Any, place: Placement, batches: Callable[[], Iterable[object]]
+    ) -> None:
         super().__init__(inner)
+        self._place = place
         self._batches = batches
 
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """Returns the batches, on the replicas' devices."""
-        return self._batches()
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
+        """Returns the batches, on the replicas' devices; no stacks."""
+        if isinstance(self._place, WorkerPlacement):
+            return map(_held, self._batches())
+        if super_batch is None:
+            return iter(self._batches())
+        # Keras makes JAX's arrays of them, which may share the memory that a source overwrites.
+        return map(self._place.copy_batch, self._batches())
 
 
 def _own_rows(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, final
 
 import jax
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.jax.mesh.placement import Placement, Step
+from kerasdist.backends.jax.mesh.arrays import is_array
+from kerasdist.backends.jax.mesh.placement import OtherStateError, Placement, Step
 from kerasdist.core import context
+from kerasdist.core.structures import flatten
 
 
 @final
 class StepFunction:
-    """A function with Keras's own signature: state and iterator in, outputs and state out."""
+    """A function with Keras's own signature: state and iterator in, outputs and state out.
+
+    The steps of an execution are one program if they are compiled, and all batches are there and
+    alike; a last one of another size has a program of its own. Other steps are taken one by one.
+    """
 
     def __init__(
         self,
@@ -49,11 +55,18 @@ class StepFunction:
             if compiled
             else arrays.eager(self._whole_step)
         )
+        self._loop: Step | None = None
+        if compiled and steps > 1:
+            self._loop = arrays.compile(self._sharded_step, keeps_rows=keeps_outputs, in_loop=True)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution. Returns the outputs, and the new state."""
-        outputs: list[Any] = []
-        for batch in itertools.islice(iterator, self._steps):
+        batches: Iterable[object] = itertools.islice(iterator, self._steps)
+        outputs: list[object] = []
+        if self._loop is not None:
+            taken = list(map(self._arrays.copy_batch, batches))
+            outputs, state, batches = self._take_in_loop(self._loop, state, taken)
+        for batch in batches:
             output, state = self._step(state, self._arrays.batch(batch))
             self._arrays.after_launch(output, state)
             outputs.append(output)
@@ -62,6 +75,22 @@ class StepFunction:
         if len(outputs) == 1 or not self._keeps_outputs:
             return outputs[-1], state
         return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs), state
+
+    def _take_in_loop(
+        self, loop: Step, state: object, batches: Sequence[object]
+    ) -> tuple[list[object], object, Sequence[object]]:
+        """Takes the steps that can be one program; returns outputs, state, the other batches."""
+        count = _count_alike(batches)
+        # Not of any number of batches, since each number is a program to compile.
+        if len(batches) < self._steps or count < max(self._steps - 1, 2):
+            return [], state, batches
+        try:
+            outputs, state = loop(state, [self._arrays.batch(one) for one in batches[:count]])
+        except OtherStateError:
+            self._loop = None
+            return [], state, batches
+        self._arrays.after_launch(outputs, state, count)
+        return outputs if self._keeps_outputs else [outputs], state, batches[count:]
 
     def program(self, state: Any, batch: Any) -> Any:
         """Returns the jitted program of a step, for arrays of these shapes."""
@@ -80,3 +109,21 @@ class StepFunction:
 
     def _sharded_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
         return self._whole_step(state, self._arrays.shard_batch(batch))
+
+
+def _count_alike(batches: Sequence[object]) -> int:
+    """Returns how many batches, from the first on, are of its structure, shapes and types.
+
+    None are if some of its arrays cannot be stacked: sparse ones, keys of random generators.
+    """
+    forms = map(_form, batches)
+    first = next(forms, None)
+    alike = itertools.takewhile(lambda form: form == first, forms)
+    return 0 if first is None else 1 + len(list(alike))
+
+
+def _form(batch: object) -> Hashable:
+    leaves = [leaf for leaf in flatten(batch) if leaf is not None]
+    if not all(is_array(leaf) and isinstance(leaf.dtype, np.dtype) for leaf in leaves):
+        return None
+    return jax.tree.structure(batch), *[(leaf.shape, leaf.dtype) for leaf in leaves]

@@ -13,6 +13,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.jax.fit import donation, passes
+from kerasdist.backends.jax.fit.batches import take
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.backends.jax.mesh.layout import note_all
@@ -60,7 +61,7 @@ class JaxTrainer(ReplicatedTrainer):
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
-        args, kwargs = jax.tree.map(_rows_here, (args, kwargs))
+        args, kwargs = jax.tree.map(_rows_here, take((args, kwargs)))
         return original(*args, **kwargs)
 
     def stateless_call(
@@ -147,9 +148,12 @@ class JaxTrainer(ReplicatedTrainer):
             keeps_outputs=keeps_outputs,
         )
 
+        is_held = self.replicas.job is not None
+
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             meter = current.meter if is_measured else None
-            batches: Any = iterator if meter is None else metering.Counting(iterator)
+            batches: Any = map(take, iterator) if is_held else iterator
+            batches = batches if meter is None else metering.Counting(batches)
             try:
                 self.replicas.begin_step()
                 outputs, new = run(state, batches)

@@ -98,7 +98,7 @@ class JaxReplicaSet(ReplicaSet):
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that places batches ahead of their step, where that saves time."""
-        if not self.arrays.places_ahead:
+        if not self.arrays.places_ahead and not keras_compat.STACKS_BATCHES:
             return adapter
         return placed(adapter, self.arrays, self.first_batches)
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, final
 
 import jax
-import jax.core
 import numpy as np
 from jax import numpy as jnp
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.core
 import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding
+
+from kerasdist.backends.jax.internals import TRACER
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
@@ -32,7 +34,10 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
 
 def is_traced(leaf: object) -> bool:
     """Returns whether a value is a tracer of JAX."""
-    return isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, _tracer_class())
+
+
+_tracer_class = functools.cache(TRACER.get)
 
 
 def is_placed(leaf: object, sharding: Sharding) -> bool:

@@ -6,13 +6,13 @@ from functools import cache
 from typing import Any
 
 import jax
-import jax.core
 import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import normalization, scopes
+from kerasdist.backends.jax.mesh.arrays import is_traced
 from kerasdist.core import context
 
 
@@ -40,7 +40,7 @@ def _made(
     ):
         with jax.ensure_compile_time_eval():
             constant: Any = keras.ops.convert_to_tensor(initializer, dtype)
-        if not isinstance(constant, jax.core.Tracer):
+        if not is_traced(constant):
             shape, dtype = tuple(constant.shape), dtype or constant.dtype
             initializer = lambda *_, **__: constant  # noqa: E731
     original(variable, initializer, shape, dtype, *args, **kwargs)

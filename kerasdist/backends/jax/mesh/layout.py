@@ -15,11 +15,11 @@ import jax
 import keras
 import numpy as np
 from jax import numpy as jnp
-from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
+from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
@@ -183,6 +183,7 @@ class Layout:
         rule: Which variables it divides; None: it was not given.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
+        stacked_rows: That of several such arrays, stacked along an axis before it.
     """
 
     def __init__(
@@ -218,12 +219,17 @@ class Layout:
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
+        self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
 
-    def entry(self, leaves: Sequence[Any]) -> NamedSharding:
-        """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
+    def entry(self, leaves: Sequence[Any], *, stacked: bool = False) -> NamedSharding:
+        """Returns a batch's sharding as an input: divided if evenly possible, else whole.
+
+        Stacked: that of a stack of such batches.
+        """
         shapes = map(np.shape, leaves)
-        even = all(shape and shape[0] % self.replicas == 0 for shape in shapes)
-        return self.rows if even else self.whole
+        if not all(shape and shape[0] % self.replicas == 0 for shape in shapes):
+            return self.whole
+        return self.stacked_rows if stacked else self.rows
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
         """Returns the shardings of variables' values; None stands for one that is whole."""
@@ -345,10 +351,13 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 
     `keep_order` is for several workers: each has whole replicas, and they divide a batch in order.
     """
-    if len(shape) > 1 and devices[0].platform == "tpu" and not keep_order:
+    is_torus = len(shape) > 1 and devices[0].platform == "tpu" and not keep_order
+    if is_torus and CREATE_DEVICE_MESH.is_there():
         # The chips of a TPU slice are connected as a torus, along which they are not numbered.
+        # `jax.make_mesh` divides an axis of the torus on some kinds of TPU only.
+        create_device_mesh = CREATE_DEVICE_MESH.get()
         with contextlib.suppress(NotImplementedError, AssertionError):  # no part of a torus
-            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+            return create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return np.array(devices).reshape(shape)
 
 

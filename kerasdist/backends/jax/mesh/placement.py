@@ -7,12 +7,13 @@ import itertools
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any, final
 
 import jax
 import keras
 import numpy as np
+from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
@@ -29,8 +30,12 @@ STEPS_AHEAD = 8
 _launches = itertools.count(1)
 
 
-def _wait_sometimes(outputs: object, state: object) -> None:
-    """Counts a launch on CPU devices; waits for the outputs of each `STEPS_AHEAD`-th.
+class OtherStateError(Exception):
+    """A step returns a state of other shapes or types than it takes, as no loop in XLA can."""
+
+
+def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
+    """Counts the steps of a launch on CPU devices; waits for outputs after `STEPS_AHEAD` of them.
 
     On accelerators JAX's own limit is enough. On several CPU devices JAX can deadlock. Each device
     lets 32 programs be in flight (``max_inflight_computations_per_device`` in XLA's CPU client),
@@ -44,7 +49,10 @@ def _wait_sometimes(outputs: object, state: object) -> None:
     starts) prevents the deadlock, and so do fewer programs in flight: well below 32, since
     callbacks and user code launch programs, too. Seen with jaxlib 0.10.2.
     """
-    if next(_launches) % STEPS_AHEAD == 0:
+    due = next(_launches) % STEPS_AHEAD == 0
+    for _ in range(1, steps):
+        due |= next(_launches) % STEPS_AHEAD == 0
+    if due:
         leaves = jax.tree.leaves((outputs, state))
         there = (one for one in leaves if isinstance(one, jax.Array) and not one.is_deleted())
         jax.block_until_ready(next(there, None))
@@ -64,14 +72,14 @@ class Placement:
         rows: The sharding of an array whose first axis the replicas shard.
         devices: The devices on which programs run.
         keeps_state: Whether variables keep the arrays that programs take and return.
-        after_launch: Called with the outputs and the state of each program; limits how far the
-            host runs ahead of the devices.
+        after_launch: Called with the outputs and the state of each program, and its number of
+            steps; limits how far the host runs ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
     """
 
-    after_launch: Callable[[Any, Any], None] = staticmethod(lambda *_: None)
+    after_launch: Callable[..., None] = staticmethod(lambda *_: None)
     keeps_state = True
 
     def __init__(
@@ -160,6 +168,10 @@ class Placement:
         needs_copy = self.shares_memory and not isinstance(rows, jax.Array)
         return np.array(rows) if needs_copy else rows
 
+    def copy_batch(self, batch: object) -> object:
+        """Copies a batch on the host, which its source may overwrite when it yields the next."""
+        return jax.tree.map(self.lasting, batch)
+
     def sent(self, arrays: Any) -> Any:
         """Waits until accelerators have read NumPy's memory; steps that run there go on."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
@@ -201,30 +213,37 @@ class Placement:
 
         return jax.tree.map(constrained, batch)
 
-    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
+    def compile(self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False) -> Step:
         """Compiles a program for batches that enter divided, and one for those that enter whole.
 
         JAX donates the state that is passed to it. `keeps_rows`: whether its outputs are rows that
         Keras keeps, as those of `predict`.
+
+        A loop takes a list of batches, all of the same shapes and types, and a step with each. It
+        returns the outputs of the last step, or a list of all if it keeps rows. It raises
+        `OtherStateError`, before anything has run, if XLA cannot loop over the step.
         """
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
 
-        def run(state: object, batch: object) -> tuple[Any, Any]:
-            leaves = jax.tree.leaves(batch)
-            entry = self.layout.entry(leaves)
+        def run(state: object, batch: Any) -> tuple[Any, Any]:
+            steps = len(batch) if in_loop else 1
+            leaves = jax.tree.leaves(batch[0] if in_loop else batch)
+            entry = self.layout.entry(leaves, stacked=in_loop)
+            if in_loop:
+                batch = _stack(batch, entry)
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
-                programs[key] = self._jitted(step, held, entry, keeps_rows)
-            return self._launch(programs[key], state, batch, seen)
+                programs[key] = self._jitted(step, held, entry, keeps_rows, in_loop)
+            return self._launch(programs[key], state, batch, seen, steps)
 
         return run
 
     def _launch(
-        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]
+        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs the program of a step.
+        """Runs a program of so many steps.
 
         `seen` has the programs that have run, by the shapes of their batches, where several workers
         compare theirs.
@@ -237,8 +256,12 @@ class Placement:
         entry = self.layout.entry(jax.tree.leaves(batch))
         return self._jitted(step, self._held(state), entry)
 
-    def _jitted(self, step: Step, held: Any, entry: Any, keeps_rows: bool = False) -> Any:
+    def _jitted(
+        self, step: Step, held: Any, entry: Any, keeps_rows: bool = False, in_loop: bool = False
+    ) -> Any:
         returned = partial(self._returned, keeps_rows=keeps_rows)
+        if in_loop:
+            step = partial(_take_steps, step, held, keeps_rows)
 
         def program(state: object, batch: object) -> tuple[Any, Any]:
             with in_step(self.layout):
@@ -301,9 +324,9 @@ class CentralPlacement(Placement):
         """Moves variables' new values to the device."""
         return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
 
-    def compile(self, step: Step, *, keeps_rows: bool = False) -> Step:
-        """Compiles a step, whose state is on the mesh only while it runs."""
-        on_mesh = super().compile(step, keeps_rows=keeps_rows)
+    def compile(self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False) -> Step:
+        """Compiles a program, whose state is on the mesh only while it runs."""
+        on_mesh = super().compile(step, keeps_rows=keeps_rows, in_loop=in_loop)
 
         def run(state: object, batch: object) -> tuple[Any, Any]:
             outputs, new = on_mesh(jax.device_put(state, self.whole), batch)
@@ -311,6 +334,48 @@ class CentralPlacement(Placement):
             return outputs, jax.tree.unflatten(structure, self.leave(leaves))
 
         return run
+
+
+def _take_steps(
+    step: Step, held: object, keeps_rows: bool, state: object, batches: object
+) -> tuple[Any, Any]:
+    """Takes a step with each batch of a stack, in one loop of XLA, between which `held` shards."""
+    structure = jax.tree.structure(state)
+
+    def take_one(state: object, batch: object) -> tuple[object, object]:
+        outputs, new = step(state, batch)
+        if _types(new) != _types(state):
+            raise OtherStateError
+        # A step of the user may return the state in other containers, as in plain Keras.
+        new = jax.tree.unflatten(structure, jax.tree.leaves(new))
+        return jax.lax.with_sharding_constraint(new, held), outputs
+
+    state, outputs = jax.lax.scan(take_one, state, batches)
+    if not keeps_rows:
+        return jax.tree.map(lambda leaf: leaf[-1], outputs), state
+    count = len(jax.tree.leaves(batches)[0])
+    return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(count)], state
+
+
+def _types(state: object) -> list[object]:
+    return [(np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(state)]
+
+
+def _stack(batches: Sequence[object], sharding: Sharding) -> object:
+    """Stacks batches: on the host, or on the devices that have them."""
+    leaves = jax.tree.leaves(batches[0])
+    if any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves):
+        return _stacked_as(sharding)(batches)
+    return jax.tree.map(lambda *parts: np.stack(parts), *batches)
+
+
+@cache
+def _stacked_as(sharding: Sharding) -> Callable[..., object]:
+    """Returns a program that stacks batches, each of which is sharded along its first axis."""
+    return jax.jit(
+        lambda batches: jax.tree.map(lambda *parts: jnp.stack(parts), *batches),
+        out_shardings=sharding,
+    )
 
 
 def _host_or(accelerator: object) -> Any:

@@ -14,8 +14,7 @@ import jax
 import keras
 import numpy as np
 from jax import numpy as jnp
-from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
@@ -64,6 +63,12 @@ class WorkerPlacement(Placement):
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
+        firsts: dict[int, Any] = {}  # a device of each worker, in the workers' order
+        for device in layout.mesh.devices.flat:
+            firsts.setdefault(device.process_index, device)
+        mesh = Mesh(np.array(list(firsts.values())), ("worker",))
+        self._of_workers = NamedSharding(mesh, PartitionSpec("worker"))
+        self._own_first = firsts[jax.process_index()]
         self.places_ahead = True
 
     @contextmanager
@@ -113,7 +118,9 @@ class WorkerPlacement(Placement):
             values = [np.asarray(array.addressable_data(0)) for array in arrays]
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
             ends = np.cumsum([one.size for one in own])
-            data = self._exchanged(np.concatenate(own), _CHUNK, broadcast_one_to_all)
+            # All but the chief contribute zeros to a sum.
+            data = np.concatenate(own) * np.uint8(self._job.is_chief)
+            data = self._exchanged(data, _CHUNK, _summed_over_workers)
             chiefs = np.split(data, ends[:-1])
             for variable, value, mine, new in zip(bundle, values, own, chiefs, strict=True):
                 if not np.array_equal(mine, new):
@@ -126,19 +133,30 @@ class WorkerPlacement(Placement):
 
         All workers must call it.
         """
-        gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), process_allgather)
+        gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), _sharded_as)
         shape = len(rows) * self._job.num_workers, *rows.shape[1:]
         return gathered.view(rows.dtype).reshape(shape)
 
     def _exchanged(
-        self, array: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
+        self,
+        array: np.ndarray[Any, Any],
+        most: int,
+        program: Callable[[Sharding], Callable[..., Any]],
     ) -> np.ndarray[Any, Any]:
-        """Exchanges an array's bytes with the other workers, at most so many at a time."""
+        """Exchanges an array's bytes with the other workers, at most so many at a time.
+
+        `program` takes the sharding of its result, and returns a function of a row of each worker.
+        """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        exchange = program(NamedSharding(self._of_workers.mesh, PartitionSpec()))
         results: list[Any] = []
         for chunk in np.split(data, range(most, data.size, most)):
             self.record("that exchanges bytes", chunk.shape)
-            results.append(exchange(chunk))
+            own = jax.device_put(chunk[np.newaxis], self._own_first)
+            shape = self._job.num_workers, chunk.size
+            rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
+            result = jax.block_until_ready(exchange(rows))  # NumPy's own would drop a Ctrl-C
+            results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
@@ -163,10 +181,13 @@ class WorkerPlacement(Placement):
         self.record("of operations of an eager step of", _shapes(batch))
 
     def _launch(
-        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]
+        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs the program of a step, of which the workers compare the first; the rest is noted."""
-        form = _shapes(batch)
+        """Runs a program, of which the workers compare the first; the rest is noted."""
+        form: Hashable = _shapes(batch)
+        if steps > 1:
+            # Before the first of them: a worker whose batches differ takes them one by one.
+            form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
@@ -176,12 +197,14 @@ class WorkerPlacement(Placement):
                 seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
+        for _ in range(1, steps):
+            self._note_shapes(form)
         self.record(seen[form][:12], "of a step of", form)
 
         def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
 
-        outputs, new = super()._launch(program, state, batch, seen)
+        outputs, new = super()._launch(program, state, batch, seen, steps)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def compare(self, program: Any, *arguments: object) -> str:
@@ -210,6 +233,12 @@ def _bundles(variables: Sequence[keras.Variable]) -> Iterator[list[keras.Variabl
 def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
     """Returns a program that changes how an array is sharded. All workers must call it."""
     return jax.jit(lambda array: array, out_shardings=sharding)
+
+
+@cache
+def _summed_over_workers(sharding: Sharding) -> Callable[..., Any]:
+    """Returns a program that sums the rows of all workers. All of them must call it."""
+    return jax.jit(lambda rows: jnp.sum(rows, 0, dtype=rows.dtype), out_shardings=sharding)
 
 
 def checksums_of(values: Sequence[jax.Array]) -> list[int]:

@@ -132,7 +132,15 @@ class TensorFlowTrial(Trial):
     def take(self, batch: TriedBatch) -> Any:
         """Takes the step on the first device, or on the replicas as with ``run_eagerly=True``."""
         model = self._model
-        replicas = self._replicas
+        before = tf.config.functions_run_eagerly()
+        # Compiled functions would keep the trial's copies of variables.
+        tf.config.run_functions_eagerly(True)
+        try:
+            return self._take(model, self._replicas, batch)
+        finally:
+            tf.config.run_functions_eagerly(before)
+
+    def _take(self, model: Any, replicas: Any, batch: TriedBatch) -> Any:
         if not self._alone:
             trainer: Any = self._trainer
             with replicas.placement():

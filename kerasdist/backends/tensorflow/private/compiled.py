@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.impl import api as autograph_api
-from tensorflow.python.autograph.pyct import error_utils
-from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
-from tensorflow.python.ops import control_flow_util
 
+from kerasdist.backends.tensorflow import internals
 from kerasdist.job.job import FUNCTION, translating_failures
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user function; AutoGraph converts it if it converted the calling code."""
-    here = tf.__internal__.autograph.control_status_ctx()
-    return tf.__internal__.autograph.tf_convert(function, here, convert_by_default=False)
+    """Returns a user function; AutoGraph converts it if it converted the calling code.
+
+    It also converts what the function calls that is compiled by itself, eagerly too.
+    """
+    here = internals.CONTROL_STATUS.get()()
+    return internals.CONVERT.get()(function, here, convert_by_default=False)
 
 
 def error_with_own_type(error: Exception) -> Exception:
@@ -27,25 +27,28 @@ def error_with_own_type(error: Exception) -> Exception:
     AutoGraph recreates errors of common types, with a message that shows the user's lines. Errors
     of other types it replaces by its own types.
     """
-    stand_ins = (autograph_api.StagingError, error_utils.MultilineMessageKeyError)
-    if isinstance(error, stand_ins) and isinstance(error.__context__, Exception):
-        error = error.__context__
-        vars(error).pop("ag_error_metadata", None)
-        error.ag_pass_through = True  # type: ignore[attr-defined]
+    own = error.__context__
+    if type(error).__module__.startswith("tensorflow.") and hasattr(own, "ag_error_metadata"):
+        assert isinstance(own, Exception)
+        vars(own).pop("ag_error_metadata")
+        own.ag_pass_through = True  # type: ignore[attr-defined]
+        return own
     return error
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the code of a ``tf.function``, as AutoGraph converts it there; others as they are."""
-    if not isinstance(function, polymorphic_function.Function):
+    if not isinstance(function, tf.types.experimental.PolymorphicFunction):
         return function
-    code = function.python_function
-    if not function._autograph:
+    code: Any = function.python_function  # type: ignore[attr-defined]
+    if not internals.FUNCTION_AUTOGRAPH.of(function):
         return code
-    converted = autograph_util.py_func_from_autograph(code)
+    converted = internals.CONVERTED_FUNCTION.get()(code)
+    enabled = internals.CONTROL_STATUS_CONTEXT.get()
+    status = internals.STATUS_ENABLED.get()
 
     def uncompiled_code(*args: object, **kwargs: object) -> Any:
-        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+        with enabled(status):
             return converted(*args, **kwargs)
 
     return uncompiled_code
@@ -53,20 +56,14 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def asks_for_xla(function: Callable[..., Any]) -> bool:
     """Returns whether a function is a ``tf.function`` with ``jit_compile=True``."""
-    return isinstance(function, polymorphic_function.Function) and bool(function._jit_compile)
+    is_compiled = isinstance(function, tf.types.experimental.PolymorphicFunction)
+    known = internals.FUNCTION_JIT_COMPILE
+    return is_compiled and known.is_there() and bool(known.of(function))
 
 
 def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
     """Returns a ``tf.function`` with the options of another one."""
-    return compiled._clone(python_function=function)
-
-
-class _Explained(polymorphic_function.Function):
-    """A ``tf.function`` that raises kerasdist's error if a worker is lost during a call."""
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        with translating_failures(FUNCTION):
-            return super().__call__(*args, **kwargs)
+    return internals.FUNCTION_CLONE.of(compiled)(python_function=function)
 
 
 def explained(compiled: object) -> Any:
@@ -74,10 +71,23 @@ def explained(compiled: object) -> Any:
 
     It stays a ``tf.function``, so that users can get its graphs or save it.
     """
-    compiled.__class__ = _Explained
+    compiled.__class__ = _explained_class(type(compiled))
     return compiled
+
+
+@cache
+def _explained_class(function_class: type) -> type:
+    class Explained(function_class):
+        """A ``tf.function`` that raises kerasdist's error if a worker is lost during a call."""
+
+        def __call__(self, *args: object, **kwargs: object) -> Any:
+            with translating_failures(FUNCTION):
+                return super().__call__(*args, **kwargs)
+
+    return Explained
 
 
 def compiles_with_xla() -> bool:
     """Returns whether XLA will compile the graph that is being traced."""
-    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    known = internals.IN_XLA
+    return known.is_there() and known.get()(tf.compat.v1.get_default_graph())

@@ -16,8 +16,8 @@ from typing import Any, final
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks
 
+from kerasdist.backends.tensorflow.internals import ADD_OP_CALLBACK, REMOVE_OP_CALLBACK
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 
 # Parts of the names of operations that return other values on each replica.
@@ -84,19 +84,22 @@ class Lookups:
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Records which operations make indices; a graph knows it by itself."""
-        if not tf.executing_eagerly():
+        if not (tf.executing_eagerly() and _can_record()):
             yield
             return
-        op_callbacks.add_op_callback(self._record)
+        ADD_OP_CALLBACK.get()(self._record)
         try:
             yield
         finally:
-            op_callbacks.remove_op_callback(self._record)
+            REMOVE_OP_CALLBACK.get()(self._record)
 
     def terms(self, gradient: Any) -> Terms:
         """Divides a gradient into terms that are summed as they are on one device."""
         if not isinstance(gradient, tf.IndexedSlices):
             return Terms((gradient,))
+        if tf.executing_eagerly() and not _can_record():
+            ADD_OP_CALLBACK.require()
+            REMOVE_OP_CALLBACK.require()
         lookups = self._lookups(gradient.indices)
         # Whether one device looks up indices for each row of the whole batch.
         of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
@@ -194,6 +197,11 @@ class Lookups:
         for one in outputs:
             if one.dtype.is_integer or one.dtype == tf.bool:
                 self._made[id(one)] = one, name, inputs
+
+
+def _can_record() -> bool:
+    """Returns whether operations can be recorded that are executed eagerly."""
+    return ADD_OP_CALLBACK.is_there() and REMOVE_OP_CALLBACK.is_there()
 
 
 def _once(total: Any, indices: Any) -> tf.IndexedSlices:

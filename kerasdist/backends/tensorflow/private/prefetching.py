@@ -13,9 +13,16 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops as native
 
+from kerasdist.backends.tensorflow import internals
 from kerasdist.backends.tensorflow.fit.batches import HOST, PlacedBatch
+
+# The functions of a generator on a device, by the names that the operation gives them.
+_FUNCTIONS = {
+    "init_func": internals.GENERATOR_BEGIN,
+    "next_func": internals.GENERATOR_NEXT,
+    "finalize_func": internals.GENERATOR_END,
+}
 
 # How many local batches wait on each device, beside the one that a step works on.
 _AHEAD = 1
@@ -35,8 +42,12 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def can_prefetch(spec: object) -> bool:
     """Returns whether batches of these types and shapes can wait on devices.
 
-    TensorFlow keeps strings on the host. Sparse and ragged tensors are left there as well.
+    TensorFlow keeps strings on the host. Sparse and ragged tensors are left there as well. So are
+    all batches where TensorFlow has other generators for devices.
     """
+    generator = internals.DEVICE_GENERATOR, *_FUNCTIONS.values()
+    if not all(one.is_there() for one in generator):
+        return False
     leaves = tf.nest.flatten(spec)
     return all(
         isinstance(leaf, tf.TensorSpec)
@@ -75,11 +86,15 @@ class PlacedIterator(tf.experimental.ExtensionType):
     """Yields `PlacedBatch`es; a graph can take it as an argument.
 
     Attributes:
-        by_device: The iterators of the devices.
+        source: What feeds the devices' iterators, which lives as long as they do.
+        iterators: The iterators of the devices.
+        devices: The names of the devices.
         total: How many examples each global batch has; 0 if that is not known.
     """
 
-    by_device: native.OwnedMultiDeviceIterator
+    source: tf.Tensor
+    iterators: tuple[tf.data.Iterator, ...]
+    devices: tuple[str, ...]
     total: int
 
     def get_next(self) -> PlacedBatch:
@@ -89,21 +104,25 @@ class PlacedIterator(tf.experimental.ExtensionType):
         They wait for the first one, or the error would be taken for the end now and then.
         """
         parts: list[Any] = []
-        for device in self.by_device._devices:
+        for device, iterator in zip(self.devices, self.iterators, strict=True):
             arrived = [parts[0].total] if parts else []
             with tf.control_dependencies(arrived), tf.device(device):
-                parts.append(self.by_device.get_next(device))
+                parts.append(iterator.get_next())
         return PlacedBatch(tuple(parts), self.total)
 
     def get_next_as_optional(self) -> PlacedOptional:
         """Returns the next batch, if there is one."""
-        return PlacedOptional(self, self.by_device.get_next_as_optional())
+        parts: list[Any] = []
+        for device, iterator in zip(self.devices, self.iterators, strict=True):
+            with tf.device(device):
+                parts.append(iterator.get_next_as_optional())
+        return PlacedOptional(self, parts)
 
     def over(self, batches: Sequence[PlacedBatch]) -> PlacedIterator:
         """Returns an iterator of the same type over given batches."""
         parts = [part for batch in batches for part in batch.parts]
-        own = in_a_row(parts, self.by_device.element_spec)
-        return iter(PlacedBatches(own, self.by_device._devices, self.total))
+        own = in_a_row(parts, self.iterators[0].element_spec)
+        return iter(PlacedBatches(own, self.devices, self.total))
 
     def __iter__(self) -> PlacedIterator:
         return self
@@ -141,13 +160,18 @@ class PlacedBatches:
         `total` is how many examples each global batch has; 0 if that is not known.
         """
         self._parts = parts
-        self._devices = devices
+        self._devices = tuple(devices)
         self._total = total
+        specs = tf.nest.flatten(parts.element_spec)
+        self._types = {
+            "output_types": [one.dtype for one in specs],
+            "output_shapes": [one.shape for one in specs],
+        }
         with tf.device(HOST):
             self._host = tf.constant(tf.constant(0).device)
             unused, number = self._source(), tf.constant(0, tf.int64)
         self._functions = self._on_each_device(
-            lambda index: native._PerDeviceGenerator(
+            lambda index: internals.DEVICE_GENERATOR.get()(
                 index, unused, number, self._host, parts.element_spec, iterator_is_anonymous=True
             )
         )
@@ -158,7 +182,7 @@ class PlacedBatches:
             # they were, and an epoch of plain Keras begins them anew.
             source = self._source()
             begun = tf.raw_ops.MultiDeviceIteratorInit(
-                dataset=self._parts._variant_tensor,
+                dataset=tf.data.experimental.to_variant(self._parts),
                 multi_device_iterator=source,
                 max_buffer_size=_AHEAD,
             )
@@ -171,24 +195,17 @@ class PlacedBatches:
                 init_func_other_args=[self._host, handle],
                 next_func_other_args=[self._host, begun, source],
                 finalize_func_other_args=[self._host],
-                init_func=functions._init_func,
-                next_func=functions._next_func,
-                finalize_func=functions._finalize_func,
-                **self._parts._flat_structure,
+                **{name: function.of(functions) for name, function in _FUNCTIONS.items()},
+                **self._types,
             )
             own = tf.data.experimental.from_variant(variant, spec)
             return iter(untuned(own.prefetch(_AHEAD)))
 
-        components = [source, *self._on_each_device(iterator)]
-        by_device = native.OwnedMultiDeviceIterator(
-            devices=self._devices, source_device=HOST, components=components, element_spec=spec
-        )
-        return PlacedIterator(by_device, self._total)
+        iterators = tuple(self._on_each_device(iterator))
+        return PlacedIterator(source, iterators, self._devices, self._total)
 
     def _source(self) -> tf.Tensor:
-        return tf.raw_ops.AnonymousMultiDeviceIteratorV3(
-            devices=list(self._devices), **self._parts._flat_structure
-        )
+        return tf.raw_ops.AnonymousMultiDeviceIteratorV3(devices=list(self._devices), **self._types)
 
     def _on_each_device(self, function: Callable[[int], Any]) -> list[Any]:
         results = []

@@ -8,9 +8,10 @@ from functools import cache
 from typing import Any, final
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
 
+from kerasdist.backends.tensorflow import internals
 from kerasdist.core import context
+from kerasdist.core.internals import Internal
 
 
 @final
@@ -51,22 +52,23 @@ def _renew_scopes_after_reset() -> None:
     tf.compat.v1.reset_default_graph = reset_and_renew
 
 
-@contextmanager
-def cross_replica_code_without_merge_call() -> Iterator[None]:
-    """Lets code that would call ``merge_call`` run in cross-replica context.
+def run_without_merge_call(function: Callable[[], Any]) -> Any:
+    """Runs code that would call ``merge_call`` in cross-replica context.
 
     Keras's optimizers update variables by `tf.__internal__.distribute.interim.maybe_merge_call`,
     which fails in cross-replica context, and in the branches of ``ops.cond`` everywhere: that is
-    why gradient accumulation crashes under ``tf.distribute.MirroredStrategy`` (TRAPS, 9). This
-    context pretends that no scope is open. Keras then calls the update directly, and the update
-    enters the scope of its variables' strategy by itself.
+    why gradient accumulation crashes under ``tf.distribute.MirroredStrategy`` (TRAPS, 9). Here the
+    code runs in the cross-replica context of TensorFlow's default strategy, as if no scope were
+    open. Keras then calls the update directly, and the update enters the scope of its variables'
+    strategy by itself.
     """
-    default = distribute_lib._get_default_strategy()
-    distribute_lib._push_per_thread_mode(distribute_lib._ThreadMode(default, default, None))
-    try:
-        yield
-    finally:
-        distribute_lib._pop_per_thread_mode()
+
+    def merged(_: object) -> Any:
+        return function()
+
+    with _without(internals.STRATEGY_STACK):
+        here = tf.distribute.get_replica_context()
+        return here.merge_call(tf.autograph.experimental.do_not_convert(merged))
 
 
 @final
@@ -94,19 +96,24 @@ def on_one_copy(index: int) -> Iterator[OneCopy]:
 
     Yields a stand-in for the strategy: an optimizer that is given it updates that copy alone.
     """
-    with distribute_lib.UpdateContext(index):
+    with internals.UPDATE_CONTEXT.get()(index):
         yield OneCopy(index)
 
 
 @contextmanager
 def outside_strategies() -> Iterator[None]:
     """Runs code as if no strategy's scope were open."""
+    with _without(internals.CREATOR_STACK), _without(internals.STRATEGY_STACK):
+        yield
+
+
+@contextmanager
+def _without(stack: Internal) -> Iterator[None]:
+    """Empties a stack of this thread in the default graph, in the block."""
     graph = tf.compat.v1.get_default_graph()
-    creators = graph._variable_creator_stack
-    graph._variable_creator_stack = []
-    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    before = stack.of(graph)
+    stack.set(graph, [])
     try:
         yield
     finally:
-        distribute_lib._pop_per_thread_mode()
-        graph._variable_creator_stack = creators
+        stack.set(graph, before)

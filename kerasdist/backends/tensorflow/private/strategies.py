@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, final
 
 import tensorflow as tf
-from tensorflow.core.protobuf import tensorflow_server_pb2
-from tensorflow.python.distribute import collective_all_reduce_strategy as multi_worker
-from tensorflow.python.distribute import (
-    distribute_lib,
-    distribute_utils,
-    mirrored_strategy,
-    ps_values,
-    values_util,
-)
-from tensorflow.python.distribute import values as distributed_values
-from tensorflow.python.eager import context as eager_context
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
+from kerasdist.backends.tensorflow import internals
+
+# In place of TensorFlow's classes, which are looked for as the first object is made.
+_Native: Any = object
 
 # The collective keys reserved per strategy, which needs far fewer: one per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
@@ -39,29 +33,40 @@ _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 def strategy_on_devices(
     devices: list[str], *, share_memory: bool
 ) -> tf.distribute.MirroredStrategy:
-    """Returns a ``MirroredStrategy`` that works beside others in the same process.
+    """Returns a ``MirroredStrategy`` that works beside others in the same process."""
+    _reserve_keys(tf.distribute.MirroredStrategy)
+    reduction = tf.distribute.ReductionToOneDevice() if share_memory else None
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
+
+
+# How many strategies of each native class have reserved keys.
+_reserved: dict[type, int] = {}
+
+
+def _reserve_keys(native_class: type) -> None:
+    """Reserves collective keys for the next strategy.
 
     TensorFlow gives the devices of each strategy the same key, so that a collective of a second
     strategy with other devices fails: "Device CPU:0 is joining a group with size 3, but that group
     has size 2".
     """
-    native_class = tf.distribute.MirroredStrategy
-    native_class._collective_key_base += KEYS_OF_A_STRATEGY
-    reduction = tf.distribute.ReductionToOneDevice() if share_memory else None
-    return native_class(devices, cross_device_ops=reduction)
+    base, number = internals.COLLECTIVE_KEY_BASE, _reserved.get(native_class, 0) + 1
+    if number > 1 or base.is_there():
+        base.set(native_class, base.of(native_class) + KEYS_OF_A_STRATEGY)
+    _reserved[native_class] = number
 
 
-def group_key() -> int:
-    """Returns the group key of kerasdist's own collectives under the newest strategy.
+def group_key(native_class: type = tf.distribute.MirroredStrategy) -> int:
+    """Returns the group key of kerasdist's own collectives under the newest strategy of a class.
 
     It is the last one reserved; TensorFlow numbers its own groups from the first one on.
     """
-    return tf.distribute.MirroredStrategy._collective_key_base + KEYS_OF_A_STRATEGY - 1
+    return (_reserved[native_class] + 1) * KEYS_OF_A_STRATEGY - 1
 
 
 def central_storage_strategy(devices: list[str], home: str) -> Any:
     """Returns a ``tf.distribute`` strategy that keeps variables on one device."""
-    tf.distribute.MirroredStrategy._collective_key_base += KEYS_OF_A_STRATEGY
+    _reserve_keys(tf.distribute.MirroredStrategy)
     return tf.distribute.experimental.CentralStorageStrategy(devices, home)
 
 
@@ -70,20 +75,22 @@ def keeps_one_copy(native_strategy: tf.distribute.Strategy) -> bool:
     return isinstance(native_strategy, tf.distribute.experimental.CentralStorageStrategy)
 
 
-def per_replica(parts: Iterable[Any]) -> Any:
-    """Returns a ``tf.distribute`` value with these components."""
-    return distribute_utils.regroup(tuple(parts), always_wrap=True)
-
-
 def mirrored(parts: Sequence[Any]) -> Any:
     """Returns a ``tf.distribute`` value whose components are equal."""
-    return distributed_values.Mirrored(parts)
+    return internals.MIRRORED.get()(parts)
 
 
 def is_distributed(variable: object) -> bool:
     """Returns whether a native variable was made by a strategy."""
-    kinds = (distributed_values.DistributedVariable, ps_values.AggregatingVariable)
-    return isinstance(variable, kinds)
+    return isinstance(variable, tf.distribute.DistributedValues) or _is_central(variable)
+
+
+def _is_central(variable: object) -> bool:
+    """Returns whether a native variable is the one copy of a central storage."""
+    is_one = isinstance(variable, tf.Variable) and not isinstance(
+        variable, tf.distribute.DistributedValues
+    )
+    return is_one and hasattr(variable, "distribute_strategy")
 
 
 @contextmanager
@@ -94,33 +101,32 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
     strategy would get one pipeline per replica too, and each replica the same batches (seen with
     2.21).
     """
-    devices = native_strategy.extended._input_workers_devices
+    devices = internals.INPUT_DEVICES.of(native_strategy.extended)
     try:
         yield
     finally:
-        native_strategy.extended._input_workers_devices = devices
+        internals.INPUT_DEVICES.set(native_strategy.extended, devices)
 
 
 def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
     """Returns a plain copy of a variable, which Keras's optimizers identify with the original."""
     copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
     # The id by which an optimizer finds the variable's slots.
-    vars(copy)["_unique_id"] = variable._unique_id
+    internals.UNIQUE_ID.set(copy, internals.UNIQUE_ID.of(variable))
     return copy
 
 
-def replicated_copy(variable: object) -> Any:
+def replicated_copy(variable: Any) -> Any:
     """Returns a copy of a strategy's variable, with the same value on each device."""
-    if isinstance(variable, ps_values.AggregatingVariable):
+    if _is_central(variable):
         return type(variable)(
-            variable._distribute_strategy, _copy(variable._v), variable._aggregation
+            variable.distribute_strategy, _copy(variable.get()), variable.aggregation
         )
-    if not isinstance(variable, distributed_values.DistributedVariable):
+    if not isinstance(variable, tf.distribute.DistributedValues):
         return _copy(variable)
     parts = [_copy(one) for one in variable.values]
-    copy = type(variable)(
-        variable._distribute_strategy, parts, variable._aggregation, variable._policy
-    )
+    policy = internals.VARIABLE_POLICY.of(variable)
+    copy = type(variable)(variable.distribute_strategy, parts, variable.aggregation, policy)
     vars(copy).update({name: one for name, one in vars(variable).items() if name in _OWN})
     return copy
 
@@ -132,8 +138,13 @@ def _copy(variable: Any) -> tf.Variable:
 
 def has_started() -> bool:
     """Returns whether TensorFlow's runtime has started, so that it cannot join others any more."""
-    runtime: Any = eager_context.context()
-    return runtime._context_handle is not None
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
+    except RuntimeError:  # a started one has its threads
+        return True
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return False
 
 
 def start_server(addresses: Sequence[str], rank: int) -> None:
@@ -142,26 +153,26 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
     `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
     for waits, and again for a second strategy.
     """
-    runtime: Any = eager_context.context()
-    runtime.configure_collective_ops(
+    runtime: Any = internals.EAGER_CONTEXT.get()()
+    internals.CONFIGURE_COLLECTIVES.of(runtime)(
         collective_leader=f"/job:{_JOB}/replica:0/task:0",
         scoped_allocator_enabled_ops=("CollectiveReduce",),
         device_filters=(f"/job:{_JOB}/task:{rank}",),
     )
     # No service: kerasdist's job detects lost workers. TensorFlow's own service would catch SIGTERM
     # for good, abort the process when a worker is late, and wait for lost workers at exit.
-    runtime.configure_coordination_service(service_type="")
-    runtime.enable_collective_ops(
-        tensorflow_server_pb2.ServerDef(
+    internals.CONFIGURE_COORDINATION.of(runtime)(service_type="")
+    internals.ENABLE_COLLECTIVES.of(runtime)(
+        tf.train.ServerDef(
             cluster=_cluster(addresses).as_cluster_def(),
-            default_session_config=runtime.config,
+            default_session_config=internals.RUNTIME_CONFIG.of(runtime),
             job_name=_JOB,
             task_index=rank,
             protocol="grpc",
         )
     )
     with _sharing_its_port():
-        runtime.ensure_initialized()
+        internals.START_RUNTIME.of(runtime)()
 
 
 @contextmanager
@@ -181,8 +192,7 @@ def _cluster(addresses: Sequence[str]) -> tf.train.ClusterSpec:
     return tf.train.ClusterSpec({_JOB: list(addresses)})
 
 
-@final
-class SharedSum(distributed_values.SyncOnReadVariable):
+class SharedSum(_Native):
     """A sync-on-read variable that caches its aggregated value.
 
     TensorFlow reads such a variable by a collective, so all workers must read it at the same time:
@@ -195,16 +205,17 @@ class SharedSum(distributed_values.SyncOnReadVariable):
             as long as no custom loop has run.
     """
 
-    # There is no `__init__`: TensorFlow makes the object, whose class is then changed to this one.
+    # There is no `__init__`: TensorFlow makes the object. Then its class is changed to one of this
+    # class and TensorFlow's own (`_shared_sum_class`).
 
     known: tf.Tensor | None = None
     is_equal = False
 
     def remember_first(self) -> None:
         """Caches the aggregate, given that all replicas have the first local replica's value."""
-        first = self._values[0].read_value()
+        first = self.values[0].read_value()
         is_sum = self.aggregation == tf.VariableAggregation.SUM
-        replicas = self._distribute_strategy.num_replicas_in_sync
+        replicas = self.distribute_strategy.num_replicas_in_sync
         self.known = first * tf.cast(replicas, first.dtype) if is_sum else first
 
     @property
@@ -219,21 +230,33 @@ class SharedSum(distributed_values.SyncOnReadVariable):
         if not _in_cross_replica_code():
             return super().assign(value, use_locking, name, read_value)
         super().assign(value, use_locking, name, read_value=False)
-        self.known = tf.convert_to_tensor(value, self.dtype) if tf.executing_eagerly() else None
+        remember_sum(self, tf.convert_to_tensor(value, self.dtype))
         return self
 
     def _get_cross_replica(self) -> Any:
         first_counts = self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if not first_counts and self._distribute_strategy.replicas_are_known():
+        if not first_counts and self.distribute_strategy.replicas_are_known():
             if self.is_equal:
-                return self._values[0].read_value()
+                return self.values[0].read_value()
             if self.known is not None and tf.executing_eagerly():
                 return self.known
         return super()._get_cross_replica()
 
 
+def remember_sum(variable: object, total: tf.Tensor) -> None:
+    """Notes what a variable's components add up to, if it caches that; in a graph, forgets it."""
+    if isinstance(variable, SharedSum):
+        variable.known = total if tf.executing_eagerly() else None
+
+
+@cache
+def _shared_sum_class() -> type:
+    internals.READ_SYNC_ON_READ.require()
+    return type("SharedSum", (SharedSum, internals.SYNC_ON_READ_VARIABLE.get()), {})
+
+
 def _in_cross_replica_code() -> bool:
-    return distribute_lib.in_cross_replica_context() and not values_util.in_replica_update_context()
+    return tf.distribute.in_cross_replica_context() and not internals.IN_UPDATE.get()()
 
 
 @final
@@ -253,19 +276,21 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         options: CommunicationOptions,
     ) -> None:
         """Makes the strategy, after `start_server`."""
-        WorkersStrategy._collective_key_base += KEYS_OF_A_STRATEGY
+        extended_class = _extended_class()
+        _reserve_keys(WorkersStrategy)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             _cluster(addresses), task_type=_JOB, task_id=rank, rpc_layer="grpc"
         )
-        tf.distribute.Strategy.__init__(self, _Extended(self, resolver, _native(options), devices))
+        extended = extended_class(self, resolver, _native(options), devices)
+        tf.distribute.Strategy.__init__(self, extended)
         self.num_workers = len(addresses)
         self.replicas_are_known: Callable[[], bool] = lambda: True
-        # The last key reserved for this strategy; TensorFlow numbers its groups from the first on.
-        self.group_key = WorkersStrategy._collective_key_base + KEYS_OF_A_STRATEGY - 1
+        self.group_key = group_key(WorkersStrategy)
 
 
-@final
-class _Extended(multi_worker.CollectiveAllReduceExtended):
+class _Extended(_Native):
+    """What differs from TensorFlow's own strategy."""
+
     _enable_check_health = False
     _std_server_started = True
 
@@ -284,17 +309,30 @@ class _Extended(multi_worker.CollectiveAllReduceExtended):
         # TensorFlow broadcasts the chief's value of each variable alone, and waits forever if
         # workers make different variables. `InitialBroadcast` compares them first, then
         # broadcasts all together.
-        return mirrored_strategy.MirroredExtended._get_variable_creator_initial_value(
-            self, replica_id, device, primary_var, **kwargs
-        )
+        return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
 
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        if type(variable) is distributed_values.SyncOnReadVariable:
-            variable.__class__ = SharedSum
+        if type(variable) is internals.SYNC_ON_READ_VARIABLE.get():
+            variable.__class__ = _shared_sum_class()
             if tf.executing_eagerly():
                 variable.remember_first()
         return variable
+
+
+@cache
+def _extended_class() -> type:
+    own = internals.WORKERS_EXTENDED.get()
+    for replaced in (
+        internals.CHECKS_HEALTH,
+        internals.SERVER_STARTED,
+        internals.LOCAL_DEVICES,
+        internals.WORKERS_INITIAL_VALUE,
+        internals.CREATE_VARIABLE,
+    ):
+        replaced.require()
+    _shared_sum_class()
+    return type("WorkersExtended", (_Extended, own), {})
 
 
 def _native(options: CommunicationOptions) -> Any:

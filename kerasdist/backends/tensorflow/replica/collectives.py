@@ -151,7 +151,7 @@ class TensorFlowCollectives(Collectives):
         function = converted_as_here(function)
 
         def merged(parts: Columns) -> Any:
-            [merging] = map(regrouped, parts)
+            [merging] = (regrouped(native_strategy, one) for one in parts)
             # As in cross-replica code elsewhere, TensorFlow chooses the device.
             with replica_scope(None), tf.device(None):
                 return to_native(native_strategy, merging.call(function, strategy))

@@ -15,8 +15,8 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.backends.tensorflow.private.scopes import (
     NativeScope,
-    cross_replica_code_without_merge_call,
     on_one_copy,
+    run_without_merge_call,
 )
 from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
 from kerasdist.backends.tensorflow.replica.variables import (
@@ -108,26 +108,29 @@ def apply_everywhere(
         if not optimizer.built and known:
             optimizer.build(known)
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
+
+    def apply() -> Any:
+        trial = current.trial
+        is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
+        if is_one and (trial is None or keeps_one_copy(native_strategy)):
+            return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
+        devices = native_strategy.extended.worker_devices
+        # In a trial, which is eager, the first device computes for all.
+        for index, device in enumerate(devices if trial is None else devices[:1]):
+            own = [held[index % len(held)] for held in map(copies, gradients)]
+            with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
+                keras_compat.apply_combined_gradients(optimizer, own, variables)
+        if trial is not None:
+            for variable in keras_compat.stored_values([*known, *optimizer.variables]):
+                first, *others = copies(variable)
+                for other in others:
+                    other.assign(first)
+        return None
+
     # Keras's own ``apply`` does the rest, for the inner optimizer of a LossScaleOptimizer too.
     token = _is_applying.set(True)
     try:
-        with cross_replica_code_without_merge_call():
-            trial = current.trial
-            is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
-            if is_one and (trial is None or keeps_one_copy(native_strategy)):
-                return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
-            devices = native_strategy.extended.worker_devices
-            # In a trial, which is eager, the first device computes for all.
-            for index, device in enumerate(devices if trial is None else devices[:1]):
-                own = [held[index % len(held)] for held in map(copies, gradients)]
-                with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
-                    keras_compat.apply_combined_gradients(optimizer, own, variables)
-            if trial is not None:
-                for variable in keras_compat.stored_values([*known, *optimizer.variables]):
-                    first, *others = copies(variable)
-                    for other in others:
-                        other.assign(first)
-            return None
+        return run_without_merge_call(apply)
     finally:
         _is_applying.reset(token)
 

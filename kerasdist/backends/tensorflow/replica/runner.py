@@ -25,10 +25,10 @@ from kerasdist.backends.tensorflow.private.compiled import (
     error_with_own_type,
 )
 from kerasdist.backends.tensorflow.private.lookups import Lookups
-from kerasdist.backends.tensorflow.private.strategies import per_replica
 from kerasdist.backends.tensorflow.replica.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.replica.values import (
     mirrored_on,
+    per_replica,
     regrouped,
     shape_of,
     tensor_of_array,
@@ -117,7 +117,7 @@ def in_replicas(
     try:
         native_strategy.run(
             tf.autograph.experimental.do_not_convert(replica_code),
-            args=(per_replica(group.local), tuple(args), dict(kwargs or {})),
+            args=(per_replica(native_strategy, group.local), tuple(args), dict(kwargs or {})),
         )
     except RuntimeError as error:
         for sign, meaning in _MISFITS.items():
@@ -167,7 +167,7 @@ class TensorFlowRunner(Runner):
             return converted(*args, **kwargs)
 
         results = in_replicas(strategy, self._group, code, *given)
-        return regrouped(results)
+        return regrouped(self._native_strategy, results)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Returns the sum or mean, on the host; the mean of integers is a float64."""
@@ -256,7 +256,8 @@ class TensorFlowRunner(Runner):
             return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)
 
         def merged(parts: Sequence[Any]) -> Any:
-            return None if parts[0] is None else per_replica(parts)
+            is_none = parts[0] is None
+            return None if is_none else per_replica(self._native_strategy, parts)
 
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasdist.api import values
 from kerasdist.backends.base.checks import check_shapes
-from kerasdist.backends.tensorflow.private.strategies import mirrored, per_replica
+from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.core.structures import map_leaves, transpose
 from kerasdist.errors import ReplicaError
 
@@ -31,7 +31,13 @@ def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: object) -> Any:
     return mirrored(copies)
 
 
-def regrouped(structures: Sequence[Any]) -> Any:
+def per_replica(native_strategy: tf.distribute.Strategy, parts: Iterable[Any]) -> Any:
+    """Returns a ``tf.distribute`` value with these components on the replicas of this process."""
+    remaining = iter(parts)
+    return native_strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
+
+
+def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
     """Merges one structure per replica into one structure of distributed values.
 
     A leaf that is the same object in all replicas is kept as it is.
@@ -39,7 +45,8 @@ def regrouped(structures: Sequence[Any]) -> Any:
 
     def merged(parts: Sequence[Any]) -> Any:
         first = parts[0]
-        return first if all(part is first for part in parts) else per_replica(parts)
+        is_one = all(part is first for part in parts)
+        return first if is_one else per_replica(native_strategy, parts)
 
     return transpose(structures, merged)
 
@@ -60,7 +67,7 @@ def to_native(native_strategy: tf.distribute.Strategy, structure: object) -> Any
             return leaf
         if isinstance(leaf, values.Mirrored):
             return mirrored_on(native_strategy, leaf.values[0])
-        return per_replica(map(tensor_of_array, leaf.values))
+        return per_replica(native_strategy, map(tensor_of_array, leaf.values))
 
     return map_leaves(converted, structure)
 

@@ -12,8 +12,9 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.variable_rules import is_sum_on_read
-from kerasdist.backends.tensorflow.private.strategies import is_distributed
+from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
+from kerasdist.backends.tensorflow.private.strategies import is_distributed, remember_sum
+from kerasdist.core.context import current
 from kerasdist.errors import ScopeError
 from kerasdist.training.batch_norm import keep_statistics
 from kerasdist.training.metrics import metrics_of
@@ -91,13 +92,35 @@ def reads_preceded(listener: _Listener) -> Iterator[None]:
 
 def install() -> None:
     """Puts the hook into Keras, once in a process."""
-    keras_compat.install(read=_tell_listeners)
+    keras_compat.install(read=_tell_listeners, store=_store)
 
 
 def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:
     for listener in _listeners.get():
         listener(variable)
     return original(variable)
+
+
+def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
+    """Makes an integer variable that is read as a sum return the value that was assigned to it.
+
+    TensorFlow assigns the value, divided by the number of replicas and rounded down, to each
+    replica: with two replicas, a confusion matrix of ones would be read as zeros. Here the first
+    replica also gets the remainder.
+    """
+    if current.replica is not None or not is_sum_on_read(variable):
+        return original(variable, value)
+    own = keras_compat.stored_value(variable)
+    if not (isinstance(own, tf.distribute.DistributedValues) and own.dtype.is_integer):
+        return original(variable, value)
+    native_strategy: tf.distribute.Strategy = own.distribute_strategy
+    total = tf.cast(value, variable.dtype)
+    first_share, share = shares_of_integers(total, native_strategy.num_replicas_in_sync)
+    for number, part in enumerate(copies(variable)):
+        is_first = number == 0 and native_strategy.extended.should_checkpoint
+        part.assign(first_share if is_first else share)
+    remember_sum(own, total)
+    return None
 
 
 def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
