@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +10,6 @@ from typing import Any
 
 import keras
 
-from kerasdist.core.context import current
 from kerasdist.core.internals import Internal
 from kerasdist.core.structures import flatten
 from kerasdist.keras_compat import internals
@@ -73,8 +73,10 @@ def metrics_here(model: Any) -> dict[str, Any]:
     Keras sums in the class of its backend's trainer, which stands before that of all backends.
     """
     name = "get_metrics_result"
-    *_, of_all_backends = (kind for kind in type(model).__mro__ if name in vars(kind))
-    return vars(of_all_backends)[name](model)
+    for kind in reversed(type(model).__mro__):
+        if name in vars(kind):
+            return vars(kind)[name](model)
+    raise AttributeError(name)
 
 
 def model_of(callback: Any) -> Any:
@@ -422,7 +424,8 @@ def seed_states(model: keras.Model) -> list[Any]:
     return [generator.state for generator in held_by(model, keras.random.SeedGenerator)]
 
 
-def require_scaling() -> None:
+@functools.cache
+def require_scaling(*, in_fit: bool) -> None:
     """Refuses losses in replicas, where something is gone by which Keras divides a mean.
 
     On TensorFlow Keras does that itself, and must not in `fit`; elsewhere custom loops need it.
@@ -430,7 +433,7 @@ def require_scaling() -> None:
     if backend_name() == "tensorflow":
         internals.SCALE_LOSS_IN_FIT.require()
         internals.UNSCALE_LOSS_IN_FIT.require()
-    elif current.fit_replica is None:
+    elif not in_fit:
         internals.SCALE_LOSS.require()
         internals.UNSCALE_LOSS.require()
 

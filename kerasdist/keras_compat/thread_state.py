@@ -16,7 +16,7 @@ from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
 
 
 @functools.cache
-def _module() -> tuple[Any, str]:
+def _place_of_state() -> tuple[Any, str]:
     """Returns Keras's module with the state of each thread, and the state's name there.
 
     Not the state itself, which `keras.utils.clear_session` replaces.
@@ -38,39 +38,47 @@ def _name_of(internal: Internal) -> str:
 
 def of_thread(internal: Internal) -> Any:
     """Returns what Keras keeps of the calling thread under a name, None if nothing."""
-    return getattr(getattr(*_module()), _name_of(internal), None)
+    return getattr(getattr(*_place_of_state()), _name_of(internal), None)
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
     """Sets what Keras keeps of the calling thread under a name."""
-    setattr(getattr(*_module()), _name_of(internal), value)
+    setattr(getattr(*_place_of_state()), _name_of(internal), value)
 
 
 def copy_thread_state() -> dict[str, Any]:
     """Returns Keras's state of the calling thread: scopes, policies, the device."""
-    return dict(vars(getattr(*_module())))
+    return dict(vars(getattr(*_place_of_state())))
 
 
 def paste_thread_state(state: dict[str, Any]) -> None:
     """Sets Keras's state of the calling thread to that of another one."""
-    here = vars(getattr(*_module()))
+    here = vars(getattr(*_place_of_state()))
     here.clear()
     # Stacks, such as that of name scopes, are copied for each thread.
     here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
 
 
+@functools.cache
+def _name_of_scope() -> str | None:
+    """Returns the name of the open stateless scope in the state, None if that is gone."""
+    return _name_of(STATELESS_SCOPE) if STATELESS_SCOPE.is_there() else None
+
+
 def get_stateless_scope() -> Any:
     """Returns the `keras.StatelessScope` in which this thread is, None if it is in none."""
-    if STATELESS_SCOPE.path is not None:
-        return of_thread(STATELESS_SCOPE)
+    name = _name_of_scope()
+    if name is not None:
+        return getattr(getattr(*_place_of_state()), name, None)
     with keras.StatelessScope(initialize_variables=False) as scope:
         return scope.original_scope
 
 
 def set_stateless_scope(scope: Any) -> None:
     """Lets this thread be in a scope, or in none."""
-    if STATELESS_SCOPE.path is not None:
-        keep_of_thread(STATELESS_SCOPE, scope)
+    name = _name_of_scope()
+    if name is not None:
+        setattr(getattr(*_place_of_state()), name, scope)
         return
     leaves = keras.StatelessScope(initialize_variables=False)
     leaves.original_scope = scope

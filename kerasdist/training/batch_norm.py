@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import keras
@@ -67,8 +68,7 @@ def called(original: Original, layer: keras.Layer, *args: object, **kwargs: obje
     replica = current.replica
     if replica is None:
         return original(layer, *args, **kwargs)
-    internals.BATCH_MOMENTS.require()
-    internals.NAME_SCOPES.require()
+    _require_places()
     if replica.local_batch is None and replica.num_replicas_in_sync > 1:
         # A variable with the aggregation "none" was made outside of every scope.
         keep_statistics(
@@ -79,6 +79,12 @@ def called(original: Original, layer: keras.Layer, *args: object, **kwargs: obje
     is_alike = _is_synchronized(replica, layer)
     with replica.collectives.equal_writes() if is_alike else nullcontext():
         return original(layer, *args, **kwargs)
+
+
+@cache
+def _require_places() -> None:
+    internals.BATCH_MOMENTS.require()
+    internals.NAME_SCOPES.require()
 
 
 def keep_statistics(layer: Any, batch_norm: str | None, is_outside: Callable[[Any], bool]) -> None:
@@ -118,7 +124,7 @@ def reduced_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
     """Returns the axes over which a layer normalises: all but that of the channels."""
     rank = len(inputs.shape)
     channels = layer.axis % rank
-    return tuple(axis for axis in range(rank) if axis != channels)
+    return (*range(channels), *range(channels + 1, rank))
 
 
 def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:

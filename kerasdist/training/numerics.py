@@ -122,7 +122,7 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     """
     replica = current.fit_replica
     if current.replica is not None:
-        keras_compat.require_scaling()
+        keras_compat.require_scaling(in_fit=replica is not None)
     if replica is None:
         return original(values, sample_weight, mask, reduction, dtype)
     if mask is not None and sample_weight is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 from kerasdist import config, keras_compat
@@ -115,9 +116,7 @@ def draw_seed(
     replica = current.replica
     if replica is None:
         return original(generator, *args, **kwargs)
-    if keras_compat.backend_name() != "jax":  # where no further place decides what is drawn
-        internals.RANDOM.require()
-        internals.SEED_GENERATOR.require()
+    _require_places()
     with replica.collectives.equal_writes():  # every replica counts the generator's state up alike
         seed = original(generator, *args, **kwargs)
     if _draws_for_all.get():
@@ -127,6 +126,13 @@ def draw_seed(
         offsets = [[_offset(one), 0] for one in range(replica.num_replicas_in_sync)]
         return seed + ops.convert_to_tensor(offsets, dtype=dtype)[index]
     return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed
+
+
+@cache
+def _require_places() -> None:
+    if keras_compat.backend_name() != "jax":  # where no further place decides what is drawn
+        internals.RANDOM.require()
+        internals.SEED_GENERATOR.require()
 
 
 def _offset(index: int) -> int:
