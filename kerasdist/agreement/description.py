@@ -31,6 +31,7 @@ from kerasdist.input.distributed import (
     shards_itself,
 )
 from kerasdist.job.job import Job
+from kerasdist.keras_compat.internals import FUNCTION_ARGUMENTS
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -110,7 +111,7 @@ def _kept(instance: object) -> dict[str, Any]:
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer
-    options = kept.get("_fn_kwargs")  # of a loss or metric that is a function
+    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # of a loss or metric that is a function
     return {**found, "options": options} if isinstance(options, dict) and options else found
 
 

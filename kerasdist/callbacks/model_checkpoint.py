@@ -71,7 +71,10 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 "Expected a file that ends in .keras or .weights.h5. Received: "
                 f"{filepath=}, {save=}. Other files can be written with save='sync'."
             )
-        self.is_async = save == "async"
+        gone = keras_compat.why_no_snapshots() if save == "async" else None
+        if gone is not None:
+            warn_user(f"ModelCheckpoint saves at once, and training waits for each file. {gone}")
+        self.is_async = save == "async" and gone is None
         self._file = BackgroundFile()
         self._newest: str | None = None
 

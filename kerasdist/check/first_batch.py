@@ -165,9 +165,10 @@ def _message_about(model: keras.Model, batch: object, size: int, which: str) -> 
 def _message(model: Any, of: str, found: Any, where: str) -> str:
     shown = "; ".join(map(str, found[:_SHOWN]))
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    strategy = require_trainer(model).strategy
     return (
-        f"The training step of the model {model.name!r} does not compute under "
-        f"{require_trainer(model).strategy} what it computes on one device. For {of}: {shown}{more}. Where to "
+        f"The training step of the model {model.name!r} does not compute under {strategy} "
+        f"what it computes on one device. For {of}: {shown}{more}. Where to "
         f"look: {where}. Each replica runs that code with its own examples alone. If it mixes "
         "examples, or divides by something else than their number, "
         "let it compute on kerasdist.global_batch(tensor), which holds the examples of all "

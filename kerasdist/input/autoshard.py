@@ -221,7 +221,11 @@ class WorkerBatches(keras_compat.DataAdapter):
         """Returns the batches."""
         return self
 
-    get_jax_iterator = get_torch_dataloader = get_tf_dataset
+    get_torch_dataloader = get_tf_dataset
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> WorkerBatches:
+        """Returns the batches, one by one."""
+        return self
 
     @property
     def num_batches(self) -> int | None:

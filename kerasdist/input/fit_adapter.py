@@ -49,7 +49,9 @@ def whole(dataset: object, **beside: object) -> Any:
     if keras_compat.is_dataset(source) or inspect.isgenerator(source):
         return source
     _refuse(beside)
-    return _BatchesAdapter(source)
+    inner = keras_compat.get_data_adapter(_examples(source))
+    keras_compat.read_by(inner, lambda: _examples(source))
+    return _BatchesAdapter(inner, source)
 
 
 def as_plain_keras(dataset: object) -> Any:
@@ -72,21 +74,6 @@ def _refuse(beside: Mapping[str, Any]) -> None:
             "Expected nothing beside a distributed dataset, whose batches are (x, y) or "
             f"(x, y, sample_weight). Received: {', '.join(given)}. Put them into the batches."
         )
-
-
-@final
-class _BatchesAdapter(keras_compat.GeneratorDataAdapter):
-    """Batches of a source that is iterated once per epoch; their order is kept."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__(_examples(source))
-        self.generator = lambda: _examples(source)
-        self._source = source
-
-    @property
-    def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The number of batches, None where the source does not know it."""
-        return length_of(self._source)
 
 
 @final
@@ -125,11 +112,21 @@ class WrappedAdapter(keras_compat.DataAdapter):
         self._inner = inner
 
     @staticmethod
-    def reads_arrays(adapter: Any) -> bool:
-        """Returns whether an adapter's rows are those of arrays, which it shuffles by itself."""
+    def innermost(adapter: Any) -> Any:
+        """Returns the adapter that others are around."""
         while isinstance(adapter, WrappedAdapter):
             adapter = adapter._inner
-        return keras_compat.is_array_adapter(adapter)
+        return adapter
+
+    @staticmethod
+    def reads_arrays(adapter: Any) -> bool:
+        """Returns whether an adapter's rows are those of arrays, which it shuffles by itself."""
+        return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
+
+    def jax_batches(self, super_batch: int | None) -> Iterator[Any]:
+        """Returns the inner adapter's batches; from Keras 3.16 on, so many of them as one."""
+        given = {} if super_batch is None else {"super_batch": super_batch}
+        return iter(self._inner.get_jax_iterator(**given))
 
     @property
     def num_batches(self) -> int | None:
@@ -158,3 +155,34 @@ class WrappedAdapter(keras_compat.DataAdapter):
     def on_epoch_end(self) -> None:
         """Passes the event on to the inner adapter."""
         self._inner.on_epoch_end()
+
+
+@final
+class _BatchesAdapter(WrappedAdapter):
+    """Batches of a source that is iterated once per epoch; their order is kept."""
+
+    def __init__(self, inner: Any, source: Any) -> None:
+        """Takes Keras's adapter of generators, by which it knows no number of batches."""
+        super().__init__(inner)
+        self._source = source
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches, None where the source does not know it."""
+        return length_of(self._source)
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Returns the batches."""
+        return self._inner.get_numpy_iterator()
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """Returns the batches."""
+        return self.jax_batches(super_batch)
+
+    def get_tf_dataset(self) -> Any:
+        """Returns the batches."""
+        return self._inner.get_tf_dataset()
+
+    def get_torch_dataloader(self) -> Any:
+        """Returns the batches."""
+        return self._inner.get_torch_dataloader()

@@ -3,37 +3,132 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import keras
 import numpy as np
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters import data_adapter_utils as utils
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.utils.module_utils import tensorflow as tf
 
 from kerasdist.core.structures import map_leaves
+from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import backend_name, global_seed
 
-get_data_adapter: Any = data_adapters.get_data_adapter
-is_tf_dataset: Any = data_adapters.is_tf_dataset
-is_torch_dataloader: Any = data_adapters.is_torch_dataloader
-
 PyDataset = keras.utils.PyDataset
-
-# Adapters whose data Keras lets TensorFlow prefetch.
-_READ_BY_PYTHON = (GeneratorDataAdapter, PyDatasetAdapter)
-
-train_validation_split: Any = array_slicing.train_validation_split
+unpack_x_y_sample_weight: Any = keras.utils.unpack_x_y_sample_weight
 
 # The words of TensorFlow's error if it cannot shard by files.
 _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"
+
+
+@functools.cache
+def as_class_of_keras(kind: type, base: type) -> type:
+    """Returns a class as a subclass of one of Keras, too."""
+    if issubclass(kind, base):
+        return kind
+    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind, base), body)
+
+
+class _Empty(PyDataset):
+    def __len__(self) -> int:
+        return 0
+
+
+@functools.cache
+def _base_of_adapters() -> type:
+    """Returns the class from which all of Keras's adapters derive, and those that it takes."""
+    return type(internals.GET_DATA_ADAPTER.get()(_Empty())).__mro__[-2]
+
+
+class _TypeOfAdapters(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes an object that is of Keras's class, too."""
+        return type.__call__(as_class_of_keras(cls, _base_of_adapters()), *args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if cls is DataAdapter:
+            return isinstance(instance, _base_of_adapters())
+        return super().__instancecheck__(instance)
+
+
+class DataAdapter(metaclass=_TypeOfAdapters):
+    """A base class whose instances Keras takes for data adapters; its own are instances as well."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches, None where it is not known."""
+        raise NotImplementedError
+
+
+# The attribute for what an adapter of Keras was made of.
+_GIVEN = "_kerasdist_given"
+
+
+@final
+@dataclass(frozen=True)
+class _Given:
+    source: Any
+    shuffle: bool | str
+
+
+def get_data_adapter(x: Any, y: Any = None, **arguments: Any) -> Any:
+    """Returns Keras's data adapter of a source, or a source that is a data adapter."""
+    adapter = internals.GET_DATA_ADAPTER.get()(x, y, **arguments)
+    if adapter is not x:
+        setattr(adapter, _GIVEN, _Given(x, arguments.get("shuffle", False)))
+    return adapter
+
+
+def _given(adapter: object) -> _Given:
+    return getattr(adapter, _GIVEN, _Given(adapter, shuffle=False))
+
+
+def source_given(adapter: object) -> Any:
+    """Returns what an adapter of Keras was made of; any other adapter itself."""
+    return _given(adapter).source
+
+
+def read_by(adapter: Any, start: Callable[[], Iterator[Any]]) -> None:
+    """Lets Keras's adapter of a generator read each epoch what a function begins."""
+    internals.GENERATOR.set(adapter, start)
+
+
+def train_validation_split(arrays: Any, validation_split: float) -> Any:
+    """Returns the rows of arrays for training, and those for validation, as Keras splits them."""
+    return internals.SPLIT_ARRAYS.get()(arrays, validation_split)
+
+
+def is_any_of(value: object, module: str, *names: str) -> bool:
+    """Returns whether a value is of one of a module's classes; it is of none that is not loaded."""
+    loaded = sys.modules.get(module)
+    if loaded is None:
+        return False
+    for name in names:
+        with contextlib.suppress(AttributeError):  # being imported, or without it
+            if isinstance(value, operator.attrgetter(name)(loaded)):
+                return True
+    return False
+
+
+def is_tf_dataset(source: object) -> bool:
+    """Returns whether this is a ``tf.data`` dataset, or one that ``tf.distribute`` made."""
+    return is_any_of(source, "tensorflow", "data.Dataset", "distribute.DistributedDataset")
+
+
+def is_torch_dataloader(source: object) -> bool:
+    """Returns whether this is a ``DataLoader`` of PyTorch."""
+    return is_any_of(source, "torch.utils.data", "DataLoader")
+
+
+def is_grain_dataset(source: object) -> bool:
+    """Returns whether this is a dataset or loader of Grain."""
+    return is_any_of(source, "grain", "MapDataset", "IterDataset", "DataLoader")
 
 
 def is_dataset(source: object) -> bool:
@@ -42,7 +137,7 @@ def is_dataset(source: object) -> bool:
         isinstance(source, keras.utils.PyDataset)
         or is_tf_dataset(source)
         or is_torch_dataloader(source)
-        or data_adapters.is_grain_dataset(source)
+        or is_grain_dataset(source)
     )
 
 
@@ -95,11 +190,11 @@ def shuffles_without_seed(adapter: Any) -> bool:
     """Returns whether an adapter of arrays shuffles in an order that cannot be repeated.
 
     On JAX and PyTorch the states of generators decide the order, and can be kept; on TensorFlow
-    only a seed does.
+    only a seed does. From Keras 3.16 on the number of epochs does, on every backend.
     """
-    if backend_name() != "tensorflow" or not is_array_adapter(adapter):
+    if backend_name() != "tensorflow" or not is_array_adapter(adapter) or _orders_by_epoch():
         return False
-    return bool(adapter._shuffle) and global_seed() is None
+    return bool(_given(adapter).shuffle) and global_seed() is None
 
 
 def reads_past_epochs(adapter: Any) -> bool:
@@ -107,27 +202,43 @@ def reads_past_epochs(adapter: Any) -> bool:
 
     What a PyDataset's threads have made as an epoch ends, Keras gives to the next one (3.15.1).
     """
-    if getattr(adapter, "enqueuer", None) is None:
+    given = _given(adapter)
+    source = given.source
+    if not isinstance(source, PyDataset):
         return False
-    kind, events = type(adapter.py_dataset), ("on_epoch_begin", "on_epoch_end")
-    changes = any(getattr(kind, event) is not getattr(PyDataset, event) for event in events)
-    return bool(adapter.shuffle) or changes
+    if source.workers <= 1 and not (source.workers and source.use_multiprocessing):
+        return False
+    events = ("on_epoch_begin", "on_epoch_end")
+    changes = any(getattr(type(source), one) is not getattr(PyDataset, one) for one in events)
+    return bool(given.shuffle) or changes
+
+
+def _orders_by_epoch() -> bool:
+    """Returns whether Keras orders rows by the number of epochs that it has read."""
+    return internals.EPOCHS_READ.is_there() or internals.EPOCHS_READ.is_gone()
 
 
 def epochs_read(adapter: object) -> int | None:
     """Returns by which number of epochs an adapter orders its rows, as from Keras 3.16 on."""
-    return getattr(adapter, "_epoch", None)
+    given = _given(adapter)
+    is_ordered = is_array_adapter(adapter) or isinstance(given.source, PyDataset)
+    if given.shuffle and is_ordered and _orders_by_epoch():
+        return internals.EPOCHS_READ.of(adapter)
+    return getattr(adapter, internals.EPOCHS_READ.attribute, None)
 
 
 def set_epochs_read(adapter: Any, epochs: int | None) -> None:
     """Lets an adapter go on as after this many epochs."""
     if epochs is not None:
-        adapter._epoch = epochs
+        setattr(adapter, internals.EPOCHS_READ.attribute, epochs)
 
 
 def reads_aside(adapter: object) -> bool:
     """Returns whether TensorFlow reads the data ahead by Python code, in another thread."""
-    return backend_name() == "tensorflow" and isinstance(adapter, _READ_BY_PYTHON)
+    if backend_name() != "tensorflow":
+        return False
+    source = _given(adapter).source  # of which Keras lets TensorFlow prefetch
+    return isinstance(source, PyDataset) or inspect.isgenerator(source)
 
 
 def leave_accelerators() -> None:
@@ -160,14 +271,17 @@ def _is_configured(config: Any, devices: Any, kind: str) -> bool:
     )
 
 
-def _is_pipeline(dataset: object) -> bool:
-    """Returns whether a dataset is one of ``tf.data``, and not one that ``tf.distribute`` made."""
-    return is_tf_dataset(dataset) and isinstance(dataset, tf.data.Dataset)
+def tensorflow_of(dataset: object) -> Any | None:
+    """Returns TensorFlow, if a dataset is one of ``tf.data``, and none that ``tf.distribute`` made.
+
+    TensorFlow is imported then.
+    """
+    return sys.modules["tensorflow"] if is_any_of(dataset, "tensorflow", "data.Dataset") else None
 
 
 def auto_shard_policy(dataset: Any) -> str | None:
     """Returns the policy in the options of a ``tf.data`` dataset, None for other datasets."""
-    if not _is_pipeline(dataset):
+    if tensorflow_of(dataset) is None:
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name
 
@@ -188,7 +302,8 @@ class EqualBatches(NamedTuple):
 
 def equal_batches(dataset: Any) -> EqualBatches | None:
     """Returns what a pipeline's types say of its batches, None if they are not all alike."""
-    if not _is_pipeline(dataset):
+    tf = tensorflow_of(dataset)
+    if tf is None:
         return None
     leaves = [leaf for leaf in tf.nest.flatten(dataset.element_spec) if leaf is not None]
     count = int(dataset.cardinality())
@@ -207,6 +322,7 @@ def equal_batches(dataset: Any) -> EqualBatches | None:
 
 def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | None]:
     """Returns a pipeline over every n-th file, and TensorFlow's reason if it cannot make one."""
+    tf = sys.modules["tensorflow"]
     try:
         # `tf.distribute` does the same; there is no public API for it.
         variant = tf.raw_ops.AutoShardDataset(
@@ -214,7 +330,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
             num_workers=shards,
             index=index,
             auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
-            **dataset._flat_structure,
+            **internals.FLAT_STRUCTURE.of(dataset),
         )
         own = tf.data.experimental.from_variant(variant, dataset.element_spec)
         next(iter(own), None)  # only then are the files counted
@@ -244,15 +360,33 @@ Chosen = Callable[[Any], Any]
 
 
 def is_array_adapter(adapter: object) -> bool:
-    """Returns whether this is Keras's adapter of arrays."""
-    return isinstance(adapter, ArrayDataAdapter)
+    """Returns whether this is Keras's adapter of arrays, which `get_data_adapter` has made."""
+    source = _given(adapter).source
+    return source is not adapter and not is_dataset(source) and not inspect.isgenerator(source)
 
 
-def has_sparse(adapter: Any) -> bool:
-    """Returns whether some of the arrays are sparse."""
-    kinds = utils.is_jax_sparse, utils.is_scipy_sparse, utils.is_tensorflow_sparse
-    leaves = keras.tree.flatten(adapter._inputs)
-    return any(kind(leaf) for leaf in leaves if leaf is not None for kind in kinds)
+def takes_rows(adapter: Any) -> bool:
+    """Returns whether rows can be taken from an adapter's arrays: they are known, none is sparse.
+
+    Where they cannot, each worker may still read whole batches, and take its rows of these.
+    """
+    if not is_array_adapter(adapter):
+        return False
+    needed = internals.ARRAYS, internals.SLICEABLE, internals.EPOCHS_READ
+    return not any(one.is_gone() for one in needed) and not any(map(_is_sparse, _leaves(adapter)))
+
+
+def _leaves(adapter: object) -> list[Any]:
+    leaves = keras.tree.flatten(internals.ARRAYS.of(adapter))
+    return [leaf for leaf in leaves if leaf is not None]
+
+
+def _is_sparse(leaf: object) -> bool:
+    return (
+        is_any_of(leaf, "tensorflow", "SparseTensor")
+        or is_any_of(leaf, "jax.experimental.sparse", "JAXSparse")
+        or is_any_of(leaf, "scipy.sparse", "sparray", "spmatrix")
+    )
 
 
 def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
@@ -260,8 +394,7 @@ def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     taken = _taker(
         adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
     )
-    own: Any = _Numbers(adapter)
-    for numbers in own.get_jax_iterator():
+    for numbers in _numbers(adapter).get_jax_iterator():
         yield taken(chosen(numbers)), len(numbers)
 
 
@@ -272,67 +405,61 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
 
     taken = _taker(adapter, "torch", tensor)
-    loader: Any = _Numbers(adapter).get_torch_dataloader()
+    every: Any = _numbers(adapter)
+    loader = every.get_torch_dataloader()
     # Here, not with the first batch: a loader draws a random number when an iteration starts, and
     # Keras starts iterations from which it reads nothing.
     iter(loader)
-    # The loader itself would turn the numbers into a tensor, which would be made a list again.
-    every = iter(loader.batch_sampler)
-    return ((taken(np.asarray(chosen(numbers))), len(numbers)) for numbers in every)
+
+    def batches() -> Iterator[tuple[Any, int]]:
+        set_epochs_read(every, epochs_read(adapter))  # with the first batch Keras orders the rows
+        # The loader itself would turn the numbers into a tensor, to be made a list again.
+        for numbers in loader.batch_sampler:
+            yield taken(np.asarray(chosen(numbers))), len(numbers)
+
+    return batches()
 
 
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
     """Returns a dataset of ``made(rows, numbers)``, of a batch's chosen rows and row numbers."""
-    arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    tf = sys.modules["tensorflow"]
+    arrays = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend="tensorflow")
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
     options = tf.data.Options()
     # Keras sets this too: otherwise TensorFlow would serialize the arrays.
     options.experimental_optimization.apply_default_optimizations = False
-    if adapter._shuffle:
+    if _given(adapter).shuffle:
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
 
     def element(numbers: object, data: object) -> Any:
         wanted = chosen(numbers)
 
         def rows(leaf: object) -> Any:
-            if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
-                return array_slicing.slice_tensorflow_sparse_wrapper(leaf, wanted)
             if isinstance(leaf, list | tuple | dict):
                 return None  # `traverse` goes on to the container's members
             return tf.gather(leaf, wanted, axis=0) if tf.is_tensor(leaf) else leaf
 
         return made(keras.tree.traverse(rows, data), numbers)
 
-    pairs = tf.data.Dataset.zip((_Numbers(adapter).get_tf_dataset(), data))
+    pairs = tf.data.Dataset.zip((_numbers(adapter).get_tf_dataset(), data))
     return pairs.map(element, num_parallel_calls=tf.data.AUTOTUNE).with_options(options)
 
 
-@final
-class _Numbers(ArrayDataAdapter):
-    """An adapter of the row numbers, in the order of another adapter's rows."""
-
-    def __init__(self, adapter: Any) -> None:
-        super().__init__(
-            np.arange(adapter._num_samples),
-            batch_size=adapter._batch_size,
-            shuffle=adapter._shuffle,
-        )
-        self._adapter = adapter
-
-    @property
-    def _epoch(self) -> int:
-        """The order depends on it from Keras 3.16 on, and the other adapter counts."""
-        return self._adapter._epoch
-
-    @_epoch.setter
-    def _epoch(self, value: int) -> None:
-        """Drops Keras's own count, which begins at zero."""
+def _numbers(adapter: Any) -> Any:
+    """Returns an adapter of the row numbers, in the order of another adapter's rows."""
+    numbers = get_data_adapter(
+        np.arange(_leaves(adapter)[0].shape[0]),
+        batch_size=adapter.batch_size,
+        shuffle=_given(adapter).shuffle,
+    )
+    set_epochs_read(numbers, epochs_read(adapter))
+    return numbers
 
 
 def _taker(
     adapter: Any, framework: str, converted: Callable[[Any, Any], Any]
 ) -> Callable[[Any], Any]:
-    sliceables = array_slicing.convert_to_sliceable(adapter._inputs, target_backend=framework)
+    sliceables = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def taken(numbers: object) -> Any:
         def rows(sliceable: Any) -> Any:

@@ -90,6 +90,17 @@ UNSCALE_LOSS = _internal(
 APPLY_MASK = _internal(
     "keras.src.losses.loss:apply_mask", "masks with sample weights", backends=_BY_REPLICA
 )
+REDUCE_VALUES = _internal(
+    "keras.src.losses.loss:reduce_values", "losses of Keras that mix the examples of a batch"
+)
+FUNCTION_ARGUMENTS = _internal(
+    "keras:losses.MeanSquaredError._fn_kwargs",
+    "comparing the options of losses and metrics on workers",
+    "they are not compared",
+)
+STATELESS_SCOPE = _internal("keras.src.backend:get_stateless_scope", _FIT, in_each_fit=True)
+GET_MASK = _internal("keras.src.backend.common:masking.get_keras_mask", "masks of layers")
+SET_MASK = _internal("keras.src.backend.common:masking.set_keras_mask", "masks of layers")
 BATCH_MOMENTS = _internal(
     "keras.layers:BatchNormalization._moments", "BatchNormalization in replicas"
 )
@@ -111,6 +122,22 @@ SAVE_WEIGHTS = _internal(
 )
 SAVE_HDF5 = _internal(
     "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", "HDF5 files in a job"
+)
+
+_IN_THE_BACKGROUND = 'kerasdist.callbacks.ModelCheckpoint(save="async")'
+_AT_ONCE = "training waits for each file, with a warning"
+
+SAVE_STATE = _internal("keras.src.saving.saving_lib:_save_state", _IN_THE_BACKGROUND, _AT_ONCE)
+SERIALIZE_MODEL = _internal(
+    "keras.src.saving.saving_lib:_serialize_model_as_json", _IN_THE_BACKGROUND, _AT_ONCE
+)
+WEIGHTS_FILE = _internal("keras.src.saving.saving_lib:H5IOStore", _IN_THE_BACKGROUND, _AT_ONCE)
+ASSETS_FILE = _internal("keras.src.saving.saving_lib:DiskIOStore", _IN_THE_BACKGROUND, _AT_ONCE)
+FITS_IN_MEMORY = _internal(
+    "keras.src.saving.saving_lib:is_memory_sufficient", _IN_THE_BACKGROUND, _AT_ONCE
+)
+COPY_FILE = _internal(
+    "keras.src.saving.saving_lib:file_utils.copy", f"{_IN_THE_BACKGROUND} on gs:// and the like"
 )
 
 # Optimizers.
@@ -140,3 +167,47 @@ CUSTOM_GRADIENT = Internal(
     _REFUSED,
     ("torch",),
 )
+
+# Data.
+
+_ADAPTERS = "keras.src.trainers.data_adapters"
+_OWN_ROWS = "workers that read their own rows alone of arrays"
+_WHOLE_BATCHES = "workers read whole batches of arrays, and take their rows"
+
+GET_DATA_ADAPTER = _internal(f"{_ADAPTERS}:get_data_adapter", _FIT, in_each_fit=True)
+SPLIT_ARRAYS = _internal(
+    f"{_ADAPTERS}:array_slicing.train_validation_split", "validation_split under a strategy"
+)
+ARRAYS = _internal(f"{_ADAPTERS}:ArrayDataAdapter._inputs", _OWN_ROWS, _WHOLE_BATCHES)
+SLICEABLE = _internal(f"{_ADAPTERS}:array_slicing.convert_to_sliceable", _OWN_ROWS, _WHOLE_BATCHES)
+EPOCHS_READ = Internal(
+    {f"{_ADAPTERS}:ArrayDataAdapter._epoch": "3.16"},
+    "BackupAndRestore with data that Keras shuffles",
+    f"{_REFUSED}; {_WHOLE_BATCHES}",
+    since="3.16.0.dev0",
+)
+GENERATOR = _internal(
+    f"{_ADAPTERS}:GeneratorDataAdapter.generator", "fit with a distributed dataset of a list"
+)
+PIPELINE = _internal(f"{_ADAPTERS}:TFDatasetAdapter._dataset", "BackupAndRestore with tf.data")
+LOADER = _internal(
+    f"{_ADAPTERS}:TorchDataLoaderAdapter._dataloader",
+    "BackupAndRestore with a DataLoader that has a state_dict",
+)
+GRAIN = _internal(f"{_ADAPTERS}:GrainDatasetAdapter._dataset", "BackupAndRestore with Grain")
+
+# TensorFlow's pipelines, which Keras takes on every backend.
+
+_PLACE = "BackupAndRestore with tf.data"
+_OPS = "tensorflow.python.data.ops"
+
+INPUTS_OF_PIPELINE = _internal("tensorflow:data.Dataset._inputs", _PLACE)
+FUNCTIONS_OF_PIPELINE = _internal("tensorflow:data.Dataset._functions", _PLACE)
+FUNCTIONS_OF_GRAPH = _internal("tensorflow:Graph._functions", _PLACE)
+SHUFFLE = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset", _PLACE)
+SHUFFLE_SEED = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed", _PLACE)
+SHUFFLE_SECOND_SEED = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed2", _PLACE)
+CACHE = _internal(f"{_OPS}.cache_op:CacheDataset", _PLACE)
+VARIANT = _internal(f"{_OPS}.dataset_ops:_VariantDataset", _PLACE)
+ITERATOR_RESOURCE = _internal(f"{_OPS}.iterator_ops:OwnedIterator._iterator_resource", _PLACE)
+FLAT_STRUCTURE = _internal("tensorflow:data.Dataset._flat_structure", "AutoShardPolicy.FILE")

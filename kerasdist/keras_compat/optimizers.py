@@ -59,7 +59,7 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
         # On TensorFlow, its `apply` must be called in a replica.
         optimizer._common_apply(gradients, variables)
     else:
-        BaseOptimizer.apply(optimizer, gradients, variables)
+        keras.Optimizer.apply(optimizer, gradients, variables)
 
 
 def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:

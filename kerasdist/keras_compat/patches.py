@@ -38,12 +38,14 @@ class Patch:
         target: What they take the place of: a public ``"module:Class.name"``, or an internal.
         reason: What for.
         backends: The backends that have it; all, if empty.
+        stands_for: The internal without which it is put in; None: it always is.
     """
 
     functions: tuple[str, ...]
     target: str | Internal
     reason: str
     backends: tuple[str, ...] = ()
+    stands_for: Internal | None = None
 
     @property
     def path(self) -> str | None:
@@ -150,6 +152,14 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_VARIABLE, "value", "shards; reads", "read_whole read"),
 )
 
+REFUSALS: tuple[Patch, ...] = (
+    Patch(("refuse_save",), f"{_MODEL}.save", "in a job", stands_for=internals.SAVE_MODEL),
+    Patch(
+        ("refuse_save",), f"{_MODEL}.save_weights", "in a job", stands_for=internals.SAVE_WEIGHTS
+    ),
+)
+"""What is put in only where an internal is gone: calls that would do wrong things without it."""
+
 
 @final
 @dataclass
@@ -181,10 +191,12 @@ def install(**functions: Function) -> None:
     What is gone is left out: its feature raises a `VersionError` as it is used.
     """
     left, here = set(functions), backend_name()
-    for patch in PATCHES:
+    for patch in (*PATCHES, *REFUSALS):
         own = {name: functions[name] for name in patch.functions if name in functions}
         left.difference_update(own)
-        if own and patch.path is not None and here in (patch.backends or (here,)):
+        if not own or patch.path is None or here not in (patch.backends or (here,)):
+            continue
+        if patch.stands_for is None or patch.stands_for.is_gone():
             _put_in(patch, patch.path, own)
     assert not left, left
 

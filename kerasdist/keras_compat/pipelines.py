@@ -7,15 +7,19 @@ of TensorFlow's datasets tell which operations are in one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-from keras.src.utils.module_utils import grain
-from keras.src.utils.module_utils import tensorflow as tf
+from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.data import (
+    is_any_of,
+    is_grain_dataset,
+    is_torch_dataloader,
+    source_given,
+    tensorflow_of,
+)
 
 Begun = Callable[[Callable[[], Any]], Any]
 """Returns an iterator, given the function that would make it otherwise."""
@@ -36,22 +40,24 @@ def source_of(adapter: object) -> Any | None:
 
     Grain's loaders compare the texts of what they read, which without ``__repr__`` are addresses.
     """
-    if isinstance(adapter, GrainDatasetAdapter):
-        source: Any = adapter._dataset
+    given = source_given(adapter)
+    if is_grain_dataset(given):
+        source = internals.GRAIN.of(adapter)
         parts = getattr(source, "_data_source", 0), getattr(source, "_sampler", 0)
         return None if any(type(one).__repr__ is object.__repr__ for one in parts) else source
-    if isinstance(adapter, TorchDataLoaderAdapter):
-        return adapter._dataloader if loads_state(adapter._dataloader) else None
-    if isinstance(adapter, TFDatasetAdapter) and isinstance(adapter._dataset, tf.data.Dataset):
-        return adapter._dataset
-    return None
+    if is_torch_dataloader(given):
+        return internals.LOADER.of(adapter) if loads_state(given) else None
+    return None if tensorflow_of(given) is None else internals.PIPELINE.of(adapter)
 
 
 def follow_source(adapter: object, source: object, begun: Begun) -> None:
     """Lets one of Keras's data adapters iterate over its source by ``begun``, in Python."""
-    name = "_dataloader" if isinstance(adapter, TorchDataLoaderAdapter) else "_dataset"
-    followed = _followed_by_grain if isinstance(adapter, GrainDatasetAdapter) else _Followed
-    setattr(adapter, name, followed(source, begun))
+    if is_grain_dataset(source):
+        internals.GRAIN.set(adapter, _followed_by_grain(source, begun))
+    elif is_torch_dataloader(source):
+        internals.LOADER.set(adapter, _Followed(source, begun))
+    else:
+        internals.PIPELINE.set(adapter, _Followed(source, begun))
 
 
 def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
@@ -86,23 +92,21 @@ def loads_state(source: object) -> bool:
 
 
 def _is_of_tensorflow(iterator: object) -> bool:
-    return hasattr(iterator, "_iterator_resource")
+    return is_any_of(iterator, "tensorflow", "data.Iterator")
 
 
 def _state_of(iterator: Any) -> bytes:
     """Returns the position of an iterator, with the buffers and seeds of its shuffles."""
-    state = tf.raw_ops.SerializeIterator(
-        resource_handle=iterator._iterator_resource, external_state_policy=_IGNORE
-    )
+    tf, resource = sys.modules["tensorflow"], internals.ITERATOR_RESOURCE.of(iterator)
+    state = tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_IGNORE)
     return tf.io.serialize_tensor(state).numpy()
 
 
 def _set_state(iterator: Any, state: bytes) -> None:
     """Sets the position of an iterator."""
-    tf.raw_ops.DeserializeIterator(
-        resource_handle=iterator._iterator_resource,
-        serialized=tf.io.parse_tensor(state, tf.variant),
-    )
+    tf, resource = sys.modules["tensorflow"], internals.ITERATOR_RESOURCE.of(iterator)
+    serialized = tf.io.parse_tensor(state, tf.variant)
+    tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=serialized)
 
 
 @final
@@ -133,7 +137,7 @@ def facts_of(dataset: object) -> PipelineFacts:
     unseeded |= {"shuffle" for step in steps if _shuffles_without_seed(step)}
     changing = {one.type for one in operations if one.type.startswith(_CHANGES)}
     return PipelineFacts(
-        calls_python=any(type(step).__name__ == "_VariantDataset" for step in steps)
+        calls_python=any(isinstance(step, internals.VARIANT.get()) for step in steps)
         or any(one.type in _PYTHON for one in operations),
         draws=bool(drawing),
         is_cached=_is_cached(dataset),
@@ -145,33 +149,36 @@ def facts_of(dataset: object) -> PipelineFacts:
 
 
 def _is_cached(step: Any) -> bool:
-    while type(step).__name__ != "CacheDataset":
+    while not isinstance(step, internals.CACHE.get()):
+        inputs = internals.INPUTS_OF_PIPELINE.of(step)()
         draws = any(one.type.startswith(_DRAWS) for one in _operations(step))
-        if draws or type(step).__name__ == "_ShuffleDataset" or len(step._inputs()) != 1:
+        if draws or isinstance(step, internals.SHUFFLE.get()) or len(inputs) != 1:
             return False
-        [step] = step._inputs()
+        [step] = inputs
     return True
 
 
 def _shuffles_without_seed(step: Any) -> bool:
-    if type(step).__name__ != "_ShuffleDataset":
+    if not isinstance(step, internals.SHUFFLE.get()):
         return False
-    return not (int(step._seed) or int(step._seed2))
+    seeds = internals.SHUFFLE_SEED.of(step), internals.SHUFFLE_SECOND_SEED.of(step)
+    return not any(map(int, seeds))
 
 
 def _pipeline(dataset: Any) -> Iterator[Any]:
     yield dataset
-    for one in dataset._inputs():
+    for one in internals.INPUTS_OF_PIPELINE.of(dataset)():
         yield from _pipeline(one)
 
 
 def _operations(step: Any) -> Iterator[Any]:
     """Returns the operations in the functions of a step, and in functions within them."""
-    graphs = [wrapper.function.graph for wrapper in step._functions()]
+    functions = internals.FUNCTIONS_OF_PIPELINE.of(step)()
+    graphs = [wrapper.function.graph for wrapper in functions]
     while graphs:
         graph = graphs.pop()
         yield from graph.get_operations()
-        graphs += [function.graph for function in graph._functions.values()]
+        graphs += [function.graph for function in internals.FUNCTIONS_OF_GRAPH.of(graph).values()]
 
 
 @final
@@ -191,6 +198,7 @@ class _Followed:
 
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
     """Returns the same for Grain, onto which Keras maps its conversions."""
+    grain: Any = sys.modules["grain"]
 
     class Iterating(grain.DatasetIterator):
         def __init__(self, batches: Iterator[Any]) -> None:

@@ -14,9 +14,11 @@ from typing import Any, final
 
 import keras
 import numpy as np
-from keras.src.saving import saving_lib
-from keras.src.utils import file_utils
 
+from kerasdist.core import whole_files
+from kerasdist.errors import VersionError
+from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.data import as_class_of_keras
 from kerasdist.keras_compat.models import ops
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
@@ -24,6 +26,22 @@ Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
 
 To get new memory from the system takes several times as long as to copy (ADR 42).
 """
+
+# The names in a ``.keras`` file.
+_METADATA, _CONFIG, _WEIGHTS, _ASSETS = "metadata.json", "config.json", "model.weights.h5", "assets"
+
+_NEEDED = (
+    internals.SAVE_STATE,
+    internals.SERIALIZE_MODEL,
+    internals.WEIGHTS_FILE,
+    internals.ASSETS_FILE,
+    internals.FITS_IN_MEMORY,
+)
+
+
+def why_no_snapshots() -> VersionError | None:
+    """Returns what is gone of Keras that snapshots need, None if nothing is."""
+    return next((one.missing() for one in _NEEDED if not one.is_there()), None)
 
 
 @final
@@ -35,12 +53,13 @@ class Snapshot:
 
     def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:
         """Copies the state to the host. All workers must call it where reads need all workers."""
-        self._texts = None if weights_only else saving_lib._serialize_model_as_json(model)
-        self._assets = None if weights_only else saving_lib.DiskIOStore("assets", mode="w")
-        self._fits_in_memory = weights_only or saving_lib.is_memory_sufficient(model)
-        self._values = _Copies(memory)
+        assets = None if weights_only else internals.ASSETS_FILE.get()
+        self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
+        self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
+        self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.get()(model)
+        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE.get())(memory)
         try:
-            saving_lib._save_state(model, self._values, self._assets, "", set())
+            internals.SAVE_STATE.get()(model, self._values, self._assets, "", set())
         except BaseException:
             self.discard()
             raise
@@ -48,13 +67,13 @@ class Snapshot:
     def write(self, path: str) -> None:
         """Writes the file, once; one that is on other storage is made here first."""
         try:
-            if not file_utils.is_remote_path(path):
+            if not whole_files.is_remote(path):
                 self._write(Path(path))
                 return
             with tempfile.TemporaryDirectory() as folder:
                 here = Path(folder, Path(path).name)
                 self._write(here)
-                file_utils.copy(str(here), path)
+                internals.COPY_FILE.get()(str(here), path)
         finally:
             self.discard()
 
@@ -64,28 +83,28 @@ class Snapshot:
             self._assets.close()
 
     def _write(self, path: Path) -> None:
+        file = internals.WEIGHTS_FILE.get()
         if self._texts is None or self._assets is None:
-            self._write_weights(saving_lib.H5IOStore(path, mode="w"))
+            self._write_weights(file(path, mode="w"))
             return
         config, metadata = self._texts
         with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(saving_lib._METADATA_FILENAME, metadata)
-            archive.writestr(saving_lib._CONFIG_FILENAME, config)
+            archive.writestr(_METADATA, metadata)
+            archive.writestr(_CONFIG, config)
             # As Keras chooses: HDF5 lays out a file in memory in another way than one on disk.
             if self._fits_in_memory:
-                name = saving_lib._VARS_FNAME_H5
-                self._write_weights(saving_lib.H5IOStore(name, archive=archive, mode="w"))
+                self._write_weights(file(_WEIGHTS, archive=archive, mode="w"))
             else:
                 with tempfile.NamedTemporaryFile(dir=path.parent) as weights:
-                    self._write_weights(saving_lib.H5IOStore(weights.name, mode="w"))
-                    archive.write(weights.name, saving_lib._VARS_FNAME_H5)
+                    self._write_weights(file(weights.name, mode="w"))
+                    archive.write(weights.name, _WEIGHTS)
             self._assets.archive = archive  # it writes when it is closed
             try:
                 self._assets.close()
             finally:
                 self._assets.archive = None
 
-    def _write_weights(self, store: saving_lib.H5IOStore) -> None:
+    def _write_weights(self, store: Any) -> None:
         """Moves the copies into a file of weights, and closes it."""
         try:
             for inner_path, metadata, values in self._values.groups:
@@ -98,8 +117,8 @@ class Snapshot:
 
 
 @final
-class _Copies(saving_lib.H5IOStore):
-    """Stands for the file of the weights, and keeps copies.
+class _Copies:
+    """Stands for Keras's file of the weights, of whose class it is made, and keeps copies.
 
     Attributes:
         memory: Arrays to copy into.

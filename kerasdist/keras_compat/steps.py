@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from kerasdist.core.internals import internals_of
 from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.models import backend_name
+
+
+@cache
+def require_each_fit() -> None:
+    """Raises a `VersionError` if Keras lacks something that every `fit` over replicas needs."""
+    for internal in internals_of(internals).values():
+        if internal.in_each_fit and backend_name() in (internal.backends or (backend_name(),)):
+            internal.require()
 
 
 def build_symbolically(model: Any, batch: object) -> None:

@@ -22,6 +22,7 @@ from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.errors import InputError, UnsupportedError
+from kerasdist.keras_compat.internals import GET_JAX_STATE
 from kerasdist.plan.hardware import Target, target_config
 from kerasdist.plan.hlo import Collective, collectives, device_work
 from kerasdist.plan.planning import Compilation, Compile, Work
@@ -130,7 +131,7 @@ def _until_first_step(name: str) -> Any:
         given = inspect.signature(own).bind(*args, **kwargs).arguments
         # Callbacks may write files, as soon as training begins.
         silent = {"callbacks": None, "verbose": 0} if name == "fit" else {}
-        for attribute, value in _REPLACED.items():
+        for attribute, value in _replaced().items():
             object.__setattr__(self, attribute, value.__get__(self))
         try:
             return own(**{**given, **silent})
@@ -167,7 +168,9 @@ def _get_jax_state(self: object, **which: bool) -> tuple[()]:
     return ()
 
 
-_REPLACED = {"make_train_function": _make_train_function, "_get_jax_state": _get_jax_state}
+def _replaced() -> dict[str, Any]:
+    GET_JAX_STATE.require()
+    return {"make_train_function": _make_train_function, GET_JAX_STATE.attribute: _get_jax_state}
 
 
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")

@@ -31,6 +31,7 @@ from kerasdist.training import (
     metrics,
     numerics,
     outside,
+    own_functions,
     randomness,
     saving,
     worker_agreement,
@@ -56,6 +57,7 @@ def install() -> None:
         variable_created=_variable_created,
         compile=_compile,
         save=saving.save,
+        refuse_save=saving.refuse_save,
         fit=_fit,
         evaluate=_evaluate,
         on_batch=_on_batch,
@@ -91,6 +93,7 @@ def _by_trainer(name: str) -> Original:
         trainer = trainer_of(model)
         if trainer is None:
             return original(model, *args, **kwargs)
+        trainer.made.add(name)
         return getattr(trainer, name)(partial(original, model), *args, **kwargs)
 
     return ask
@@ -137,7 +140,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         outside.warn(model, "fit")
         outside.take_on(model)
         return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(trainer.strategy)
+    _require_fit(trainer)
     call = _bound(original, model, args, kwargs)
     given, replicas = call.arguments, trainer.replicas
     job = replicas.job
@@ -163,9 +166,17 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         )
     _adapt(trainer, given, given["steps_per_epoch"], position)
     on_workers.prepare(given, replicas)
+    own_functions.watch(trainer, given)
     _set_verbosity(trainer, given)
     with on_workers.in_fit(given):
         return _run(original, trainer, call, facts)
+
+
+def _require_fit(trainer: ReplicatedTrainer) -> None:
+    """Refuses what can't be trained: beside another distribution, or with a Keras that lacks it."""
+    outside.require_one_distribution(trainer.strategy)
+    if trainer.replicas.num_replicas > 1:
+        keras_compat.require_each_fit()
 
 
 def _set_verbosity(trainer: ReplicatedTrainer, given: dict[str, Any]) -> None:
@@ -182,11 +193,12 @@ def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: o
     if trainer is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(trainer.strategy)
+    _require_fit(trainer)
     call = _bound(original, model, args, kwargs)
     replicas, job = trainer.replicas, trainer.replicas.job
     facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
     _set_verbosity(trainer, call.arguments)
+    own_functions.watch(trainer, call.arguments)
     _adapt(trainer, call.arguments, call.arguments["steps"])
     return _run(original, trainer, call, facts)
 
@@ -196,14 +208,17 @@ def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: o
     if trainer is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(trainer.strategy)
+    _require_fit(trainer)
     call = _bound(original, model, args, kwargs)
     given, weights = call.arguments, call.arguments["sample_weight"]
     if lists_weights(weights, given["y"]) and all(isinstance(one, _NUMBERS) for one in weights):
         given["sample_weight"] = np.array(weights, keras.config.floatx())
     working = worker_agreement.working(original.__name__, trainer.replicas, model)
     with trainer.replicas.placement(), working:
-        return original(*call.args, **call.kwargs)
+        logs = original(*call.args, **call.kwargs)
+    is_training = original.__name__ == "train_on_batch"
+    own_functions.require_made(trainer, f"make_{'train' if is_training else 'test'}_function")
+    return logs
 
 
 def _plain(
@@ -214,6 +229,7 @@ def _plain(
     def given(value: object) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
 
+    outside.require_unwrapped()
     with nullcontext() if current.replica else placements_left():
         return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from kerasdist import keras_compat
 from kerasdist.core import context, ownership
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import ScopeError, UnsupportedError
@@ -39,6 +40,14 @@ def require_one_distribution(strategy: object) -> None:
             "keras.distribution.set_distribution(None), or make the model outside of the "
             "strategy's scope."
         )
+
+
+def require_unwrapped() -> None:
+    """Refuses a model outside of the scope in a job whose group Keras would train it in."""
+    wraps = keras_compat.internals.INITIALIZE_DDP
+    is_here = keras_compat.backend_name() in wraps.backends
+    if is_here and current_job() is not None and wraps.is_gone():
+        raise wraps.missing()
 
 
 def warn(model: keras.Model, call: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from kerasdist import keras_compat
 from kerasdist.core import whole_files
 from kerasdist.training.binding import trainer_of
 
@@ -66,6 +67,16 @@ def save(
     elif not job.is_written_by_chief(path):
         write()
     return None
+
+
+def refuse_save(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
+    """Refuses to save in a job if Keras lacks what lets one worker write: all would write."""
+    trainer = trainer_of(model)
+    if trainer is not None and trainer.replicas.job is not None:
+        internals = keras_compat.internals
+        is_whole = original.__name__ == "save"
+        raise (internals.SAVE_MODEL if is_whole else internals.SAVE_WEIGHTS).missing()
+    return original(model, *args, **kwargs)
 
 
 def _is_one_file(function: str, *args: object, **kwargs: object) -> bool:

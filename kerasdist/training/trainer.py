@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core.context import current
 from kerasdist.training import saving, worker_agreement
 from kerasdist.training.metrics import summed
@@ -39,6 +38,7 @@ class ReplicatedTrainer:
         model: The model.
         strategy: The strategy that it was made under.
         replicas: The strategy's replica set.
+        made: Which of ``make_train_function`` and its like have made the trainer's function.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
     """
@@ -62,6 +62,7 @@ class ReplicatedTrainer:
         self.model = model
         self.strategy = strategy
         self.replicas: Any = replicas
+        self.made: set[str] = set()
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:

@@ -20,6 +20,13 @@ from tests.conformance.steps import of as steps_of
 from tests.conformance.unmixing import MODELS, network, residual
 from tests.environment import everything
 
+
+def replicas_of(model):
+    from kerasdist.training.binding import trainer_of
+
+    return type(trainer_of(model).replicas)
+
+
 TOPIC, CHECKED = "the first-batch check", ("tensorflow", "torch")  # JAX has no need
 
 
@@ -329,7 +336,7 @@ def little_memory(lab):
         model = lab.made(residual)
         with (
             checked(level) as checks,
-            mock.patch.object(type(model.replica_set), "free_bytes", return_value=free),
+            mock.patch.object(replicas_of(model), "free_bytes", return_value=free),
         ):
             said = warned(model, regression(11))
         lab.equal(said, [])
@@ -371,7 +378,7 @@ def copies_are_freed(lab):
 
         fresh()
         model = lab.made(lambda: network(keras.layers.Dense(37), loss=loss))
-        accelerators = mock.patch.object(type(model.replica_set), "on_cpu", False)
+        accelerators = mock.patch.object(replicas_of(model), "on_cpu", False)
         gc.collect()
         gc.disable()
         try:

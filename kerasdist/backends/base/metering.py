@@ -311,9 +311,9 @@ class _MeteredAdapter(WrappedAdapter):
         super().__init__(inner)
         self._meter = meter
 
-    def get_jax_iterator(self) -> Iterator[Any]:
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
-        return self._meter.timed(iter(self._inner.get_jax_iterator()))
+        return self._meter.timed(self.jax_batches(super_batch))
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Returns the inner adapter's batches."""

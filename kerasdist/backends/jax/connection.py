@@ -22,7 +22,6 @@ from typing import Any, final
 
 import jax
 
-from kerasdist import keras_compat
 from kerasdist.errors import JobError
 from kerasdist.job import listening
 from kerasdist.job.job import Job

@@ -9,7 +9,6 @@ from typing import Any, final
 
 import keras
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from kerasdist.backends.base.interface import (
     Backend,
@@ -99,6 +98,7 @@ class TorchBackend(Backend):
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Counts them by torch's own counter, in a call with tensors that hold nothing."""
+        from torch.utils.flop_counter import FlopCounterMode  # few programs need it
 
         def empty(one: keras.KerasTensor) -> torch.Tensor:
             return torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta")

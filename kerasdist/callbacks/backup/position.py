@@ -226,7 +226,7 @@ class Position:
         else:  # whose batches do not depend on the number of workers
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches
-        self._reads_aside = keras_compat.reads_aside(adapter)
+        self._reads_aside = keras_compat.reads_aside(WrappedAdapter.innermost(adapter))
         self._length = adapter.num_batches
         batches = self._length if self._goes_on else None
         if batches is not None and batches != self._steps:
@@ -441,9 +441,9 @@ class PositionedAdapter(WrappedAdapter):
         super().__init__(inner)
         self._position = position
 
-    def get_jax_iterator(self) -> Iterator[object]:
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
         """Returns the inner adapter's batches."""
-        yield from self._position.begun(lambda: iter(self._inner.get_jax_iterator()))
+        yield from self._position.begun(lambda: self.jax_batches(super_batch))
 
     def get_tf_dataset(self) -> Any:
         """Returns the inner adapter's batches."""

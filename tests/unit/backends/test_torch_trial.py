@@ -5,8 +5,12 @@ from tests.fresh import run_forked
 PROBE = """
 import keras
 import torch
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.trial import _Drawing
 from kerasdist.check.comparison import RecordedDraws
+
+def drawing(draws, seed):
+    return private.intercept(_Drawing(draws, seed).run)
 
 like, probabilities = torch.zeros(6, 3), torch.full((6, 3), 0.5)
 DRAWN = {
@@ -26,11 +30,11 @@ DRAWN = {
 }
 before = torch.get_rng_state()
 for name, draw in DRAWN.items():
-    with _Drawing(RecordedDraws([1]), 1):
+    with drawing(RecordedDraws([1]), 1):
         one, after = draw(), draw()
-    with _Drawing(RecordedDraws([1]), 1):
+    with drawing(RecordedDraws([1]), 1):
         again = draw()
-    with _Drawing(RecordedDraws([1]), 2):
+    with drawing(RecordedDraws([1]), 2):
         other = draw()
     assert one.shape == again.shape == (6, one.shape[1]), name
     assert torch.equal(one, again), name
@@ -38,7 +42,7 @@ for name, draw in DRAWN.items():
     assert not torch.equal(one, other) or name == "multinomial", name
     assert torch.equal(torch.get_rng_state(), before), name
     recorded = RecordedDraws((4, 2))
-    with _Drawing(recorded, 1):
+    with drawing(recorded, 1):
         one = draw()
         recorded.end_recording()
         recorded.begin()
@@ -46,7 +50,7 @@ for name, draw in DRAWN.items():
         again = draw()
     assert torch.equal(one, again), name
     assert "rand draws shape (5, 7)" in recorded.misfit, recorded.misfit
-with _Drawing(RecordedDraws([1]), 1):
+with drawing(RecordedDraws([1]), 1):
     assert torch.randperm(4).tolist() == [0, 1, 2, 3]
 print("done")
 """

@@ -18,7 +18,7 @@ from kerasdist.errors import InputError
 from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sharding import WorkerShard, arrays
-from kerasdist.keras_compat import has_sparse, is_array_adapter
+from kerasdist.keras_compat import takes_rows
 
 
 def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
@@ -29,7 +29,7 @@ def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
             return _PlacedAdapter(
                 adapter, lambda: (_of_all_workers(own, place) for own in own_batches())
             )
-        if is_array_adapter(adapter) and not has_sparse(adapter):
+        if takes_rows(adapter):
             return _PlacedAdapter(adapter, partial(_own_rows, adapter, place))
 
     def batches() -> Iterator[Any]:

@@ -22,7 +22,6 @@ from kerasdist.training import passes
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaSet
-    from kerasdist.backends.jax.mesh.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -79,17 +78,13 @@ def rows_of_passes(
 
 
 def calls(
-    model: Any,
-    arrays: Placement,
-    call: Callable[..., Any],
-    state: Sequence[Any],
-    given: Arguments,
-    rows: Rows,
+    trainer: Any, call: Callable[..., Any], state: Sequence[Any], given: Arguments, rows: Rows
 ) -> tuple[Any, list[Any]]:
     """Returns the outputs of all rows, and the losses that regularizers of weights add.
 
     `call`: calls the model, and returns outputs, state and losses.
     """
+    model, arrays = trainer.model, trainer.replicas.arrays
     passes.require_rows_alone(model)
     if model.run_eagerly:
         raise passes.refused("run_eagerly=True, where all rows of a batch come before the next")

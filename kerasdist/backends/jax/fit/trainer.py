@@ -77,8 +77,7 @@ class JaxTrainer(ReplicatedTrainer):
         rows = passes.rows_of_passes(self.replicas, args, kwargs)
         if rows is None:
             return call(*args, return_losses=return_losses, **kwargs)
-        arrays, given = self.replicas.arrays, Arguments(args, kwargs)
-        outputs, losses = passes.calls(self.model, arrays, call, state, given, rows)
+        outputs, losses = passes.calls(self, call, state, Arguments(args, kwargs), rows)
         return (outputs, state, losses) if return_losses else (outputs, state)
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
@@ -123,8 +122,8 @@ class JaxTrainer(ReplicatedTrainer):
     def _in_use(self) -> UnsupportedError:
         return UnsupportedError(
             "Expected one call of fit, evaluate or predict of a model at a time: on JAX its steps "
-            f"take the values out of the variables. Received: model={self.model.name!r}, whose steps run "
-            "in two threads. Give one thread a model of its own, and that the weights: "
+            f"take the values out of the variables. Received: model={self.model.name!r}, whose "
+            "steps run in two threads. Give one thread a model of its own, and that the weights: "
             "other.set_weights(model.get_weights())."
         )
 

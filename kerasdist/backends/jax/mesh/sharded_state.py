@@ -44,6 +44,7 @@ _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
 
 def add(replica_set: ReplicaSet) -> None:
     """Lets the variables of a strategy be sharded."""
+    keras_compat.internals.INITIALIZE.require()
     _replica_sets.add(replica_set)
     install()
 

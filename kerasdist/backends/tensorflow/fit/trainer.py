@@ -250,11 +250,12 @@ class TensorFlowTrainer(ReplicatedTrainer):
         _require_no_state_of_rows(self.model)
         self._mark_equal_statistics()
         if (self.model.jit_compile or asks_for_xla(step)) and not self.model.run_eagerly:
+            name = self.model.name
             is_asked = "is compiled" if self.model.jit_compile else "has a step decorated"
             warn_user(
-                f"The model {self.model.name!r} {is_asked} with jit_compile=True, but its steps run "
-                "without XLA, with the same results: replicas wait for each other in the middle of "
-                "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
+                f"The model {name!r} {is_asked} with jit_compile=True, but its steps run without "
+                "XLA, with the same results: replicas wait for each other in the middle of a "
+                "step, to sum gradients and metrics, and on TensorFlow code that XLA has "
                 "compiled can neither wait for another device nor read its variables. Pass "
                 "jit_compile=False to silence this. KERAS_BACKEND=jax compiles whole steps; in a "
                 "custom loop, tf.function(jit_compile=True) around the forward and backward pass "

@@ -370,7 +370,7 @@ class WorkerGroup(Group):
         """Returns a dataset of this worker's rows; no other rows are read from arrays."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter)
-        if not keras_compat.is_array_adapter(adapter):
+        if not keras_compat.takes_rows(adapter):
 
             def rows_and_compared(number: tf.Tensor, batch: Any) -> OwnRows:
                 return self.own_rows(batch)._replace(compared=compared_in(number, batch))

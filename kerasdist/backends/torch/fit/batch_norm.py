@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import private
 from kerasdist.core.context import current
 
 _DEVICE = "cuda"
@@ -65,7 +66,7 @@ def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool
         inputs.ndim > 1
         and inputs.numel() > 0
         and inputs.is_contiguous()
-        and not torch._C._are_functorch_transforms_active()
+        and private.can_fuse_batch_norm()
         and not torch.compiler.is_compiling()  # the compiler fuses Keras's own operations
     )
 

@@ -24,6 +24,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
@@ -64,8 +65,9 @@ class FitRules(Rules):
             self.reducer.begin(scopes[0])
         if not self.sums_are_parts:
             self.sums_are_parts = True
-            if self._group.rank and self._sums:
-                torch._foreach_zero_(keras_compat.stored_values(self._sums.values()))
+            if self._group.rank:
+                for one in keras_compat.stored_values(self._sums.values()):
+                    one.zero_()
 
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
@@ -91,7 +93,7 @@ class FitRules(Rules):
                     written[key] = variable
         if written:
             targets = keras_compat.stored_values(written.values())
-            torch._foreach_copy_(targets, combined(scopes, written, targets, self._adds_changes))
+            private.copy_to_each(targets, combined(scopes, written, targets, self._adds_changes))
             equal = scopes[0].written_equal
             self._committed.update({key: written[key] for key in written if key not in equal})
         return list(written)
@@ -149,7 +151,7 @@ class FitRules(Rules):
         results = self._group.sums([*parts, *logs])
         if targets:
             found = [one.view(target.dtype) for one, target in zip(results, targets, strict=False)]
-            torch._foreach_copy_(targets, found)
+            private.copy_to_each(targets, found)
         return results[len(targets) :]
 
 

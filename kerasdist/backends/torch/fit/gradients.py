@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import keras
 import torch
 
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.errors import ReplicaError
 
@@ -36,7 +37,7 @@ def weighted_sum(
         here = moved_together(home, list(given.values()))
         sums: list[torch.Tensor] = []
         further: list[torch.Tensor] = []
-        all_weighted = torch._foreach_mul(here, weight) if is_sum or weight != 1.0 else here
+        all_weighted = private.multiply_each(here, weight) if is_sum or weight != 1.0 else here
         for index, own, weighted in zip(given, here, all_weighted, strict=True):
             total = totals[index]
             if index in overwritten:
@@ -47,7 +48,7 @@ def weighted_sum(
                 sums.append(total)
                 further.append(weighted)
         if sums:
-            torch._foreach_add_(sums, further)
+            private.add_to_each(sums, further)
     return totals
 
 

@@ -15,6 +15,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.kept_tensors import KeptTensors
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.core.structures import flatten, pack
 from kerasdist.training import passes
@@ -97,4 +98,4 @@ def _require_rows_alone(model: Any) -> None:
 
 def _versions(variables: Sequence[keras.Variable]) -> list[tuple[torch.Tensor, int]]:
     values = [one.value for one in variables]
-    return [(value, value._version) for value in values]
+    return [(value, private.count_changes(value)) for value in values]

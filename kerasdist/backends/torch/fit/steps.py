@@ -11,6 +11,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
@@ -196,16 +197,24 @@ def layers_with_buffers(model: Any) -> list[Any]:
     """Returns a model and its layers, if they have registered buffers of torch themselves."""
     layers = [model, *keras_compat.flat_layers(model)]
     wrapper = keras.layers.TorchModuleWrapper  # whose module's buffers each replica has for itself
-    return [one for one in layers if one._buffers and not isinstance(one, wrapper)]
+    return [
+        one
+        for one in layers
+        if next(one.named_buffers(recurse=False), None) and not isinstance(one, wrapper)
+    ]
+
+
+def buffers_of(layer: Any) -> dict[str, torch.Tensor]:
+    """Returns the buffers that a layer has registered itself, by their names."""
+    return dict(layer.named_buffers(recurse=False, remove_duplicate=False))
 
 
 def _versions(layers: Sequence[Any]) -> dict[str, tuple[Any, int]]:
     """Returns each buffer, and how often it was changed in place."""
     return {
-        f"{layer.name}.{name}": (one, one._version)
+        f"{layer.name}.{name}": (one, private.count_changes(one))
         for layer in layers
-        for name, one in layer._buffers.items()
-        if one is not None
+        for name, one in buffers_of(layer).items()
     }
 
 

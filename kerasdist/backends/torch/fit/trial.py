@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
@@ -10,11 +10,11 @@ from typing import Any, final
 import keras
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
-from kerasdist.backends.torch.fit.steps import Steps, layers_with_buffers, of_all
+from kerasdist.backends.torch import private
+from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
 from kerasdist.backends.torch.state import shards
 from kerasdist.core.structures import map_leaves
 from kerasdist.input import sharding
@@ -49,17 +49,17 @@ class TorchTrial(Trial):
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
         """Restores afterwards the buffers that Keras's layers have registered."""
-        held = [each._buffers for each in layers_with_buffers(self._model)]
         before = [
-            {name: (one, one.clone()) for name, one in each.items() if one is not None}
-            for each in held
+            (layer, name, one, one.clone())
+            for layer in layers_with_buffers(self._model)
+            for name, one in buffers_of(layer).items()
         ]
         try:
             yield
         finally:
             with torch.no_grad():
-                for each, values in zip(held, before, strict=True):
-                    each.update({name: one.copy_(value) for name, (one, value) in values.items()})
+                for layer, name, one, value in before:
+                    setattr(layer, name, one.copy_(value))
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a clone of a variable's value, whole on each worker."""
@@ -91,7 +91,7 @@ class TorchTrial(Trial):
             return Steps(trainer).tried(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
-        with _Drawing(self.draws, self.seed):
+        with private.intercept(_Drawing(self.draws, self.seed).run):
             # Keras multiplies the batch's weights by its mask in place.
             return self._model.train_step(map_leaves(_copied, batch))
 
@@ -116,19 +116,18 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 
 
 @final
-class _Drawing(TorchDispatchMode):
+class _Drawing:
     """Passes each random operation of torch in the current thread to a trial's draws.
 
     They draw from a generator of the trial, not from the one that all threads share.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
-        super().__init__()
         self._draws, self._seed = draws, seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs an operation of torch."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         name = str(func.overloadpacket)
@@ -138,7 +137,7 @@ class _Drawing(TorchDispatchMode):
             # One device permutes more rows than a replica, so both keep their order instead.
             drawn = func(*args, **kwargs)
             return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
-        call = self._seeded(func, args, kwargs)
+        call = self._seeded(func, args, dict(kwargs))
         if name.endswith("_"):
             drawn = self._draws.draw(name, lambda: call().clone(), None)
             return args[0].copy_(drawn)
@@ -146,8 +145,8 @@ class _Drawing(TorchDispatchMode):
 
     def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
         """Returns a call of a random operation with the trial's generator, if it takes one."""
-        takes = [one.name for one in func._schema.arguments]
-        packet, overload = func.overloadpacket, func._overloadname
+        takes = private.list_parameters(func)
+        packet, overload = func.overloadpacket, str(func).rpartition(".")[2]
         name = _WITH_GENERATOR.get(overload)
         if "generator" in takes:
             if takes.index("generator") >= len(args) and kwargs.get("generator") is None:

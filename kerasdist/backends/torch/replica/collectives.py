@@ -22,6 +22,7 @@ from kerasdist.api.replica_context import LocalBatch, ReplicaContext
 from kerasdist.api.values import component, per_replica
 from kerasdist.backends.base import checks
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
@@ -343,9 +344,7 @@ class WeightedLoss(torch.autograd.Function):
         replica, weight = ctx.replica, ctx.replica.gradient_weight
         replica.gradient_weight = 1.0
         # Restores the weight at the end of this backward pass.
-        torch.autograd.Variable._execution_engine.queue_callback(
-            lambda: setattr(replica, "gradient_weight", weight)
-        )
+        private.call_after_backward(lambda: setattr(replica, "gradient_weight", weight))
         return None, *gradients
 
 
@@ -370,9 +369,9 @@ class GlobalSum(torch.autograd.Function):
         # Kept in ctx, since on a GPU torch runs the backward pass in a thread of its own.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
-        scaled = tensors if inner == 1.0 else torch._foreach_mul(tensors, inner)
+        scaled = tensors if inner == 1.0 else private.multiply_each(tensors, inner)
         sums = replica.exchange(label, scaled)
-        return tuple(sums if outer == 1.0 else torch._foreach_mul(sums, outer))
+        return tuple(sums if outer == 1.0 else private.multiply_each(sums, outer))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

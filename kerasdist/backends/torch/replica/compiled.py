@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.core.user_warnings import warn_user
 
@@ -53,7 +53,7 @@ class CompiledCalls:
         try:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
-        except TorchDynamoException as error:
+        except private.compiler_errors() as error:
             if collectives.calls > before:  # too late: other workers wait for the rest of the call
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise

@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
@@ -127,8 +128,9 @@ def _refuse_own_batch_norm(module: torch.nn.Module) -> None:
     replica = current.fit_replica
     if replica is None or replica.strategy.options.batch_norm == "per_replica":
         return
+    kinds = private.batch_norm_classes()
     for inner in module.modules():
-        if isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) and inner.training:
+        if isinstance(inner, kinds) and inner.training:
             raise UnsupportedError(
                 f"Expected layers that can see the global batch. Received: {type(inner).__name__} "
                 "inside a torch module, which sees its replica's rows only. Use "

@@ -149,7 +149,7 @@ class TorchReplicaSet(ReplicaSet):
             return adapter
         if not keras_compat.is_array_adapter(adapter):
             return WholeBatchesAdapter(adapter, self.first_batches)
-        if not keras_compat.has_sparse(adapter):
+        if keras_compat.takes_rows(adapter):
             [device] = self.torch_devices
             return OwnRowsAdapter(adapter, self.job.num_workers, self.job.rank, device)
         return adapter

@@ -32,6 +32,7 @@ from kerasdist.backends.base.variable_rules import (
     is_sum_on_read,
     shares_of_integers,
 )
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import added
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
@@ -49,20 +50,20 @@ class Kept:
         values: The components, one per replica of this process.
         own: The tensor that holds the variable's own value.
         address: The tensor's address when the components were kept.
-        version: The tensor's version counter at that time.
+        changes: How often the tensor had been changed in place at that time.
     """
 
     values: tuple[torch.Tensor, ...]
     own: torch.Tensor
     address: int
-    version: int
+    changes: int
 
     def serves(self, own: torch.Tensor) -> bool:
         """Returns whether the variable's own value is unchanged, so the components are valid."""
         return (
             own is self.own
             and own.data_ptr() == self.address
-            and own._version == self.version  # torch increments it at every change in place
+            and private.count_changes(own) == self.changes
         )
 
 
@@ -115,7 +116,7 @@ class Components:
         for variable, values, value in zip(variables, columns, together, strict=True):
             own = keras_compat.stored_value(variable)
             own.copy_(value)
-            kept = Kept(tuple(values), own, own.data_ptr(), own._version)
+            kept = Kept(tuple(values), own, own.data_ptr(), private.count_changes(own))
             self._kept.put(variable, kept)
 
     def aggregates(

@@ -27,6 +27,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.state.shards import Shard, WeightGroup, shard_of
 from kerasdist.core.ownership import VariableTable
 
@@ -55,7 +56,7 @@ class Leaf:
     @property
     def version(self) -> int:
         """A number that every change of the values increases."""
-        return self._stored._version
+        return private.count_changes(self._stored)
 
     def fill(self, whole: torch.Tensor) -> None:
         """Takes the values."""

@@ -239,6 +239,14 @@ def spread_infinite(
     return found
 
 
+# What sharded state needs of Keras.
+_NEEDED = (
+    keras_compat.internals.INITIALIZE,
+    keras_compat.internals.TRACK_VARIABLES,
+    keras_compat.internals.APPLY_GRADIENTS,
+)
+
+
 @final
 class ShardRules:
     """Which variables of a strategy are sharded.
@@ -251,6 +259,8 @@ class ShardRules:
 
     def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
         """Takes what the user has asked for."""
+        for internal in _NEEDED:
+            internal.require()
         install()
         self._workers = group
         self.group = group
@@ -286,6 +296,8 @@ class ShardRules:
         if not self.serves(weight):
             return False
         if keras_compat.is_elementwise(optimizer):
+            if optimizer.clipnorm or optimizer.global_clipnorm:
+                keras_compat.internals.CLIP_GRADIENTS.require()
             return True
         if optimizer not in self._warned:
             self._warned.add(optimizer)

@@ -21,6 +21,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.backends.torch.state.shards import shard_of
 from kerasdist.core.context import current
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 class Alias:
     """A replica's autograd leaf for one variable, kept from step to step with its gradient."""
 
-    __slots__ = ("_address", "_is_copy", "_source", "_variable", "_version", "leaf")
+    __slots__ = ("_variable", "address", "changes", "is_copy", "leaf", "source")
 
     def __init__(
         self,
@@ -46,10 +47,10 @@ class Alias:
         is_copy: bool,
     ) -> None:
         self._variable = weakref.ref(variable, forget)
-        self._source = source
-        self._address = source.data_ptr()
-        self._version = source._version
-        self._is_copy = is_copy
+        self.source = source
+        self.address = source.data_ptr()
+        self.is_copy = is_copy
+        self.changes = private.count_changes(source) if is_copy else 0  # a view needs none
         leaf = source.detach()
         if is_copy:
             leaf = leaf.to(device, copy=True)
@@ -58,18 +59,18 @@ class Alias:
     @property
     def outdated(self) -> bool:
         """Whether the leaf is a copy, and the variable has changed since it was made."""
-        return self._is_copy and self._source._version != self._version
+        return self.is_copy and private.count_changes(self.source) != self.changes
 
 
 @torch.no_grad()
 def update(aliases: Sequence[Alias], device: torch.device) -> None:
     """Updates copies on a device, together."""
     if aliases:
-        sources = [alias._source.detach() for alias in aliases]
+        sources = [alias.source.detach() for alias in aliases]
         leaves = [alias.leaf.detach() for alias in aliases]
-        torch._foreach_copy_(leaves, moved_together(device, sources))
+        private.copy_to_each(leaves, moved_together(device, sources))
         for alias in aliases:
-            alias._version = alias._source._version
+            alias.changes = private.count_changes(alias.source)
 
 
 class Rules(abc.ABC):
@@ -285,8 +286,8 @@ class ReplicaScope(keras.StatelessScope):
         alias = self._aliases.get(key)
         if (
             alias is None
-            or source is not alias._source
-            or source.data_ptr() != alias._address
+            or source is not alias.source
+            or source.data_ptr() != alias.address
             or source.requires_grad != alias.leaf.requires_grad
         ):
             aliases = self._aliases
@@ -295,7 +296,7 @@ class ReplicaScope(keras.StatelessScope):
                 variable, source, lambda _: aliases.pop(key, None), self.device, is_copy=is_copy
             )
             aliases[key] = alias
-        elif alias._is_copy and alias.outdated:
+        elif alias.is_copy and alias.outdated:
             update([alias], self.device)
         return alias.leaf
 

@@ -24,6 +24,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.shards import Shard, shard_of
@@ -181,9 +182,7 @@ class HookedBuckets(Buckets):
         if self._weights is not None and not self._arrived:
             # After the backward pass Keras's step reads gradients alone.
             weights = self._weights
-            torch.autograd.Variable._execution_engine.queue_callback(
-                lambda: setattr(weights, "are_differentiated", True)
-            )
+            private.call_after_backward(lambda: setattr(weights, "are_differentiated", True))
         # Frees torch's own gradient; of a sharded one nothing is left at the parameter.
         parameter.grad = self.put(index, parameter.grad, self._weight)
         if self._scope.sums_in_backward:
