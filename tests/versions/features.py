@@ -7,8 +7,10 @@ declaration says. Several internals can have one function.
 
 import functools
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -212,6 +214,117 @@ def give_a_gradient(here: Here):
     here.fit(model)
 
 
+def mix_examples_by_keras(here: Here):
+    here.fit(here.model(loss=here.keras.losses.Dice()))
+
+
+def mask(here: Here):
+    keras = here.keras
+    with here.strategy.scope():
+        layers = [keras.layers.Masking(), keras.layers.SimpleRNN(2)]
+        model = keras.Sequential([keras.Input((3, 1)), *layers])
+        model.compile("sgd", "mse")
+    model.fit(here.x[:, :, None], here.y, batch_size=4, verbose=0)
+
+
+def split(here: Here):
+    here.model().fit(here.x, here.y, validation_split=0.5, verbose=0)
+
+
+def read_a_list(here: Here):
+    batches = [(here.x[:4], here.y[:4]), (here.x[4:], here.y[4:])]
+    here.model().fit(here.strategy.distribute_dataset(batches), verbose=0)
+
+
+def share_files(here: Here):
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(number)) for number in range(2)]
+        for number, file in enumerate(files):
+            np.save(file.open("wb"), here.x[number])
+        lines = tf.data.FixedLengthRecordDataset([*map(str, files)], 4, header_bytes=128)
+        rows = lines.map(lambda line: tf.reshape(tf.io.decode_raw(line, "float32"), ())).batch(3)
+        pairs = rows.map(lambda row: (row, row[:2])).batch(2).with_options(options)
+        here.model().fit(pairs, verbose=0)
+
+
+def back_up(here: Here, *data: Any, **options: Any):
+    with tempfile.TemporaryDirectory() as folder:
+        callback = here.kd.callbacks.BackupAndRestore(folder, save_freq=1)
+        here.model().fit(*data, callbacks=[callback], verbose=0, **options)
+
+
+def back_up_arrays(here: Here):
+    back_up(here, here.x, here.y, batch_size=4, shuffle=True)
+
+
+def back_up_a_pipeline(here: Here):
+    import tensorflow as tf
+
+    pairs = tf.data.Dataset.from_tensor_slices((here.x, here.y)).cache().shuffle(8, seed=1)
+    back_up(here, pairs.map(lambda x, y: (x, y)).batch(4))
+
+
+def back_up_a_loader(here: Here):
+    import torch
+
+    class Loader(torch.utils.data.DataLoader):
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]):
+            del state
+
+    rows = torch.utils.data.TensorDataset(torch.tensor(here.x), torch.tensor(here.y))
+    back_up(here, Loader(rows, batch_size=4))
+
+
+def back_up_grain(here: Here):
+    import grain
+
+    rows = grain.MapDataset.source([*zip(here.x, here.y, strict=True)])
+    back_up(here, rows.batch(4).to_iter_dataset())
+
+
+def save_behind(here: Here):
+    """Without the internal it is written at once, and a warning says so."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        callback = here.kd.callbacks.ModelCheckpoint(f"{folder}/model.keras", save="async")
+        here.model().fit(here.x, here.y, callbacks=[callback], verbose=0)
+        assert any("saves at once" in str(one.message) for one in caught), caught
+        assert here.keras.saving.load_model(f"{folder}/model.keras")
+
+
+def save_far_away(here: Here):
+    callback = here.kd.callbacks.ModelCheckpoint("gs://nowhere/model.keras", save="async")
+    here.model().fit(here.x, here.y, callbacks=[callback], verbose=0)
+
+
+def scale_losses(here: Here):
+    optimizer = here.keras.optimizers.LossScaleOptimizer(here.keras.optimizers.SGD(0.1))
+    here.fit(here.model(optimizer=optimizer))
+
+
+def compare(here: Here):
+    keras = here.keras
+
+    class Centred(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x - keras.ops.mean(x, axis=0)
+
+    with here.strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), Centred(), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        here.fit(model)  # it is not compared
+    here.kd.compare_with_one_device(model, here.x, here.y)
+
+
 @dataclass(frozen=True)
 class Use:
     """A function, and what comes of it; on some backends two workers run it."""
@@ -229,6 +342,7 @@ def goes_on(function: Callable[[Here], object], workers_on: tuple[str, ...] = ()
     return Use(function, False, workers_on)
 
 
+_ALL = ("tensorflow", "jax", "torch")
 _TORCH = ("torch",)  # where state is sharded over processes alone
 # By the table, and the name in it.
 FEATURES: Mapping[str, Use] = {
@@ -262,4 +376,46 @@ FEATURES: Mapping[str, Use] = {
     "keras.RANDOM": refused(draw),
     "keras.REMAT": refused(remat),
     "keras.CUSTOM_GRADIENT": refused(give_a_gradient),
+    "keras.REDUCE_VALUES": refused(mix_examples_by_keras),
+    "keras.FUNCTION_ARGUMENTS": goes_on(train, _ALL),
+    "keras.STATELESS_SCOPE": refused(train),
+    "keras.GET_MASK": refused(mask),
+    "keras.SET_MASK": refused(mask),
+    "keras.SAVE_STATE": goes_on(save_behind),
+    "keras.SERIALIZE_MODEL": goes_on(save_behind),
+    "keras.WEIGHTS_FILE": goes_on(save_behind),
+    "keras.ASSETS_FILE": goes_on(save_behind),
+    "keras.FITS_IN_MEMORY": goes_on(save_behind),
+    "keras.COPY_FILE": refused(save_far_away),
+    "keras.GET_DATA_ADAPTER": refused(train),
+    "keras.SPLIT_ARRAYS": refused(split),
+    "keras.ARRAYS": goes_on(train, _ALL),
+    "keras.SLICEABLE": goes_on(train, _ALL),
+    "keras.EPOCHS_READ": refused(back_up_arrays),
+    "keras.GENERATOR": refused(read_a_list),
+    "keras.PIPELINE": refused(back_up_a_pipeline),
+    "keras.LOADER": refused(back_up_a_loader),
+    "keras.GRAIN": refused(back_up_grain),
+    "keras.INPUTS_OF_PIPELINE": refused(back_up_a_pipeline),
+    "keras.FUNCTIONS_OF_PIPELINE": refused(back_up_a_pipeline),
+    "keras.FUNCTIONS_OF_GRAPH": refused(back_up_a_pipeline),
+    "keras.SHUFFLE": refused(back_up_a_pipeline),
+    "keras.SHUFFLE_SEED": refused(back_up_a_pipeline),
+    "keras.SHUFFLE_SECOND_SEED": refused(back_up_a_pipeline),
+    "keras.CACHE": refused(back_up_a_pipeline),
+    "keras.VARIANT": refused(back_up_a_pipeline),
+    "keras.ITERATOR_RESOURCE": refused(back_up_a_pipeline),
+    "keras.FLAT_STRUCTURE": refused(share_files, _ALL),
+    "torch.MULTIPLY_EACH": goes_on(train_equally),
+    "torch.ADD_TO_EACH": goes_on(train_equally),
+    "torch.COPY_TO_EACH": goes_on(train_equally),
+    "torch.COUNT_OF_CHANGES": refused(train_sharded, _TORCH),
+    "torch.CALL_AFTER_BACKWARD": refused(scale_losses),
+    "torch.BATCH_NORM": goes_on(normalize),
+    "torch.NORMALIZE_ROWS": goes_on(normalize),
+    "torch.REDUCE_NORMALIZED": goes_on(normalize),
+    "torch.ARE_TRANSFORMS_ACTIVE": goes_on(normalize),
+    "torch.COMPILER_ERROR": goes_on(train_equally),
+    "torch.DISPATCH_MODE": refused(compare),
+    "torch.LIST_SIGNATURES": refused(compare),
 }
