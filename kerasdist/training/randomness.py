@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
+import keras
+
 from kerasdist import config, keras_compat
 from kerasdist.core.context import current
 from kerasdist.keras_compat import internals, ops
@@ -126,6 +128,15 @@ def draw_seed(
         offsets = [[_offset(one), 0] for one in range(replica.num_replicas_in_sync)]
         return seed + ops.convert_to_tensor(offsets, dtype=dtype)[index]
     return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed
+
+
+def require_draws(model: keras.Model) -> None:
+    """Refuses a model that draws, where replicas could not draw their own numbers.
+
+    Dropout on PyTorch takes no seed, so that no draw would come to `draw_seed`.
+    """
+    if keras_compat.backend_name() != "jax" and keras_compat.seed_states(model):
+        internals.RANDOM.require()
 
 
 @cache
