@@ -66,7 +66,7 @@ def batches_that_differ(lab):
     equals_single_steps(lab, [train], 3, summing)
 
 
-@case(TOPIC, backends=("jax", "torch"), replicas=(2,))
+@case(TOPIC, replicas=(2,))
 def sparse_inputs(lab):
     """Sparse inputs."""
     import scipy.sparse
@@ -82,10 +82,11 @@ def sparse_inputs(lab):
     equals_single_steps(lab, uses(rows, y), 3, build)
 
 
-@case(TOPIC, backends=("jax",), replicas=(2,))
+# TensorFlow reads ahead, so that plain Keras itself sees values that a source has written later.
+@case(TOPIC, backends=("jax", "torch"), replicas=(2,))
 def a_source_that_overwrites_its_batch(lab):
     """A `PyDataset` that gives the same arrays for each batch, with other values."""
-    if lab.keras_version < (3, 15):  # it reads ahead, so that plain Keras sees later values
+    if lab.backend == "jax" and lab.keras_version < (3, 15):  # it reads ahead there, too
         return
     batches = [regression(BATCH, seed=seed) for seed in range(7)]
     x, y = map(np.empty_like, batches[0])
@@ -201,7 +202,7 @@ def one_program(lab):
         lab.equal(14 + 3, len(counted))
 
 
-@case(TOPIC, backends=("jax",), replicas=(2,))
+@case(TOPIC, replicas=(2,))
 def central_storage(lab):
     """`CentralStorageStrategy`, whose state is on the mesh while an execution runs."""
     x, y = regression(30)

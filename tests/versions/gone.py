@@ -11,11 +11,12 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.environment import CPU_DEVICES, QUIET, values
 from tests.multiprocess.forks import Nursery, report, wait_to_be_one
+from tests.multiprocess.launching import job_of
 from tests.versions.features import FEATURES, Here, dense, fit, rows
 from tests.versions.renaming import ask_for_another, rename_in_keras
 
@@ -35,13 +36,24 @@ def without(package: str, paths: Sequence[str], backend: str, feature: str = "")
     """What a process finds in which some paths of a package are gone.
 
     That is: the replicas of its strategy; ``fit`` under it, and plain Keras's, where something is
-    gone that each `fit` needs; and what came of the feature. For an error that says that something
-    is gone, its text.
+    gone that each `fit` needs; and what came of the feature, on each worker. For an error that says
+    that something is gone, its text.
     """
-    order = json.dumps([package, [*paths], feature])
-    [ended] = _waiting(backend).begin([order], [{}]).join(SECONDS)
-    assert ended.code == 0, report([ended])
-    return json.loads(ended.output.splitlines()[-1])
+    if not feature or backend not in FEATURES[feature].workers_on:
+        [found] = _ended(backend, [package, [*paths], feature, False], [{}])
+        return found
+    [found] = _ended(backend, [package, [*paths], "", False], [{}])
+    workers = _ended(backend, [package, [*paths], feature, True], job_of(2))
+    return {**found, "feature": [one for each in workers for one in each["feature"]]}
+
+
+def _ended(
+    backend: str, order: Sequence[object], environments: Sequence[Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    job = _waiting(backend).begin([json.dumps(order)], environments)
+    ended = job.join(SECONDS)
+    assert all(one.code == 0 for one in ended), report(ended)
+    return [json.loads(one.output.splitlines()[-1]) for one in ended]
 
 
 # --------------------------------------------------------------------------- in the process
@@ -57,10 +69,11 @@ def main():
                 importlib.import_module(name)
     assert "keras" not in sys.modules
     wait_to_be_one()
-    package, paths, feature = json.loads(sys.argv[1])
+    package, paths, feature, is_worker = json.loads(sys.argv[1])
     (rename_in_keras if package == "keras" else ask_for_another)(paths)
-    print(json.dumps(_look(feature)), flush=True)
-    os._exit(0)  # frameworks need not end what nobody uses
+    print(json.dumps(_look(feature, is_worker)), flush=True)
+    if not is_worker:
+        os._exit(0)  # frameworks need not end what nobody uses
 
 
 @contextlib.contextmanager
@@ -86,21 +99,23 @@ def _imported_by_keras() -> list[str]:
     return [name for name in names if name != "keras"]
 
 
-def _look(feature: str) -> dict[str, Any]:
+def _look(feature: str, is_worker: bool) -> dict[str, Any]:
     import kerasdist as kd
 
-    assert "keras" not in sys.modules  # whose absence does not count as that of an internal
-    strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+    assert "keras" not in sys.modules  # it is imported when a strategy is made
+    found: dict[str, Any] = {}
+    if not is_worker:
+        found["replicas"] = kd.MirroredStrategy(["cpu:0", "cpu:1"]).num_replicas_in_sync
     import keras
 
-    x, y = rows()
-    here = Here(keras, kd, strategy, x, y)
-    found = {"replicas": strategy.num_replicas_in_sync}
-    found["fit"] = _tried(lambda: here.fit(here.model()), kd.errors.VersionError)
-    if not feature or isinstance(found["fit"], str):
-        found["plain"] = fit(dense(keras), x, y)  # Keras itself lacks nothing
+    here = Here(keras, kd, *rows(), is_worker)
+    gone = kd.errors.VersionError
+    if not is_worker:
+        found["fit"] = _tried(lambda: here.fit(here.model()), gone)
+        if not feature or isinstance(found["fit"], str):
+            found["plain"] = fit(dense(keras), here.x, here.y)  # Keras itself lacks nothing
     if feature:
-        found["feature"] = _tried(lambda: FEATURES[feature].function(here), kd.errors.VersionError)
+        found["feature"] = [_tried(lambda: FEATURES[feature].function(here), gone)]
     return found
 
 

@@ -6,7 +6,7 @@ from kerasdist.core.internals import EVERY_VERSION, Internal
 
 _HERE = ("torch",)
 _COMPARING = "comparing a training step with one device's on PyTorch"
-_UNCOMPARED = "the first step is not compared, and compare_with_one_device is refused"
+_UNCOMPARED = "refused; `fit` goes on without comparing its first step"
 _NORMALIZING = "BatchNormalization by torch's kernels on GPUs"
 _BY_KERAS = "Keras's own operations, which are slower"
 _ONE_BY_ONE = "the same numbers, by a kernel for each tensor: slower on GPUs"
