@@ -12,8 +12,6 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-import keras
-
 from kerasdist import config, keras_compat
 from kerasdist.core.context import current
 from kerasdist.keras_compat import internals, ops
@@ -130,7 +128,7 @@ def draw_seed(
     return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed
 
 
-def require_draws(model: keras.Model) -> None:
+def require_draws(model: Any) -> None:
     """Refuses a model that draws, where replicas could not draw their own numbers.
 
     Dropout on PyTorch takes no seed, so that no draw would come to `draw_seed`.
