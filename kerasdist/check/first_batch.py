@@ -95,7 +95,7 @@ class FirstBatchCheck:
             raise
         except VersionError as error:
             self.is_done = True
-            if self._model.replica_set.options.check == "raise":
+            if require_trainer(self._model).strategy.options.check == "raise":
                 raise
             warn_user(f"The first step is not compared with one device. {error}")
             return

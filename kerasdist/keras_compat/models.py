@@ -123,7 +123,7 @@ def _walk_layers(model: Any) -> list[Any]:
 def _layers_in(layer: Any) -> list[Any]:
     if isinstance(layer, keras.Sequential):
         return layer.layers  # beside them it keeps a Functional model of the same layers
-    own = layer.layers if isinstance(layer, keras.Function) else []
+    own = getattr(layer, "layers", ()) if isinstance(layer, keras.Function) else ()
     return list({id(one): one for one in (*own, *_kept_by(layer, keras.Layer))}.values())
 
 

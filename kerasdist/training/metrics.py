@@ -23,7 +23,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy
 from kerasdist.keras_compat import ops
-from kerasdist.training import layer_losses, numerics
+from kerasdist.training import layer_losses, numerics, randomness
 from kerasdist.training.binding import bind
 
 if TYPE_CHECKING:
@@ -186,9 +186,10 @@ def metrics_of(model: Any) -> Iterator[Any]:
 def prepare(model: Any, strategy: Strategy) -> None:
     """Prepares the metrics and penalties of a model for `fit`, those from outside, too.
 
-    It refuses losses that could not be exact.
+    It refuses losses and draws that could not be exact.
     """
     numerics.require_losses(model)
+    randomness.require_draws(model)
     layer_losses.prepare(model)
     for metric in metrics_of(model):
         _bind(metric)

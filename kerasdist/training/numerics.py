@@ -121,7 +121,7 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean of the replica's.
     """
     replica = current.fit_replica
-    if current.replica is not None:
+    if current.replica is not None and current.replica.num_replicas_in_sync > 1:
         keras_compat.require_scaling(in_fit=replica is not None)
     if replica is None:
         return original(values, sample_weight, mask, reduction, dtype)

@@ -128,6 +128,15 @@ def draw_seed(
     return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed
 
 
+def require_draws(model: Any) -> None:
+    """Refuses a model that draws, where replicas could not draw their own numbers.
+
+    Dropout on PyTorch takes no seed, so that no draw would come to `draw_seed`.
+    """
+    if keras_compat.backend_name() != "jax" and keras_compat.seed_states(model):
+        internals.RANDOM.require()
+
+
 @cache
 def _require_places() -> None:
     if keras_compat.backend_name() != "jax":  # where no further place decides what is drawn
