@@ -51,6 +51,8 @@ def _of_keras() -> Backend:
             f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
             "the variable KERAS_BACKEND before Keras is imported."
         )
+    for kind in (PerReplica, Mirrored):  # before any of them can exist
+        keras_compat.register_tree_node(kind, attrgetter("values"))
     return importlib.import_module(_MODULES[name]).BACKEND
 
 
@@ -60,8 +62,3 @@ def torch_states() -> Any | None:
     It may be in use on every backend, since Keras reads its ``DataLoader`` on every backend.
     """
     return importlib.import_module(_TORCH_STATES) if "torch" in sys.modules else None
-
-
-# Registered here, since this module is imported before any distributed value can exist.
-for _kind in (PerReplica, Mirrored):
-    keras_compat.register_tree_node(_kind, attrgetter("values"))

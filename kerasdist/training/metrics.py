@@ -90,7 +90,8 @@ class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
                 return None  # the first replica adds for all
             with replica_scope(None):
                 return super().update_state(*rows)
-        if sample_weight is None and not hasattr(y_pred, "_keras_mask") and _is_one_row(y_pred):
+        is_bare = sample_weight is None and _is_one_row(y_pred)
+        if is_bare and keras_compat.get_keras_mask(y_pred) is None:
             # A user's function may return a scalar for a single row.
             sample_weight = None if keras_compat.is_builtin(function) else ops.ones((1,))
         return super().update_state(y_true, y_pred, sample_weight)
