@@ -258,7 +258,9 @@ def _base_of(path: str, owner: Any) -> type:
     return base
 
 
-def _replace(patch: Patch, owner: Any, name: str, now: Any, functions: dict[str, Function]) -> None:
+def _replace(
+    patch: Patch, owner: Any, name: str, now: Any, functions: Mapping[str, Function | Method]
+) -> None:
     """Lets functions run in the place of an attribute, or of an inherited one."""
     place = _places.get((id(owner), name))
     if place is None:

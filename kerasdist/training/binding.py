@@ -8,14 +8,11 @@ keeps the user's name and module, so that the object is saved, loaded and printe
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
 
 import keras
 
 from kerasdist import keras_compat
-
-if TYPE_CHECKING:
-    from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.backends.base.trial import TrainerLike
 
 # The attribute for a model's trainer.
 TRAINER = "_kerasdist_trainer"
@@ -54,18 +51,18 @@ def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
     return bound
 
 
-def remember_trainer(model: keras.Model, trainer: ReplicatedTrainer) -> None:
+def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
     """Keeps the trainer on a model, without Keras's tracking of attributes."""
     object.__setattr__(model, TRAINER, trainer)
 
 
-def require_trainer(model: object) -> ReplicatedTrainer:
+def require_trainer(model: object) -> TrainerLike:
     """Returns the trainer of a model that was made in a scope."""
     trainer = trainer_of(model)
     assert trainer is not None, model
     return trainer
 
 
-def trainer_of(model: object) -> ReplicatedTrainer | None:
+def trainer_of(model: object) -> TrainerLike | None:
     """Returns the trainer of a model, None for a model made outside of every scope."""
     return vars(model).get(TRAINER)
