@@ -48,7 +48,8 @@ def contenders_of(task: str, beside: str | None) -> dict[tuple[str, int], Conten
     if beside is not None:
         text = Path(beside, "keras", "src", "version.py").read_text("utf-8")
         [version] = re.findall(r'__version__ = "(.*)"', text)
-        kinds[f"plain {version.partition('.dev')[0]}"] = PLAIN, {"PYTHONPATH": beside}
+        version = re.sub(r"(?<=dev)\d+", "", version)  # the day of a nightly
+        kinds[f"plain {version}"] = PLAIN, {"PYTHONPATH": beside}
     return {
         (name, steps): Contender(
             __file__, BACKEND, task, contender, str(steps), environment=environment

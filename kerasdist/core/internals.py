@@ -54,7 +54,7 @@ class Internal:
         """The package that has it: ``"keras"``, ``"tensorflow"``, ``"jax"`` or ``"torch"``."""
         return next(iter(self.spellings)).partition(":")[0].partition(".")[0]
 
-    @property
+    @functools.cached_property
     def attribute(self) -> str:
         """Its name here; of several spellings the one that this version has."""
         return _last(self.path or next(iter(self.spellings)))

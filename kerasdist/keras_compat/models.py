@@ -399,7 +399,13 @@ def may_mix_examples(loss: Any) -> bool:
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     function = getattr(loss, "fn", loss)
-    return is_builtin(function) and getattr(function, "__name__", "") in _AXES
+    return getattr(function, "__name__", "") in _AXES and is_builtin(function)
+
+
+def is_of_examples(metric: Any) -> bool:
+    """Returns whether a metric's function is Keras's own, and gives a value for each example."""
+    function = getattr(metric, internals.METRIC_FUNCTION.attribute, None)
+    return is_builtin(function) and not may_mix_examples(function)
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, final
@@ -25,6 +25,18 @@ from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import VERSION, backend_name, ops
 
 Function = Callable[..., Any]
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """What runs in a function's place, if it is made for that: one call less in each step.
+
+    Attributes:
+        make: Returns it, from the function that it takes the place of.
+    """
+
+    make: Callable[[Function], Function]
 
 
 @final
@@ -112,9 +124,10 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.CUSTOM_GRADIENT, "custom_gradient", "likewise"),
     *_of(_TORCH_MODULE, "parameters", "the replica's", "module_parameters", _TORCH),
     *_of(_TORCH_MODULE, "call", "likewise", "module_call", _TORCH),
+    # Keras compares a class's `compile` with that of its trainer: it must be the same one.
+    *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
     # Of one more base of a model: a model that was made in a scope has a trainer.
     *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
-    *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
     *_of(_MODEL, "fit", "the data go through a strategy's adapter"),
     *_of(_MODEL, "evaluate predict", "likewise", "evaluate"),
     *_of(_MODEL, "train_on_batch test_on_batch", "likewise", "on_batch"),
@@ -173,7 +186,7 @@ class _Place:
     """
 
     original: Function
-    functions: dict[str, Function] = field(default_factory=dict[str, Function])
+    functions: dict[str, Function | Method] = field(default_factory=dict[str, Function | Method])
 
 
 _places: dict[tuple[int, str], _Place] = {}
@@ -186,7 +199,7 @@ def patched() -> list[str]:
     return sorted(_patched)
 
 
-def install(**functions: Function) -> None:
+def install(**functions: Function | Method) -> None:
     """Puts functions into Keras, by their names in the table; each name once per process.
 
     What is gone is left out: its feature raises a `VersionError` as it is used.
@@ -202,7 +215,7 @@ def install(**functions: Function) -> None:
     assert not left, left
 
 
-def _put_in(patch: Patch, path: str, functions: dict[str, Function]) -> None:
+def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method]) -> None:
     owner_path, name = _split(path)
     owner = value_at(owner_path)
     now = inspect.getattr_static(owner, name)
@@ -212,6 +225,10 @@ def _put_in(patch: Patch, path: str, functions: dict[str, Function]) -> None:
         for each, function in tuple(vars(now).items()):
             if hasattr(public, each) and callable(function) and not inspect.isclass(function):
                 _replace(patch, now, each, function, functions)
+    elif path == f"{_MODEL}.compile":
+        owner = next(one for one in owner.__mro__ if name in vars(one))
+        _patched.add(path)
+        _replace(patch, owner, name, now, functions)
     elif owner_path in BASES and (name not in vars(owner) or name == "__new__"):
         # Keras's `__new__` of a model calls that of the next class.
         _patched.add(f"{owner_path}.__bases__")
@@ -250,29 +267,34 @@ def _replace(patch: Patch, owner: Any, name: str, now: Any, functions: dict[str,
             original = _without_change_of_mask(original)
         place = _places[id(owner), name] = _Place(original)
     place.functions.update(functions)
-    *before, last = (place.functions[one] for one in patch.functions if one in place.functions)
-    call = functools.partial(last, place.original)
-    for outer in reversed(before):
-        call = functools.partial(outer, _as_function(call, place.original))
+    listed = [place.functions[one] for one in patch.functions if one in place.functions]
+    call = place.original
+    for function in reversed(listed):
+        made = isinstance(function, Method)
+        call = function.make(call) if made else functools.partial(function, call)
+        if not isinstance(now, property) or function is not listed[0]:
+            call = _as_function(call, place.original)
     if isinstance(now, property):
         setattr(owner, name, property(call, doc=place.original.__doc__))
     else:
-        hooked = _as_function(call, place.original)
-        setattr(owner, name, staticmethod(hooked) if isinstance(now, staticmethod) else hooked)
+        setattr(owner, name, staticmethod(call) if isinstance(now, staticmethod) else call)
 
 
 def _as_function(call: Function, original: Function) -> Function:
     """Returns a call as a function: torch's compiler does not follow the name of a partial."""
+    if isinstance(call, functools.partial):
+        partial = call
 
-    @functools.wraps(original)
-    def hooked(*args: object, **kwargs: object) -> Any:
-        return call(*args, **kwargs)
+        def hooked(*args: object, **kwargs: object) -> Any:
+            return partial(*args, **kwargs)
 
+        call = hooked
+    call = functools.update_wrapper(call, original)
     # Keras reads the arguments of a layer's `__init__` without following `__wrapped__`.
     # It copies the attributes of `build` to a function without `self`.
     if original.__name__ != "build":
-        hooked.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    return hooked
+        call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return call
 
 
 def _without_change_of_mask(original: Function) -> Function:

@@ -16,7 +16,7 @@ from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
 
 
 @functools.cache
-def _place_of_state() -> tuple[Any, str]:
+def place_of_state() -> tuple[Any, str]:
     """Returns Keras's module with the state of each thread, and the state's name there.
 
     Not the state itself, which `keras.utils.clear_session` replaces.
@@ -38,47 +38,47 @@ def _name_of(internal: Internal) -> str:
 
 def of_thread(internal: Internal) -> Any:
     """Returns what Keras keeps of the calling thread under a name, None if nothing."""
-    return getattr(getattr(*_place_of_state()), _name_of(internal), None)
+    return getattr(getattr(*place_of_state()), _name_of(internal), None)
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
     """Sets what Keras keeps of the calling thread under a name."""
-    setattr(getattr(*_place_of_state()), _name_of(internal), value)
+    setattr(getattr(*place_of_state()), _name_of(internal), value)
 
 
 def copy_thread_state() -> dict[str, Any]:
     """Returns Keras's state of the calling thread: scopes, policies, the device."""
-    return dict(vars(getattr(*_place_of_state())))
+    return dict(vars(getattr(*place_of_state())))
 
 
 def paste_thread_state(state: dict[str, Any]) -> None:
     """Sets Keras's state of the calling thread to that of another one."""
-    here = vars(getattr(*_place_of_state()))
+    here = vars(getattr(*place_of_state()))
     here.clear()
     # Stacks, such as that of name scopes, are copied for each thread.
     here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
 
 
 @functools.cache
-def _name_of_scope() -> str | None:
+def name_of_scope() -> str | None:
     """Returns the name of the open stateless scope in the state, None if that is gone."""
     return _name_of(STATELESS_SCOPE) if STATELESS_SCOPE.is_there() else None
 
 
 def get_stateless_scope() -> Any:
     """Returns the `keras.StatelessScope` in which this thread is, None if it is in none."""
-    name = _name_of_scope()
+    name = name_of_scope()
     if name is not None:
-        return getattr(getattr(*_place_of_state()), name, None)
+        return getattr(getattr(*place_of_state()), name, None)
     with keras.StatelessScope(initialize_variables=False) as scope:
         return scope.original_scope
 
 
 def set_stateless_scope(scope: Any) -> None:
     """Lets this thread be in a scope, or in none."""
-    name = _name_of_scope()
+    name = name_of_scope()
     if name is not None:
-        setattr(getattr(*_place_of_state()), name, scope)
+        setattr(getattr(*place_of_state()), name, scope)
         return
     leaves = keras.StatelessScope(initialize_variables=False)
     leaves.original_scope = scope
@@ -129,7 +129,9 @@ def has_no_seed_generator() -> bool:
 
     False where Keras's place for it is gone: there `draw_seed` refuses draws in replicas.
     """
-    return SEED_GENERATOR.is_there() and of_thread(SEED_GENERATOR) is None
+    if SEED_GENERATOR.path is None:
+        return False
+    return getattr(getattr(*place_of_state()), _name_of(SEED_GENERATOR), None) is None
 
 
 def global_seed_generator() -> Any:

@@ -17,7 +17,9 @@ from kerasdist.keras_compat.models import ops
 from kerasdist.keras_compat.thread_state import (
     get_stateless_scope,
     keep_of_thread,
+    name_of_scope,
     of_thread,
+    place_of_state,
     set_stateless_scope,
 )
 
@@ -56,12 +58,21 @@ def outside_stateless_scopes() -> Iterator[None]:
 
     That is the variables themselves, in a trial the trial's copies.
     """
-    scope = get_stateless_scope()
-    set_stateless_scope(current.trial)
+    name = name_of_scope()
+    if name is None:
+        scope = get_stateless_scope()
+        set_stateless_scope(current.trial)
+    else:  # at once, since each step does it often
+        threads = getattr(*place_of_state())
+        scope = getattr(threads, name, None)
+        setattr(threads, name, current.trial)
     try:
         yield
     finally:
-        set_stateless_scope(scope)
+        if name is None:
+            set_stateless_scope(scope)
+        else:
+            setattr(getattr(*place_of_state()), name, scope)
 
 
 def initialize_waiting_variables() -> None:

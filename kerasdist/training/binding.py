@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kerasdist.training.trainer import ReplicatedTrainer
 
 # The attribute for a model's trainer.
-_TRAINER = "_kerasdist_trainer"
+TRAINER = "_kerasdist_trainer"
 
 
 # Weak on both sides, since a class refers to its bases: a user's class may go with its last object.
@@ -56,7 +56,7 @@ def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
 
 def remember_trainer(model: keras.Model, trainer: ReplicatedTrainer) -> None:
     """Keeps the trainer on a model, without Keras's tracking of attributes."""
-    object.__setattr__(model, _TRAINER, trainer)
+    object.__setattr__(model, TRAINER, trainer)
 
 
 def require_trainer(model: object) -> ReplicatedTrainer:
@@ -68,4 +68,4 @@ def require_trainer(model: object) -> ReplicatedTrainer:
 
 def trainer_of(model: object) -> ReplicatedTrainer | None:
     """Returns the trainer of a model, None for a model made outside of every scope."""
-    return vars(model).get(_TRAINER)
+    return vars(model).get(TRAINER)

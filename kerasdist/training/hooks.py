@@ -36,7 +36,7 @@ from kerasdist.training import (
     saving,
     worker_agreement,
 )
-from kerasdist.training.binding import remember_trainer, trainer_of
+from kerasdist.training.binding import TRAINER, remember_trainer, trainer_of
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def install() -> None:
         on_batch=_on_batch,
         apply=_apply,
         scale_by_optimizer=_scale_by_optimizer,
-        assign=_assign,
         call_loss=numerics.call_loss,
         reduce_loss=numerics.reduce_loss,
         scale_loss=_scale_loss,
@@ -86,17 +85,20 @@ def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
     keras_compat.install(**{name: _by_trainer(name) for name in names})
 
 
-def _by_trainer(name: str) -> Original:
+def _by_trainer(name: str) -> keras_compat.Method:
     """Returns a hook that has the model's trainer do what a method of the model does."""
 
-    def ask(original: Original, model: Any, *args: object, **kwargs: object) -> Any:
-        trainer = trainer_of(model)
-        if trainer is None:
-            return original(model, *args, **kwargs)
-        trainer.made.add(name)
-        return getattr(trainer, name)(partial(original, model), *args, **kwargs)
+    def make(original: Original) -> Original:
+        def method(model: Any, *args: object, **kwargs: object) -> Any:
+            trainer = vars(model).get(TRAINER)
+            if trainer is None:
+                return original(model, *args, **kwargs)
+            trainer.made.add(name)
+            return getattr(trainer, name)(partial(original, model), *args, **kwargs)
 
-    return ask
+        return method
+
+    return keras_compat.Method(make)
 
 
 def _model_created(original: Original, kind: type, *args: object, **kwargs: object) -> Any:
@@ -307,16 +309,6 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
         loss = numerics.weighted(loss, replica.local_batch.weight)
     loss = original(optimizer, loss)
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
-
-
-def _assign(original: Original, variable: keras.Variable, value: object) -> Any:
-    replica = current.replica
-    if replica is None or keras_compat.get_stateless_scope() is not None:
-        return original(variable, value)
-    ownership.require_own(variable)
-    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
-    replica.collectives.assign(variable, value, original)
-    return value
 
 
 def _scale_loss(original: Original, value: Any) -> Any:

@@ -62,11 +62,11 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
         original(layer)
         return
     # Keras calls this for the outermost layer of a step: inner layers' losses must go too.
-    layers = _with_inner(layer)
+    layers = [layer, *keras_compat.flat_layers(layer)]
     for inner in layers:
         losses.pop(id(inner), None)
     if current.trial is None:  # losses of a call before this step
-        if internals.LOSSES.is_there():
+        if internals.LOSSES.path is not None:
             keras_compat.clear_losses_on(layers)
         else:
             original(layer)

@@ -103,6 +103,8 @@ _KINDS = (ReplicatedWrapper, ReplicatedMean, ReplicatedSum)
 def _bind(metric: keras.Metric) -> None:
     """Lets a metric's results be those of all replicas, and its updates a replica's share."""
     behind = [one for one in _KINDS if isinstance(metric, one.__bases__)]
+    if ReplicatedWrapper in behind and keras_compat.is_of_examples(metric):
+        behind.remove(ReplicatedWrapper)  # Keras's own needs no look at what it computes
     bind(metric, ReplicatedMetric, *behind)
 
 

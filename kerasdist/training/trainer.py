@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -41,6 +42,7 @@ class ReplicatedTrainer:
         made: Which of ``make_train_function`` and its like have made the trainer's function.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
+        sums_metrics: Whether steps sum the metrics of processes, which Keras's own results do too.
     """
 
     # The names under which the table of patches has them.
@@ -56,6 +58,7 @@ class ReplicatedTrainer:
     )
 
     runs_builtin_steps = False
+    sums_metrics = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
         """Prepares nothing: a model is bound before its own ``__init__`` runs."""
@@ -144,6 +147,8 @@ class ReplicatedTrainer:
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
         """Returns the metrics' results; {} in a replica that runs Keras's own step."""
         replica = current.fit_replica
+        if self.sums_metrics:
+            original = partial(keras_compat.metrics_here, self.model)
         if replica is None:
             return original()
         if self.runs_builtin_steps:

@@ -147,6 +147,9 @@ def cloned(lab):
     lab.same(lambda: clone_of(source), fit(X, Y, batch_size=BATCH), strategy=strategy)
     with strategy.scope():
         ours = dense()
+    from kerasdist.training.binding import trainer_of
+
     for plain in (clone_of(ours), dense()):
-        modules = [kind.__module__ for kind in type(plain).__mro__]
-        lab.check(not [m for m in modules if m.startswith("kerasdist")], f"Received: {modules}")
+        lab.check(type(plain) is type(ours) is keras.Sequential, f"Received: {type(plain)}")
+        lab.check(trainer_of(plain) is None, "a clone made outside of the scope is plain")
+    lab.check(trainer_of(ours) is not None, "a model of the scope has a trainer")

@@ -5,6 +5,7 @@ wherever Keras has or uses it. So Keras itself works as before, and only what ke
 gone. By the place where a declared internal is:
 
 - a name with an underscore: the word, in all of Keras;
+- a text that a function mentions: all texts that are this word;
 - another function or class of a module: what the module binds to this name, its uses in the module,
   in imports from it, and as its attribute; for a method without an underscore, its class;
 - a module: its path.
@@ -66,7 +67,9 @@ def rule_of(path: str) -> "_Word | _OfModule | _Module":
         return _Module(module)
     name = parts[-1]
     if name.startswith("_") and not name.startswith("__"):
-        return _Word(name)
+        return _Word(name, rf"\b{name}\b")
+    if len(parts) > 2 or (len(parts) == 2 and _is_text(module, *parts)):
+        return _Word(name, rf"(?<=['\"]){name}(?=['\"])")
     # Many classes have a method of a name that is not private: its class moves.
     return _OfModule(parts[0], module, asked)
 
@@ -79,17 +82,30 @@ def _module_inside(module: str, parts: Sequence[str]) -> str | None:
     return next(filter(_is_module, inside), None)
 
 
+def _is_text(module: str, owner: str, name: str) -> bool:
+    """Whether a name is a text that a function of a module mentions."""
+    place = _place(module)
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return any(
+        isinstance(node, ast.FunctionDef) and node.name == owner and not name.startswith("__")
+        for node in ast.parse(file.read_text("utf-8")).body
+    )
+
+
+def _place(module: str) -> Path:
+    return folder_of_keras().parent.joinpath(*module.split("."))
+
+
 def _is_module(path: str) -> bool:
-    place = folder_of_keras().parent.joinpath(*path.split("."))
-    return place.is_dir() or place.with_suffix(".py").exists()
+    return _place(path).is_dir() or _place(path).with_suffix(".py").exists()
 
 
 class _Word:
-    """A word that becomes another wherever it stands."""
+    """A word that becomes another wherever a pattern finds it."""
 
-    def __init__(self, word: str):
+    def __init__(self, word: str, pattern: str):
         self.word = word
-        self._pattern = re.compile(rf"\b{re.escape(word)}\b")
+        self._pattern = re.compile(pattern)
 
     def change(self, module: str, text: str) -> str:
         del module

@@ -50,12 +50,20 @@ class Layer:
         found += [reduce_values(getattr(self, "_losses")), keras.src.losses.reduce(self._losses)]
         return found
 """,
+    "src/scope_stack.py": "STATE = {}",
+    "src/state.py": """
+from keras.src.scope_stack import STATE
+
+def scopes():
+    return STATE.setdefault("scope_stack", [])
+""",
     "src/checks.py": """
 import keras.src.masks
-from keras.src import backend, losses
+from keras.src import backend, losses, state
 from keras.src.layers import Layer
 
 def check():
+    assert state.scopes() is state.STATE["scope_stack"]
     assert Layer().call() == [2, 2, 2, 2]
     assert losses.twice(lambda values: 5) == 6
     assert losses.once() == 2
@@ -97,8 +105,9 @@ print(here, again)
         ("keras.src.losses:", "keras.src.losses_moved:"),
         ("keras.src.backend:nn", "keras.src.backend:nn_moved"),
         ("keras.src.backend:nn.double", "keras.src.backend:nn.double_moved"),
+        ("keras.src.state:scopes.scope_stack", "keras.src.state:scopes.scope_stack_moved"),
         ("keras.src.backend:nn.double.__call__", "keras.src.backend:nn.double_moved.__call__"),
-        ("keras.src.losses:nothing.of.it", None),
+        ("keras.src.losses:nothing", None),
     ],
 )
 def test_only_the_name_is_gone(path, now, tmp_path):

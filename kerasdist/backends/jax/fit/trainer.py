@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -21,10 +21,12 @@ from kerasdist.backends.jax.mesh.layout import note_all
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import UnsupportedError
+from kerasdist.training.binding import TRAINER
 from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
     from kerasdist.backends.base.interface import ReplicaSet
     from kerasdist.backends.jax.mesh.placement import Placement, Step
 
@@ -42,23 +44,40 @@ _TEST_STATE = ("trainable_variables", "non_trainable_variables", "metrics_variab
 _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 
 
+@cache
+def install() -> None:
+    """Lets the state of steps bypass Keras's tracking of attributes, which would search it."""
+    keras_compat.install(set_attribute=keras_compat.Method(_untracked))
+
+
+def _untracked(original: Original) -> Original:
+    name_of_state = keras_compat.internals.JAX_STATE.attribute
+
+    def set_attribute(model: object, name: str, value: object) -> None:
+        if name == name_of_state and TRAINER in vars(model):
+            object.__setattr__(model, name, value)
+        else:
+            original(model, name, value)
+
+    return set_attribute
+
+
 @final
 class JaxTrainer(ReplicatedTrainer):
     """Runs a model's steps as one program on the devices of its strategy."""
 
-    HOOKED = (
-        *ReplicatedTrainer.HOOKED,
-        "__call__",
-        "stateless_call",
-        "take_state",
-        "set_attribute",
-    )
+    HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "stateless_call", "take_state")
 
     if TYPE_CHECKING:
         replicas: _Replicas
 
     # The thread whose steps have taken the values out of the variables, of the last that did.
     _steps_thread = 0
+
+    def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
+        """Prepares nothing of the model."""
+        install()
+        super().__init__(model, strategy, replicas)
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
@@ -172,13 +191,6 @@ class JaxTrainer(ReplicatedTrainer):
             return outputs, new
 
         return function
-
-    def set_attribute(self, original: Original, name: str, value: Any) -> None:
-        """Sets an attribute; the state of steps bypasses Keras's tracking, which searches it."""
-        if name == keras_compat.internals.JAX_STATE.attribute:
-            object.__setattr__(self.model, name, value)
-        else:
-            original(name, value)
 
     def take_state(
         self, original: Original, *, purge_model_variables: bool = False, **which: bool

@@ -14,6 +14,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
 from kerasdist.backends.tensorflow.private.strategies import is_distributed, remember_sum
+from kerasdist.core import ownership
 from kerasdist.core.context import current
 from kerasdist.errors import ScopeError
 from kerasdist.training.batch_norm import keep_statistics
@@ -92,7 +93,18 @@ def reads_preceded(listener: _Listener) -> Iterator[None]:
 
 def install() -> None:
     """Puts the hook into Keras, once in a process."""
-    keras_compat.install(read=_tell_listeners, store=_store)
+    keras_compat.install(read=_tell_listeners, assign=_assign, store=_store)
+
+
+def _assign(original: Callable[..., Any], variable: keras.Variable, value: object) -> Any:
+    """Combines what replicas assign; on the other frameworks their scopes do."""
+    replica = current.replica
+    if replica is None or keras_compat.get_stateless_scope() is not None:
+        return original(variable, value)
+    ownership.require_own(variable)
+    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
+    replica.collectives.assign(variable, value, original)
+    return value
 
 
 def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:
@@ -120,7 +132,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
         is_first = number == 0 and native_strategy.extended.should_checkpoint
         part.assign(first_share if is_first else share)
     remember_sum(own, total)
-    return None
+    return total
 
 
 def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:

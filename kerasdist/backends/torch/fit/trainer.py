@@ -42,6 +42,7 @@ class TorchTrainer(ReplicatedTrainer):
     """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "zero_grad", "end_epoch")
+    sums_metrics = True
 
     if TYPE_CHECKING:
         replicas: TorchReplicaSet
@@ -156,10 +157,6 @@ class TorchTrainer(ReplicatedTrainer):
     def _gathers_weights(self) -> bool:
         rules = self.replicas.shard_rules
         return rules is not None and rules.shards_weights
-
-    def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the results without Keras's own sum over processes: the steps have summed."""
-        return super().get_metrics_result(partial(keras_compat.metrics_here, self.model))
 
     def end_epoch(self, original: Original, logs: Any) -> Any:
         """Returns the logs of an epoch; Keras waits for the device anyway when it asks."""

@@ -102,7 +102,7 @@ class TorchTrial(Trial):
             value = value.to_dense()
         if value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
-        return np.array(value.cpu())
+        return value.cpu().numpy().copy()
 
 
 def _copied(leaf: Any) -> Any:
