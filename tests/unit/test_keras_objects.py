@@ -96,8 +96,8 @@ def test_numbers_of_logs():
 @pytest.mark.parametrize("is_known", [True, False])
 def test_scopes(monkeypatch, is_known):
     """Also where the name is gone under which Keras keeps the open one."""
-    name = thread_state._name_of_scope() if is_known else None
-    monkeypatch.setattr(thread_state, "_name_of_scope", lambda: name)
+    name = thread_state.name_of_scope() if is_known else None
+    monkeypatch.setattr(thread_state, "name_of_scope", lambda: name)
     keras.utils.clear_session()  # makes the state of threads anew
     assert keras_compat.get_stateless_scope() is None
     with keras.StatelessScope() as outer:
@@ -138,7 +138,8 @@ class OfOwn(keras.metrics.Mean):
         (OfOwn, ["ReplicatedMean"]),
         (keras.metrics.RootMeanSquaredError, ["ReplicatedMean"]),
         (lambda: keras.metrics.MeanMetricWrapper(abs), ["ReplicatedWrapper", "ReplicatedMean"]),
-        (keras.metrics.MeanAbsoluteError, ["ReplicatedWrapper", "ReplicatedMean"]),
+        (keras.metrics.CosineSimilarity, ["ReplicatedWrapper", "ReplicatedMean"]),
+        (keras.metrics.MeanAbsoluteError, ["ReplicatedMean"]),
         (keras.metrics.AUC, []),
     ],
 )
@@ -163,3 +164,12 @@ def test_a_bound_metric(make, behind):
     assert type(other) is bound
     binding.bind(metric, metrics.GlobalBatchMetric)
     assert type(metric).__mro__[1] is metrics.GlobalBatchMetric
+
+
+def test_functions_of_keras_and_of_users_have_classes_of_their_own():
+    """Of the same class of Keras: one needs no look at what it computes."""
+    of_keras, of_user = map(keras.metrics.MeanMetricWrapper, (keras.losses.mean_squared_error, abs))
+    metrics._bind(of_keras)
+    metrics._bind(of_user)
+    assert isinstance(of_user, metrics.ReplicatedWrapper)
+    assert not isinstance(of_keras, metrics.ReplicatedWrapper)
