@@ -19,7 +19,7 @@ TRAINER = "_kerasdist_trainer"
 
 
 # Weak on both sides, since a class refers to its bases: a user's class may go with its last object.
-_bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[type, type]] = (
+_bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple[type, ...], type]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -37,7 +37,7 @@ def bind(instance: object, front: type, *behind: type) -> None:
 def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
     """Returns the subclass of `own` that has `front` before it, and other classes behind."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
-    bound = known.get(front)
+    bound = known.get((front, *behind))
     if bound is not None:
         return bound
     is_base = any(own in one.__bases__ for one in behind)
@@ -47,7 +47,7 @@ def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
         {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
     )
     keras_compat.serialize_as(own, bound)
-    known[front] = bound
+    known[front, *behind] = bound
     return bound
 
 
