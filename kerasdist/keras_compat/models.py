@@ -274,6 +274,9 @@ _AXES = {
     "tversky": None,
 }
 
+MIXING = frozenset(_AXES)
+"""The names of Keras's functions of losses and metrics that may mix examples."""
+
 
 def serialize_as(own: type, stand_in: Any) -> None:
     """Lets objects of a class be saved and pickled as those of another."""
@@ -404,9 +407,14 @@ def may_mix_examples(loss: Any) -> bool:
 
 
 def is_of_examples(metric: Any) -> bool:
-    """Returns whether a metric's function is Keras's own, and gives a value for each example."""
-    function = getattr(metric, internals.METRIC_FUNCTION.attribute, None)
-    return is_builtin(function) and not may_mix_examples(function)
+    """Returns whether a metric is of a class of Keras that has a value for each example.
+
+    Asked before it has its function, whose name that of its class is.
+    """
+    kind = type(metric)
+    letters = {name.replace("_", "") for name in _AXES}
+    is_known = is_builtin(kind) and kind is not keras.metrics.MeanMetricWrapper
+    return is_known and kind.__name__.lower() not in letters
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:
