@@ -117,7 +117,10 @@ TESTS_BESIDE = {
         "docs/test_launchers.py",
         "examples/test_trackers.py",
         "internals.py",
+        "unit/backends/test_framework_internals.py",
+        "unit/input/test_adapters.py",
         "unit/test_*internals.py",
+        "unit/test_keras_objects.py",
         "versions/*.py",
     ),
     "thousands of workers": (

@@ -23,7 +23,7 @@ from kerasdist.backends.torch.fit.trial import TorchTrial
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import creation
-from kerasdist.backends.torch.workers.process_group import connect, leave_models_alone
+from kerasdist.backends.torch.workers.process_group import connect
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import Sharding
 from kerasdist.errors import DeviceError, UnsupportedError
@@ -45,7 +45,6 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         creation.install()
-        leave_models_alone()
         self._cpu_devices = 1
 
     def devices(self, kind: str) -> tuple[Device, ...]:

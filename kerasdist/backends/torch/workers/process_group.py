@@ -62,6 +62,7 @@ def connect(job: Job) -> None:
     _take_part_of_cores()
     _let_gloo_be_reached(job)
     _let_the_job_name_lost_workers()
+    leave_models_alone()
     timeout = timedelta(seconds=job.timeouts.meeting)
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (job.rank, job.num_workers):
@@ -505,7 +506,7 @@ def _header(tensor: torch.Tensor) -> list[int]:
 
 @cache
 def leave_models_alone() -> None:
-    """Keeps Keras from training models outside of the scope in a job's group."""
+    """Keeps Keras from training models outside of the scope in a job's group; once a process."""
     keras_compat.install(initialize_ddp=_initialize_ddp, alone_result=_result_of_process)
 
 
