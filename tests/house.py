@@ -87,6 +87,18 @@ ADDED = {
     "no graph by TensorBoard on workers": 2,
     "steps of an execution in one program, on JAX": 90,
     "versions that are too old, Keras twice, and what is gone, by doctor": 129,
+    "what is not public is declared, and costs its feature alone (ADR 106)": 1434,
+}
+
+# What the tables of internals add beside their lines (ADR 106): the types of what Keras and the
+# frameworks do not declare, and in a first fit the functions that look for each part as it is used.
+DECLARED = {
+    "files": 8,
+    "files under 50 lines": 1,
+    "mentions of Any": 142,
+    "jax": 51,
+    "tensorflow": 61,
+    "torch": 45,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.
@@ -105,7 +117,10 @@ TESTS_BESIDE = {
         "docs/test_launchers.py",
         "examples/test_trackers.py",
         "internals.py",
+        "unit/backends/test_framework_internals.py",
+        "unit/input/test_adapters.py",
         "unit/test_*internals.py",
+        "unit/test_keras_objects.py",
         "versions/*.py",
     ),
     "thousands of workers": (
@@ -138,34 +153,34 @@ TESTS_BESIDE = {
 
 FIGURES = (
     Figure("lines of code", 27_262 + sum(ADDED.values()), 23_500),
-    Figure("files", 233, 250),
-    Figure("files under 50 lines", 20, 20),
+    Figure("files", 233 + DECLARED["files"], 250),
+    Figure("files under 50 lines", 20 + DECLARED["files under 50 lines"], 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
-    Figure("mentions of Any", 2_350, 2_600),
+    Figure("mentions of Any", 2_350 + DECLARED["mentions of Any"], 2_600),
     Figure("lines of tests", 33_000, 33_000),
 )
 # On two replicas (`tests.hops`).
 FIGURES_OF_FIT = {
     "jax": (
         Figure("calls in a step", 17, 25),
-        Figure("functions of a first fit", 141, 110),
-        Figure("their files", 32, 25),
-        Figure("patches of Keras", 50, 50),
+        Figure("functions of a first fit", 141 + DECLARED["jax"], 110),
+        Figure("their files", 32 + DECLARED["files"], 25),
+        Figure("patches of Keras", 30, 30),
     ),
     "tensorflow": (
         Figure("calls in a step", 5, 7),
-        Figure("functions of a first fit", 276, 180),
-        Figure("their files", 44, 30),
-        Figure("patches of Keras", 50, 50),
+        Figure("functions of a first fit", 276 + DECLARED["tensorflow"], 180),
+        Figure("their files", 44 + DECLARED["files"], 30),
+        Figure("patches of Keras", 30, 30),
     ),
     "torch": (
         Figure("calls in a step", 398, 400),
-        Figure("functions of a first fit", 228, 190),
-        Figure("their files", 40, 30),
-        Figure("patches of Keras", 50, 50),
+        Figure("functions of a first fit", 228 + DECLARED["torch"], 190),
+        Figure("their files", 40 + DECLARED["files"], 30),
+        Figure("patches of Keras", 30, 30),
     ),
 }
 _NO_CODE = (

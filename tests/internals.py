@@ -43,6 +43,8 @@ ALLOWED = {
     "_fields": "a named tuple's, documented",
     "_make": "a named tuple's, documented",
     "_replace": "a named tuple's, documented",
+    "source._data_source": "Grain's loaders say in no other way what they read; it may be missing",
+    "source._sampler": "likewise",
     "_inheriting": "multiprocessing's: whether this process is being started by it",
 }
 

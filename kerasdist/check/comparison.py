@@ -17,7 +17,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.backends.base.trial import Trial, TriedBatch
+from kerasdist.backends.base.trial import TrainerLike, Trial, TriedBatch
 from kerasdist.check.differences import (
     Difference,
     Differences,
@@ -34,7 +34,6 @@ from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import require_trainer
 from kerasdist.training.metrics import metrics_of
-from kerasdist.training.trainer import ReplicatedTrainer
 
 # By how many roundings the variables are changed to measure the effect of rounding, and how often.
 _ROUNDINGS = 4
@@ -68,7 +67,7 @@ class Comparison:
 class _Steps:
     """The steps that are compared."""
 
-    trainer: ReplicatedTrainer
+    trainer: TrainerLike
     batch: TriedBatch
     wants_outputs: bool
     draws: RecordedDraws

@@ -13,7 +13,6 @@ from kerasdist.keras_compat.models import *
 from kerasdist.keras_compat.optimizers import *
 from kerasdist.keras_compat.patches import *
 from kerasdist.keras_compat.pipelines import *
-from kerasdist.keras_compat.reductions import *
 from kerasdist.keras_compat.snapshots import *
 from kerasdist.keras_compat.steps import *
 from kerasdist.keras_compat.thread_state import *

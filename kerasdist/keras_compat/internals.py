@@ -34,7 +34,15 @@ def _internal(
 FLATTEN_LAYERS = _internal(
     "keras:Layer._flatten_layers", _FIT, "layers are found among the attributes of layers"
 )
-SYMBOLIC_BUILD = _internal("keras:Model._symbolic_build", _FIT, in_each_fit=True)
+SYMBOLIC_BUILD = _internal(
+    "keras:Model._symbolic_build", _FIT, backends=("jax", "torch"), in_each_fit=True
+)
+BUILD_BEFORE_FIT = _internal(
+    "keras:Model._symbolic_build",
+    "building metrics before the first step",
+    "the first step builds them",
+    ("tensorflow",),
+)
 MAYBE_SYMBOLIC_BUILD = _internal(
     "keras:Model._maybe_symbolic_build", _FIT, backends=("tensorflow",), in_each_fit=True
 )

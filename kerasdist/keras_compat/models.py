@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -273,6 +274,9 @@ _AXES = {
     "tversky": None,
 }
 
+MIXING = frozenset(_AXES)
+"""The names of Keras's functions of losses and metrics that may mix examples."""
+
 
 def serialize_as(own: type, stand_in: Any) -> None:
     """Lets objects of a class be saved and pickled as those of another."""
@@ -403,9 +407,14 @@ def may_mix_examples(loss: Any) -> bool:
 
 
 def is_of_examples(metric: Any) -> bool:
-    """Returns whether a metric's function is Keras's own, and gives a value for each example."""
-    function = getattr(metric, internals.METRIC_FUNCTION.attribute, None)
-    return is_builtin(function) and not may_mix_examples(function)
+    """Returns whether a metric is of a class of Keras that has a value for each example.
+
+    Asked before it has its function, whose name that of its class is.
+    """
+    kind = type(metric)
+    letters = {name.replace("_", "") for name in _AXES}
+    is_known = is_builtin(kind) and kind is not keras.metrics.MeanMetricWrapper
+    return is_known and kind.__name__.lower() not in letters
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:
@@ -485,3 +494,33 @@ _REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
     "optree_impl": _by_optree,
     "torchtree_impl": _by_torch,
 }
+
+
+# Masks, and the reductions of losses.
+
+
+def get_keras_mask(tensor: Any) -> Any:
+    """Returns the mask that Keras keeps for a tensor, None if there is none."""
+    return internals.GET_MASK.get()(tensor)
+
+
+def set_keras_mask(tensor: Any, mask: Any) -> None:
+    """Sets the mask that Keras keeps for a tensor."""
+    internals.SET_MASK.get()(tensor, mask)
+
+
+def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
+    """Returns weights that are zero where a mask is, by Keras's own function, unpatched."""
+    keras_own = inspect.unwrap(internals.APPLY_MASK.get())
+    return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
+
+
+def reduce_values(values: Any, sample_weight: Any, reduction: str | None) -> Any:
+    """Reduces the values of a loss, as Keras does."""
+    return internals.REDUCE_VALUES.get()(values, sample_weight, reduction)
+
+
+def is_compile_metrics(metric: object) -> bool:
+    """Returns whether a metric is the one in which Keras keeps the metrics of `compile`."""
+    # No other metric that Keras ships, and that a model has, has metrics.
+    return is_builtin(type(metric)) and hasattr(metric, "metrics")

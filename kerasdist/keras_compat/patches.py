@@ -138,6 +138,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_MODEL, "__setattr__", "JAX: the state of steps is not tracked", "set_attribute"),
     *_of(_MODEL, "zero_grad", "the replica's gradients", on=_TORCH),
     _at(internals.SYMBOLIC_BUILD, "build_symbolically", "what it makes belongs to the strategy"),
+    _at(internals.BUILD_BEFORE_FIT, "build_symbolically", "likewise"),
     _at(internals.MAYBE_SYMBOLIC_BUILD, "build_if_needed", "takes no batch from the data"),
     _at(internals.GET_JAX_STATE, "take_state", "the state, on the devices of the replicas"),
     _at(internals.RESULT_OR_LOGS, "end_epoch", "sums that steps have postponed"),
@@ -258,7 +259,9 @@ def _base_of(path: str, owner: Any) -> type:
     return base
 
 
-def _replace(patch: Patch, owner: Any, name: str, now: Any, functions: dict[str, Function]) -> None:
+def _replace(
+    patch: Patch, owner: Any, name: str, now: Any, functions: Mapping[str, Function | Method]
+) -> None:
     """Lets functions run in the place of an attribute, or of an inherited one."""
     place = _places.get((id(owner), name))
     if place is None:

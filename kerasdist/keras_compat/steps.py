@@ -26,6 +26,11 @@ def build_symbolically(model: Any, batch: object) -> None:
     internals.SYMBOLIC_BUILD.of(model)(data_batch=batch)
 
 
+def can_build_before_fit() -> bool:
+    """Returns whether `build_symbolically` is there; on TensorFlow the first step serves, too."""
+    return internals.BUILD_BEFORE_FIT.is_there()
+
+
 def batch_spec(iterator: Any) -> Any:
     """Returns the types and shapes of what one of Keras's iterators on TensorFlow yields."""
     begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)

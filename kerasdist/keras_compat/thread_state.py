@@ -141,7 +141,7 @@ def global_seed_generator() -> Any:
 
 def set_global_seed_generator(generator: object) -> None:
     """Sets the generator that unseeded draws of this thread take their seeds from."""
-    keep_of_thread(SEED_GENERATOR, generator)
+    setattr(getattr(*place_of_state()), _name_of(SEED_GENERATOR), generator)
 
 
 def global_seed() -> int | None:

@@ -8,21 +8,18 @@ keeps the user's name and module, so that the object is saved, loaded and printe
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
 
 import keras
 
 from kerasdist import keras_compat
-
-if TYPE_CHECKING:
-    from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.backends.base.trial import TrainerLike
 
 # The attribute for a model's trainer.
 TRAINER = "_kerasdist_trainer"
 
 
 # Weak on both sides, since a class refers to its bases: a user's class may go with its last object.
-_bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[type, type]] = (
+_bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple[type, ...], type]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -40,7 +37,7 @@ def bind(instance: object, front: type, *behind: type) -> None:
 def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
     """Returns the subclass of `own` that has `front` before it, and other classes behind."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
-    bound = known.get(front)
+    bound = known.get((front, *behind))
     if bound is not None:
         return bound
     is_base = any(own in one.__bases__ for one in behind)
@@ -50,22 +47,22 @@ def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
         {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
     )
     keras_compat.serialize_as(own, bound)
-    known[front] = bound
+    known[front, *behind] = bound
     return bound
 
 
-def remember_trainer(model: keras.Model, trainer: ReplicatedTrainer) -> None:
+def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
     """Keeps the trainer on a model, without Keras's tracking of attributes."""
     object.__setattr__(model, TRAINER, trainer)
 
 
-def require_trainer(model: object) -> ReplicatedTrainer:
+def require_trainer(model: object) -> TrainerLike:
     """Returns the trainer of a model that was made in a scope."""
     trainer = trainer_of(model)
     assert trainer is not None, model
     return trainer
 
 
-def trainer_of(model: object) -> ReplicatedTrainer | None:
+def trainer_of(model: object) -> TrainerLike | None:
     """Returns the trainer of a model, None for a model made outside of every scope."""
     return vars(model).get(TRAINER)

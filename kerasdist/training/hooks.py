@@ -17,6 +17,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import description
+from kerasdist.backends.base.trial import TrainerLike
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
 from kerasdist.core import ownership
@@ -31,13 +32,12 @@ from kerasdist.training import (
     metrics,
     numerics,
     outside,
-    own_functions,
     randomness,
     saving,
     worker_agreement,
 )
 from kerasdist.training.binding import TRAINER, remember_trainer, trainer_of
-from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.training.trainer import ReplicatedTrainer, require_made, watch_functions
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -168,20 +168,20 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         )
     _adapt(trainer, given, given["steps_per_epoch"], position)
     on_workers.prepare(given, replicas)
-    own_functions.watch(trainer, given)
+    watch_functions(trainer, given)
     _set_verbosity(trainer, given)
     with on_workers.in_fit(given):
         return _run(original, trainer, call, facts)
 
 
-def _require_fit(trainer: ReplicatedTrainer) -> None:
+def _require_fit(trainer: TrainerLike) -> None:
     """Refuses what can't be trained: beside another distribution, or with a Keras that lacks it."""
     outside.require_one_distribution(trainer.strategy)
     if trainer.replicas.num_replicas > 1:
         keras_compat.require_each_fit()
 
 
-def _set_verbosity(trainer: ReplicatedTrainer, given: dict[str, Any]) -> None:
+def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
     """Lets the chief alone print; for "auto" lines, since the launcher shows no bars."""
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
@@ -200,7 +200,7 @@ def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: o
     replicas, job = trainer.replicas, trainer.replicas.job
     facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
     _set_verbosity(trainer, call.arguments)
-    own_functions.watch(trainer, call.arguments)
+    watch_functions(trainer, call.arguments)
     _adapt(trainer, call.arguments, call.arguments["steps"])
     return _run(original, trainer, call, facts)
 
@@ -219,7 +219,7 @@ def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: o
     with trainer.replicas.placement(), working:
         logs = original(*call.args, **call.kwargs)
     is_training = original.__name__ == "train_on_batch"
-    own_functions.require_made(trainer, f"make_{'train' if is_training else 'test'}_function")
+    require_made(trainer, f"make_{'train' if is_training else 'test'}_function")
     return logs
 
 
@@ -245,10 +245,7 @@ def _bound(
 
 
 def _adapt(
-    trainer: ReplicatedTrainer,
-    given: dict[str, Any],
-    steps: int | None,
-    position: Position | None = None,
+    trainer: TrainerLike, given: dict[str, Any], steps: int | None, position: Position | None = None
 ) -> None:
     """Replaces the arguments that describe the data by one data adapter, as Keras's loop does."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
@@ -259,7 +256,7 @@ def _adapt(
 
 
 def _adapted(
-    trainer: ReplicatedTrainer, x: object, position: Position | None = None, **arguments: object
+    trainer: TrainerLike, x: object, position: Position | None = None, **arguments: object
 ) -> Any:
     if isinstance(x, keras_compat.DataAdapter):
         return x
@@ -274,10 +271,7 @@ def _adapted(
 
 
 def _run(
-    original: Original,
-    trainer: ReplicatedTrainer,
-    call: inspect.BoundArguments,
-    facts: dict[str, Any],
+    original: Original, trainer: TrainerLike, call: inspect.BoundArguments, facts: dict[str, Any]
 ) -> Any:
     replicas, calling = trainer.replicas, nullcontext()
     if replicas.job is not None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.trial import TrainerLike
 from kerasdist.core.context import current
+from kerasdist.errors import UnsupportedError
 from kerasdist.training import saving, worker_agreement
 from kerasdist.training.metrics import summed
 
@@ -27,6 +29,15 @@ Original = Callable[..., Any]
 
 # The methods of a model that make what a step reports.
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+
+
+# A user's method that makes a function of these by itself, without Keras's, would run steps on one
+# device alone, on data that are divided.
+_STEPS = {
+    "make_train_function": "train_step",
+    "make_test_function": "test_step",
+    "make_predict_function": "predict_step",
+}
 
 
 class ReplicatedTrainer:
@@ -188,3 +199,48 @@ def defined_by_class(kind: type, name: str) -> Any:
         if found is not None and not parent.__module__.startswith("kerasdist."):
             return found
     return None
+
+
+def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
+    """Adds a callback that looks who has made a call's functions, if the user may have."""
+    is_alone = trainer.replicas.num_replicas == 1
+    if is_alone or all(map(trainer.has_builtin, _STEPS)):
+        return
+    callbacks, watching = given["callbacks"], _Watch(trainer)
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.append(watching)
+    else:
+        given["callbacks"] = [*keras_compat.callbacks_of(callbacks), watching]
+
+
+def require_made(trainer: TrainerLike, name: str) -> None:
+    """Raises unless the trainer has made a function, for models that are trained over replicas."""
+    if trainer.replicas.num_replicas == 1 or name in trainer.made:
+        return
+    model = trainer.model
+    raise UnsupportedError(
+        f"Expected a {name} that calls super().{name}(), which makes what runs over the replicas. "
+        f"Received: model={model.name!r}, whose own {name} does not. Override {_STEPS[name]}, or "
+        f"call super().{name}() and wrap what it has set."
+    )
+
+
+@final
+class _Watch(keras.callbacks.Callback):
+    """Looks who has made a function before its first step."""
+
+    def __init__(self, trainer: TrainerLike) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Looks at the function of `fit`."""
+        require_made(self._trainer, "make_train_function")
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Looks at the function of `evaluate`."""
+        require_made(self._trainer, "make_test_function")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Looks at the function of `predict`."""
+        require_made(self._trainer, "make_predict_function")

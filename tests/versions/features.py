@@ -331,6 +331,7 @@ _TORCH = ("torch",)  # where state is sharded over processes alone
 FEATURES: Mapping[str, Use] = {
     "keras.FLATTEN_LAYERS": goes_on(train_equally),
     "keras.SYMBOLIC_BUILD": refused(train),
+    "keras.BUILD_BEFORE_FIT": goes_on(train_equally),
     "keras.MAYBE_SYMBOLIC_BUILD": refused(train),
     "keras.GET_JAX_STATE": refused(train),
     "keras.JAX_STATE": refused(train),

@@ -53,10 +53,27 @@ class TriedBatch:
 
 
 class TrainerLike(Protocol):
-    """What a trial knows of a model's trainer."""
+    """A model's trainer, as far as others know it.
+
+    Attributes:
+        model: The model.
+        strategy: The strategy that it was made under.
+        replicas: The strategy's replica set.
+        made: Which of ``make_train_function`` and its like have made the trainer's function.
+    """
 
     model: Any
+    strategy: Any
     replicas: Any
+    made: set[str]
+
+    def has_builtin(self, step: str) -> bool:
+        """Returns whether a method of the model is Keras's own."""
+        ...
+
+    def prepare_step(self, batch: Any) -> None:
+        """Makes what a training step needs."""
+        ...
 
 
 class Trial(keras.StatelessScope, abc.ABC):

@@ -18,7 +18,6 @@ from kerasdist.backends.base.interface import (
     ReplicaSet,
     read_chrome_trace,
 )
-from kerasdist.backends.torch.fit import keras_parallelism
 from kerasdist.backends.torch.fit.trainer import TorchTrainer
 from kerasdist.backends.torch.fit.trial import TorchTrial
 from kerasdist.backends.torch.replica import functions
@@ -46,7 +45,6 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         creation.install()
-        keras_parallelism.install()
         self._cpu_devices = 1
 
     def devices(self, kind: str) -> tuple[Device, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kerasdist.backends.torch import internals
+from kerasdist.core.internals import Internal
 
 
 def _multiply_one_by_one(tensors: Sequence[torch.Tensor], factor: float) -> list[torch.Tensor]:
@@ -27,22 +28,31 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# A call of these in a step is one of torch's own function, by no wrapper. They are looked up at
-# once, as there is something in their place if they are gone.
-multiply_each: Callable[[Sequence[torch.Tensor], float], Sequence[torch.Tensor]] = (
-    internals.MULTIPLY_EACH.get() if internals.MULTIPLY_EACH.is_there() else _multiply_one_by_one
-)
-"""Returns each tensor times a number."""
+# In a step each of these is torch's own function, by no wrapper: the first call looks it up.
 
-add_to_each: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = (
-    internals.ADD_TO_EACH.get() if internals.ADD_TO_EACH.is_there() else _add_one_by_one
-)
-"""Adds to each tensor another one, in place."""
 
-copy_to_each: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = (
-    internals.COPY_TO_EACH.get() if internals.COPY_TO_EACH.is_there() else _copy_one_by_one
-)
-"""Copies into each tensor another one's values."""
+def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:
+    """Returns each tensor times a number."""
+    return _looked_up("multiply_each", internals.MULTIPLY_EACH, _multiply_one_by_one)(
+        tensors, factor
+    )
+
+
+def add_to_each(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> object:
+    """Adds to each tensor another one, in place."""
+    return _looked_up("add_to_each", internals.ADD_TO_EACH, _add_one_by_one)(tensors, others)
+
+
+def copy_to_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> object:
+    """Copies into each tensor another one's values."""
+    return _looked_up("copy_to_each", internals.COPY_TO_EACH, _copy_one_by_one)(targets, sources)
+
+
+def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts torch's function, or what is in its place, under a name of this module."""
+    found = internal.get() if internal.is_there() else otherwise
+    globals()[name] = found
+    return found
 
 
 def count_changes(tensor: torch.Tensor) -> int:

@@ -276,6 +276,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self._batches_of_call = count
         if iterator is not None:
             data_batch = keras_compat.batch_spec(iterator)
+        if not keras_compat.can_build_before_fit():
+            return
         if self.has_builtin("train_step"):
             _build_from(self.model, data_batch)
         elif keras_compat.has_built_layers(self.model):

@@ -14,12 +14,13 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 import torch.distributed as dist
 
+from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import check_shapes
@@ -61,6 +62,7 @@ def connect(job: Job) -> None:
     _take_part_of_cores()
     _let_gloo_be_reached(job)
     _let_the_job_name_lost_workers()
+    leave_models_alone()
     timeout = timedelta(seconds=job.timeouts.meeting)
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (job.rank, job.num_workers):
@@ -493,3 +495,25 @@ def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch
 def _header(tensor: torch.Tensor) -> list[int]:
     shape = [*tensor.shape]
     return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]
+
+
+# Keras's own data parallelism, from 3.16 on, wraps every model by DistributedDataParallel, and sums
+# every metric, as soon as torch has a default process group, which a job makes. A strategy's model
+# never comes here. Another model in a job's process belongs to its worker alone, and what the chief
+# evaluates in a callback would wait for the others for good. A group that the script has made
+# itself serves the models outside of the scope, as in plain Keras.
+
+
+@cache
+def leave_models_alone() -> None:
+    """Keeps Keras from training models outside of the scope in a job's group; once a process."""
+    keras_compat.install(initialize_ddp=_initialize_ddp, alone_result=_result_of_process)
+
+
+def _initialize_ddp(original: Callable[..., None], model: object) -> None:
+    if not is_default_group_ours():
+        original(model)
+
+
+def _result_of_process(original: Callable[..., Any], model: object) -> Any:
+    return keras_compat.metrics_here(model) if is_default_group_ours() else original(model)
