@@ -11,7 +11,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.environment import CPU_DEVICES, QUIET, values
@@ -32,28 +32,29 @@ def _waiting(backend: str) -> Nursery:
     return _open.enter_context(nursery)
 
 
-def without(package: str, paths: Sequence[str], backend: str, feature: str = "") -> dict[str, Any]:
-    """What a process finds in which some paths of a package are gone.
+class Gone:
+    """Processes in which some paths of a package are gone, and that use a feature."""
 
-    That is: the replicas of its strategy; ``fit`` under it, and plain Keras's, where something is
-    gone that each `fit` needs; and what came of the feature, on each worker. For an error that says
-    that something is gone, its text.
-    """
-    if not feature or backend not in FEATURES[feature].workers_on:
-        [found] = _ended(backend, [package, [*paths], feature, False], [{}])
-        return found
-    [found] = _ended(backend, [package, [*paths], "", False], [{}])
-    workers = _ended(backend, [package, [*paths], feature, True], job_of(2))
-    return {**found, "feature": [one for each in workers for one in each["feature"]]}
+    def __init__(self, package: str, paths: Sequence[str], backend: str, feature: str = ""):
+        by_workers = bool(feature) and backend in FEATURES[feature].workers_on
+        here = [package, [*paths], "" if by_workers else feature, False]
+        self._jobs = [_waiting(backend).begin([json.dumps(here)], [{}])]
+        if by_workers:
+            work = [package, [*paths], feature, True]
+            self._jobs.append(_waiting(backend).begin([json.dumps(work)], job_of(2)))
 
+    @functools.cached_property
+    def found(self) -> dict[str, Any]:
+        """What was found.
 
-def _ended(
-    backend: str, order: Sequence[object], environments: Sequence[Mapping[str, str]]
-) -> list[dict[str, Any]]:
-    job = _waiting(backend).begin([json.dumps(order)], environments)
-    ended = job.join(SECONDS)
-    assert all(one.code == 0 for one in ended), report(ended)
-    return [json.loads(one.output.splitlines()[-1]) for one in ended]
+        That is: the replicas of a strategy; ``fit`` under it, and plain Keras's, where something is
+        gone that each `fit` needs; and what came of the feature, on each worker. For an error that
+        says that something is gone, its text.
+        """
+        ended = [one for job in self._jobs for one in job.join(SECONDS)]
+        assert all(one.code == 0 for one in ended), report(ended)
+        first, *workers = [json.loads(one.output.splitlines()[-1]) for one in ended]
+        return {**first, "feature": [*first["feature"], *(one["feature"][0] for one in workers)]}
 
 
 # --------------------------------------------------------------------------- in the process
@@ -103,7 +104,7 @@ def _look(feature: str, is_worker: bool) -> dict[str, Any]:
     import kerasdist as kd
 
     assert "keras" not in sys.modules  # it is imported when a strategy is made
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"feature": []}
     if not is_worker:
         found["replicas"] = kd.MirroredStrategy(["cpu:0", "cpu:1"]).num_replicas_in_sync
     import keras

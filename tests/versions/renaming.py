@@ -6,6 +6,7 @@ gone. By the place where a declared internal is:
 
 - a name with an underscore: the word, in all of Keras;
 - a text that a function mentions: all texts that are this word;
+- an attribute of objects: where their class is defined;
 - another function or class of a module: what the module binds to this name, its uses in the module,
   in imports from it, and as its attribute; for a method without an underscore, its class;
 - a module: its path.
@@ -56,7 +57,7 @@ def folder_of_keras() -> Path:
     return Path(importlib.util.find_spec("keras").submodule_search_locations[0])
 
 
-def rule_of(path: str) -> "_Word | _OfModule | _Module":
+def rule_of(path: str) -> "_Rule":
     """How Keras's source changes for what is at a path."""
     module, _, names = path.partition(":")
     parts = names.split(".") if names else []
@@ -70,6 +71,8 @@ def rule_of(path: str) -> "_Word | _OfModule | _Module":
         return _Word(name, rf"\b{name}\b")
     if len(parts) > 2 or (len(parts) == 2 and _is_text(module, *parts)):
         return _Word(name, rf"(?<=['\"]){name}(?=['\"])")
+    if len(parts) == 2 and (kind := _class_with(*parts)):
+        return kind
     # Many classes have a method of a name that is not private: its class moves.
     return _OfModule(parts[0], module, asked)
 
@@ -92,6 +95,15 @@ def _is_text(module: str, owner: str, name: str) -> bool:
     )
 
 
+def _class_with(owner: str, name: str) -> "_Attribute | None":
+    """The rule for an attribute without an underscore that objects of a class get."""
+    for file in (folder_of_keras() / "src").rglob("*.py"):
+        text = file.read_text("utf-8")
+        if _Attribute.is_of(owner, text) and re.search(rf"\bself\.{name} =", text):
+            return _Attribute(owner, name)
+    return None
+
+
 def _place(module: str) -> Path:
     return folder_of_keras().parent.joinpath(*module.split("."))
 
@@ -110,6 +122,24 @@ class _Word:
     def change(self, module: str, text: str) -> str:
         del module
         return self._pattern.sub(self.word + MOVED, text)
+
+
+class _Attribute:
+    """An attribute of a class's objects, where the class is defined."""
+
+    def __init__(self, owner: str, word: str):
+        self.word = word
+        self._owner = owner
+
+    @staticmethod
+    def is_of(owner: str, text: str) -> bool:
+        return re.search(rf"^class {owner}\b", text, re.M) is not None
+
+    def change(self, module: str, text: str) -> str:
+        del module
+        if not self.is_of(self._owner, text):
+            return text
+        return re.sub(rf"\bself\.{self.word}\b", f"self.{self.word}{MOVED}", text)
 
 
 class _Module:
@@ -264,10 +294,13 @@ def _local_names(function: ast.FunctionDef) -> set[str]:
     return found - not_local
 
 
+_Rule = _Word | _Attribute | _OfModule | _Module
+
+
 class _Finder(MetaPathFinder):
     """Loads modules of Keras; those that have what is renamed, from other source."""
 
-    def __init__(self, rules: Sequence[_Word | _OfModule | _Module]):
+    def __init__(self, rules: Sequence[_Rule]):
         self._rules = rules
         self._modules = [rule for rule in rules if isinstance(rule, _Module)]
 

@@ -13,7 +13,7 @@ import pytest
 from tests import internals
 from tests.internals import BACKENDS, TABLES
 from tests.versions.features import FEATURES
-from tests.versions.gone import without
+from tests.versions.gone import Gone
 from tests.versions.renaming import MOVED
 
 # What this version does not have cannot be removed from it.
@@ -29,16 +29,33 @@ CASES = [
 @functools.cache
 def one_device(backend: str) -> list[float]:
     """The losses and weights of plain Keras, which two replicas have as well."""
-    found = without("keras", [], backend)
+    found = Gone("keras", [], backend).found
     np.testing.assert_allclose(found["fit"], found["plain"], rtol=1e-6)
     return found["plain"]
 
 
-@pytest.mark.parametrize(("name", "backend"), CASES)
-def test_without_it(name, backend):
+@functools.cache
+def gone(name: str, backend: str) -> Gone:
     table, _, own = name.partition(".")
     internal = internals.table(table)[own]
-    found = without(internal.package, internals.spellings_here(internal), backend, name)
+    return Gone(internal.package, internals.spellings_here(internal), backend, name)
+
+
+@pytest.fixture
+def ahead(request):
+    """The processes of the next case start when those of this one do: there are two cores."""
+    chosen = [one for one in request.session.items if one.function is test_without_it]
+    place = chosen.index(request.node)
+    for one in chosen[place : place + 2]:
+        if one.callspec.params["name"] in FEATURES:
+            gone(**one.callspec.params)
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_without_it(name, backend, ahead):
+    table, _, own = name.partition(".")
+    internal = internals.table(table)[own]
+    found = gone(name, backend).found
     assert found["replicas"] == 2
     place = next(iter(internal.spellings)) + MOVED * (internal.package != "keras")
     if internal.in_each_fit:

@@ -44,8 +44,10 @@ import keras.src.losses
 class Layer:
     def __init__(self):
         self._losses = [1]
+        self.total = None
 
     def call(self):
+        assert self.total is None
         found = [losses_module.reduce(self._losses), reduce(self._losses)]
         found += [reduce_values(getattr(self, "_losses")), keras.src.losses.reduce(self._losses)]
         return found
@@ -94,6 +96,7 @@ print(here, again)
     ("path", "now"),
     [
         ("keras:Layer._losses", "keras:Layer._losses_moved"),
+        ("keras.src.layers:Layer.total", "keras.src.layers:Layer.total_moved"),
         ("keras.src.layers:Layer.call", "keras.src.layers:Layer_moved.call"),
         ("keras.src.losses:reduce", "keras.src.losses:reduce_moved"),
         ("keras.src.losses:SCALE", "keras.src.losses:SCALE_moved"),
