@@ -289,8 +289,8 @@ CLIP_GRADIENTS = _internal(
 RANDOM = _internal("keras.src.backend:random", "random draws in replicas")
 REMAT = Internal(
     {"keras.src.backend:ops.core.remat": "3.16", "keras.src.backend:core.remat": "3.12 to 3.15"},
-    "keras.remat and RematScope in replicas",
-    _REFUSED,
+    "gradients in replicas on GPUs, of layers in a keras.RematScope",
+    "training several replicas on GPUs is refused",
     ("torch",),
 )
 CUSTOM_GRADIENT = Internal(
@@ -298,8 +298,8 @@ CUSTOM_GRADIENT = Internal(
         "keras.src.backend:ops.core.custom_gradient.__call__": "3.16",
         "keras.src.backend:core.custom_gradient.__call__": "3.12 to 3.15",
     },
-    "keras.ops.custom_gradient in replicas",
-    _REFUSED,
+    "gradients in replicas on GPUs, by keras.ops.custom_gradient",
+    "training several replicas on GPUs is refused",
     ("torch",),
 )
 

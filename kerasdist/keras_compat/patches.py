@@ -169,6 +169,7 @@ PATCHES: tuple[Patch, ...] = (
 
 REFUSALS: tuple[Patch, ...] = (
     Patch(("refuse_save",), f"{_MODEL}.save", "in a job", stands_for=internals.SAVE_MODEL),
+    Patch(("refuse_save",), f"{_MODEL}.save", "HDF5, in a job", stands_for=internals.SAVE_HDF5),
     Patch(
         ("refuse_save",), f"{_MODEL}.save_weights", "in a job", stands_for=internals.SAVE_WEIGHTS
     ),

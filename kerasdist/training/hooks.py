@@ -106,6 +106,8 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
     strategy = scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
+        if strategy.num_replicas_in_sync > 1:
+            keras_compat.require_each_fit()  # here, since Keras hides errors of what builds layers
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)

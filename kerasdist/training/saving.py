@@ -69,14 +69,17 @@ def save(
     return None
 
 
-def refuse_save(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
+def refuse_save(
+    original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
+) -> Any:
     """Refuses to save in a job if Keras lacks what lets one worker write: all would write."""
-    trainer = trainer_of(model)
+    trainer, internals = trainer_of(model), keras_compat.internals
+    needed = internals.SAVE_MODEL if original.__name__ == "save" else internals.SAVE_WEIGHTS
+    if needed is internals.SAVE_MODEL and str(filepath).endswith((".h5", ".hdf5", ".keras.h5")):
+        needed = internals.SAVE_HDF5
     if trainer is not None and trainer.replicas.job is not None:
-        internals = keras_compat.internals
-        is_whole = original.__name__ == "save"
-        raise (internals.SAVE_MODEL if is_whole else internals.SAVE_WEIGHTS).missing()
-    return original(model, *args, **kwargs)
+        needed.require()
+    return original(model, filepath, *args, **kwargs)
 
 
 def _is_one_file(function: str, *args: object, **kwargs: object) -> bool:

@@ -83,9 +83,16 @@ class TorchTrainer(ReplicatedTrainer):
             return model.train_step(batch)
 
         if model.train_function is None or force:
+            self._require_places_of_gradients()
             function = self._steps.training(step, self._as_plain_keras(step))
             model.train_function = self._checked(function) if may_differ(model) else function
         return model.train_function
+
+    def _require_places_of_gradients(self) -> None:
+        """Refuses accelerators if code that goes backward, in torch's threads, had no replica."""
+        if self.replicas.num_replicas > 1 and not self.replicas.on_cpu:
+            keras_compat.internals.REMAT.require()
+            keras_compat.internals.CUSTOM_GRADIENT.require()
 
     def _checked(self, function: Function) -> Function:
         """Wraps a train function to compare its first step with that of one device."""

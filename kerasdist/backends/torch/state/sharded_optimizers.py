@@ -194,6 +194,8 @@ def _update(
     if state is None:
         original(optimizer, grads, trainable_variables)
         return
+    if optimizer.clipnorm or optimizer.global_clipnorm:
+        keras_compat.internals.CLIP_GRADIENTS.require()
     cut = state.cut(grads, trainable_variables)
     with state.updating(weights):
         original(optimizer, cut, trainable_variables)
@@ -296,8 +298,6 @@ class ShardRules:
         if not self.serves(weight):
             return False
         if keras_compat.is_elementwise(optimizer):
-            if optimizer.clipnorm or optimizer.global_clipnorm:
-                keras_compat.internals.CLIP_GRADIENTS.require()
             return True
         if optimizer not in self._warned:
             self._warned.add(optimizer)
