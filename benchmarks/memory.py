@@ -23,6 +23,7 @@ import keras
 import numpy as np
 
 import kerasdist as kd
+from kerasdist.training.binding import require_trainer
 
 LIMIT = 1.1
 SHARDINGS = (None, "optimizer", "full")
@@ -53,7 +54,7 @@ def temporary(model, batch):
 
     names = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{name}_variables": True for name in names})
-    step = StepFunction(model, model.train_step, model.replica_set.arrays)
+    step = StepFunction(model, model.train_step, require_trainer(model).replicas.arrays)
     data = (batch, batch, None)
     compiled = step.program(state, data).lower(state, data).compile()
     return compiled.memory_analysis().temp_size_in_bytes

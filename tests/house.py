@@ -87,7 +87,7 @@ ADDED = {
     "no graph by TensorBoard on workers": 2,
     "steps of an execution in one program, on JAX": 90,
     "versions that are too old, Keras twice, and what is gone, by doctor": 129,
-    "what is not public is declared, and costs its feature alone (ADR 106)": 1434,
+    "what is not public is declared, and costs its feature alone (ADR 106)": 1489,
 }
 
 # What the tables of internals add beside their lines (ADR 106): the types of what Keras and the
@@ -95,10 +95,10 @@ ADDED = {
 DECLARED = {
     "files": 8,
     "files under 50 lines": 1,
-    "mentions of Any": 142,
+    "mentions of Any": 147,
     "jax": 51,
     "tensorflow": 61,
-    "torch": 45,
+    "torch": 49,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.

@@ -138,7 +138,7 @@ def tell_internals() -> None:
 
 def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
     """Yields a finding about each internal that is gone, or one that none is."""
-    gone = [one for one in used if not one.is_there()]
+    gone = [one for one in used if one.is_gone()]
     for one in gone:
         found = f"{one.package} {framework_version(one.package)} has no {next(iter(one.spellings))}"
         tested = install_command(one.package, f"=={TESTED[one.package][-1]}")

@@ -22,7 +22,7 @@ import keras
 
 from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.models import VERSION, backend_name, ops
+from kerasdist.keras_compat.models import VERSION, backend_name, is_builtin, ops
 
 Function = Callable[..., Any]
 
@@ -231,7 +231,7 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
         owner = next(one for one in owner.__mro__ if name in vars(one))
         _patched.add(path)
         _replace(patch, owner, name, now, functions)
-    elif owner_path in BASES and (name not in vars(owner) or name == "__new__"):
+    elif owner_path in BASES and (name == "__new__" or not _is_defined(owner, name)):
         # Keras's `__new__` of a model calls that of the next class.
         _patched.add(f"{owner_path}.__bases__")
         base = _base_of(owner_path, owner)
@@ -241,6 +241,12 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
     else:
         _patched.add(path)
         _replace(patch, owner, name, now, functions)
+
+
+def _is_defined(owner: Any, name: str) -> bool:
+    """Returns whether Keras defines a method in a class itself; others may, for a while."""
+    own = vars(owner).get(name)
+    return own is not None and is_builtin(getattr(own, "fget", own))
 
 
 def _split(path: str) -> tuple[str, str]:

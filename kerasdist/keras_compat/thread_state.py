@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import sys
 from typing import Any
@@ -14,62 +13,78 @@ from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
 
+# Where Keras has the state of each thread, and the names of its parts. In a dictionary: torch's
+# compiler follows a cached function into what it has computed, and this is read in compiled steps.
+KNOWN: dict[Any, Any] = {}
 
-@functools.cache
+
 def place_of_state() -> tuple[Any, str]:
     """Returns Keras's module with the state of each thread, and the state's name there.
 
     Not the state itself, which `keras.utils.clear_session` replaces.
     """
-    internals.THREAD_STATE.require()
-    module, _, name = str(internals.THREAD_STATE.path).partition(":")
-    return sys.modules[module], name
+    place = KNOWN.get(internals.THREAD_STATE)
+    if place is None:
+        internals.THREAD_STATE.require()
+        module, _, name = str(internals.THREAD_STATE.path).partition(":")
+        place = KNOWN[internals.THREAD_STATE] = sys.modules[module], name
+        name_of_scope()
+    return place
 
 
-@functools.cache
 def _name_of(internal: Internal) -> str:
     """Returns the name of a part of the state: Keras has it as a constant, or in a function."""
-    internal.require()
-    try:
-        return value_at(internal.path or "")
-    except AttributeError:
-        return internal.attribute
+    name = KNOWN.get(internal)
+    if name is None:
+        internal.require()
+        try:
+            name = value_at(internal.path or "")
+        except AttributeError:
+            name = internal.attribute
+        KNOWN[internal] = name
+    return name
 
 
 def of_thread(internal: Internal) -> Any:
     """Returns what Keras keeps of the calling thread under a name, None if nothing."""
-    return getattr(getattr(*place_of_state()), _name_of(internal), None)
+    return getattr(
+        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), None
+    )
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
     """Sets what Keras keeps of the calling thread under a name."""
-    setattr(getattr(*place_of_state()), _name_of(internal), value)
+    setattr(
+        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), value
+    )
 
 
 def copy_thread_state() -> dict[str, Any]:
     """Returns Keras's state of the calling thread: scopes, policies, the device."""
-    return dict(vars(getattr(*place_of_state())))
+    return dict(vars(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))))
 
 
 def paste_thread_state(state: dict[str, Any]) -> None:
     """Sets Keras's state of the calling thread to that of another one."""
-    here = vars(getattr(*place_of_state()))
+    here = vars(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())))
     here.clear()
     # Stacks, such as that of name scopes, are copied for each thread.
     here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
 
 
-@functools.cache
 def name_of_scope() -> str | None:
     """Returns the name of the open stateless scope in the state, None if that is gone."""
-    return _name_of(STATELESS_SCOPE) if STATELESS_SCOPE.is_there() else None
+    if "scope" not in KNOWN:
+        KNOWN["scope"] = _name_of(STATELESS_SCOPE) if STATELESS_SCOPE.is_there() else None
+    return KNOWN["scope"]
 
 
 def get_stateless_scope() -> Any:
     """Returns the `keras.StatelessScope` in which this thread is, None if it is in none."""
-    name = name_of_scope()
+    place = KNOWN.get(internals.THREAD_STATE) or place_of_state()
+    name = KNOWN["scope"]
     if name is not None:
-        return getattr(getattr(*place_of_state()), name, None)
+        return getattr(getattr(*place), name, None)
     with keras.StatelessScope(initialize_variables=False) as scope:
         return scope.original_scope
 
@@ -78,7 +93,7 @@ def set_stateless_scope(scope: Any) -> None:
     """Lets this thread be in a scope, or in none."""
     name = name_of_scope()
     if name is not None:
-        setattr(getattr(*place_of_state()), name, scope)
+        setattr(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), name, scope)
         return
     leaves = keras.StatelessScope(initialize_variables=False)
     leaves.original_scope = scope
@@ -131,7 +146,14 @@ def has_no_seed_generator() -> bool:
     """
     if SEED_GENERATOR.path is None:
         return False
-    return getattr(getattr(*place_of_state()), _name_of(SEED_GENERATOR), None) is None
+    return (
+        getattr(
+            getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())),
+            (KNOWN.get(SEED_GENERATOR) or _name_of(SEED_GENERATOR)),
+            None,
+        )
+        is None
+    )
 
 
 def global_seed_generator() -> Any:
@@ -141,7 +163,11 @@ def global_seed_generator() -> Any:
 
 def set_global_seed_generator(generator: object) -> None:
     """Sets the generator that unseeded draws of this thread take their seeds from."""
-    setattr(getattr(*place_of_state()), _name_of(SEED_GENERATOR), generator)
+    setattr(
+        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())),
+        (KNOWN.get(SEED_GENERATOR) or _name_of(SEED_GENERATOR)),
+        generator,
+    )
 
 
 def global_seed() -> int | None:

@@ -15,9 +15,9 @@ from kerasdist.core.context import current
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import ops
 from kerasdist.keras_compat.thread_state import (
+    KNOWN,
     get_stateless_scope,
     keep_of_thread,
-    name_of_scope,
     of_thread,
     place_of_state,
     set_stateless_scope,
@@ -58,12 +58,13 @@ def outside_stateless_scopes() -> Iterator[None]:
 
     That is the variables themselves, in a trial the trial's copies.
     """
-    name = name_of_scope()
+    place = KNOWN.get(internals.THREAD_STATE) or place_of_state()
+    name = KNOWN["scope"]
     if name is None:
         scope = get_stateless_scope()
         set_stateless_scope(current.trial)
     else:  # at once, since each step does it often
-        threads = getattr(*place_of_state())
+        threads = getattr(*place)
         scope = getattr(threads, name, None)
         setattr(threads, name, current.trial)
     try:
@@ -72,7 +73,7 @@ def outside_stateless_scopes() -> Iterator[None]:
         if name is None:
             set_stateless_scope(scope)
         else:
-            setattr(getattr(*place_of_state()), name, scope)
+            setattr(getattr(*place), name, scope)
 
 
 def initialize_waiting_variables() -> None:

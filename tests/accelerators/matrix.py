@@ -29,7 +29,7 @@ EXACT = {
     "data": "data. own_data. few_rows. lookups.",
     "models": "models. layers. steps. strategies. outside_replicas. reading. cost. sharding.",
     "training": "training. callbacks. saving. telemetry. async_checkpoint.",
-    "restarts": "restarts. calls. products. generated. newer_keras.",
+    "restarts": "restarts. calls. products. generated. newer_keras. executions.",
     "checks": "bad_input. from_outside. check.",
 }
 """The themes of the exactness suite, by part: each theme is in one."""

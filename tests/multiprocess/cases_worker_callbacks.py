@@ -304,7 +304,7 @@ def restart_of_shards(lab):
 @case("workers")
 def telemetry(lab):
     """Telemetry: each worker's file has the same global counts; the chief's names the slowest."""
-    from kerasdist.training.binding import binding_of
+    from kerasdist.training.binding import trainer_of
 
     rank, workers = lab.job.rank, lab.job.num_workers
     slow = 1 % workers
@@ -315,7 +315,7 @@ def telemetry(lab):
         model = _model(lab)
         keras.utils.set_random_seed(12)
         watch = kd.callbacks.Telemetry(folder, every=1e-3)
-        replicas = type(binding_of(model).replicas)
+        replicas = type(trainer_of(model).replicas)
         with mock.patch.object(replicas, "device_kind", return_value="TPU v6 lite"):
             model.fit(data, epochs=2, verbose=0, callbacks=[watch])
         lines = lines_of(folder, rank)

@@ -130,7 +130,7 @@ def own_rows(lab):
     for repaired in (False, True):
         model, _ = made(lab, lambda backend: added_sum(backend, repaired=repaired))  # noqa: B023
         own = Sequence([(x[mine], y[mine])])
-        data = model.bound_strategy.distribute_dataset(own, options)
+        data = lab.strategy().distribute_dataset(own, options)
         with checked() as checks:
             said = warned(in_steps(model), (data,))
         expected = [] if repaired or not lab.job.is_chief else 1
@@ -147,7 +147,7 @@ def own_rows(lab):
     model = in_steps(made(lab, of_any_length))
     other_shapes = Sequence([(np.ones((3, 2 + rank), "int32"), y[:3])])
     with checked() as checks:
-        model.fit(model.bound_strategy.distribute_dataset(other_shapes, options), verbose=0)
+        model.fit(lab.strategy().distribute_dataset(other_shapes, options), verbose=0)
     lab.check(len(checks) == 1 and "not checked: ShapeError" in checks[0], f"{checks}")
 
 
