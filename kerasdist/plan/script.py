@@ -154,6 +154,9 @@ def _examples_in(given: Mapping[str, Any]) -> int | None:
 
 
 def _make_train_function(self: object, force: bool = False) -> None:
+    ours = trainer_of(self)
+    if ours is not None:
+        ours.made.add("make_train_function")
 
     def step(_: object, iterator: Iterator[Any]) -> None:
         trainer = trainer_of(self)
