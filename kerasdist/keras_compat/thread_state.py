@@ -28,7 +28,6 @@ def place_of_state() -> tuple[Any, str]:
         internals.THREAD_STATE.require()
         module, _, name = str(internals.THREAD_STATE.path).partition(":")
         place = KNOWN[internals.THREAD_STATE] = sys.modules[module], name
-        name_of_scope()
     return place
 
 
@@ -75,16 +74,18 @@ def paste_thread_state(state: dict[str, Any]) -> None:
 def name_of_scope() -> str | None:
     """Returns the name of the open stateless scope in the state, None if that is gone."""
     if "scope" not in KNOWN:
-        KNOWN["scope"] = _name_of(STATELESS_SCOPE) if STATELESS_SCOPE.is_there() else None
+        is_there = STATELESS_SCOPE.is_there() and internals.THREAD_STATE.is_there()
+        if is_there:
+            place_of_state()
+        KNOWN["scope"] = _name_of(STATELESS_SCOPE) if is_there else None
     return KNOWN["scope"]
 
 
 def get_stateless_scope() -> Any:
     """Returns the `keras.StatelessScope` in which this thread is, None if it is in none."""
-    place = KNOWN.get(internals.THREAD_STATE) or place_of_state()
-    name = KNOWN["scope"]
+    name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
     if name is not None:
-        return getattr(getattr(*place), name, None)
+        return getattr(getattr(*KNOWN[internals.THREAD_STATE]), name, None)
     with keras.StatelessScope(initialize_variables=False) as scope:
         return scope.original_scope
 

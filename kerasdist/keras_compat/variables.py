@@ -18,8 +18,8 @@ from kerasdist.keras_compat.thread_state import (
     KNOWN,
     get_stateless_scope,
     keep_of_thread,
+    name_of_scope,
     of_thread,
-    place_of_state,
     set_stateless_scope,
 )
 
@@ -58,9 +58,9 @@ def outside_stateless_scopes() -> Iterator[None]:
 
     That is the variables themselves, in a trial the trial's copies.
     """
-    place = KNOWN.get(internals.THREAD_STATE) or place_of_state()
-    name = KNOWN["scope"]
-    if name is None:
+    name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
+    place = KNOWN.get(internals.THREAD_STATE)
+    if name is None or place is None:
         scope = get_stateless_scope()
         set_stateless_scope(current.trial)
     else:  # at once, since each step does it often
@@ -70,7 +70,7 @@ def outside_stateless_scopes() -> Iterator[None]:
     try:
         yield
     finally:
-        if name is None:
+        if name is None or place is None:
             set_stateless_scope(scope)
         else:
             setattr(getattr(*place), name, scope)
