@@ -87,7 +87,7 @@ ADDED = {
     "no graph by TensorBoard on workers": 2,
     "steps of an execution in one program, on JAX": 90,
     "versions that are too old, Keras twice, and what is gone, by doctor": 129,
-    "what is not public is declared, and costs its feature alone (ADR 106)": 1492,
+    "what is not public is declared, and costs its feature alone (ADR 106)": 1493,
 }
 
 # What the tables of internals add beside their lines (ADR 106): the types of what Keras and the
