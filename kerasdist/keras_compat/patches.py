@@ -246,7 +246,7 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
 def _is_defined(owner: Any, name: str) -> bool:
     """Returns whether Keras defines a method in a class itself; others may, for a while."""
     own = vars(owner).get(name)
-    return own is not None and is_builtin(getattr(own, "fget", own))
+    return (id(owner), name) in _places or is_builtin(getattr(own, "fget", own))
 
 
 def _split(path: str) -> tuple[str, str]:

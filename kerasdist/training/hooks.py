@@ -144,7 +144,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         outside.warn(model, "fit")
         outside.take_on(model)
         return _plain(original, model, args, kwargs)
-    _require_fit(trainer)
+    outside.require_one_distribution(trainer.strategy)
     call = _bound(original, model, args, kwargs)
     given, replicas = call.arguments, trainer.replicas
     job = replicas.job
@@ -176,13 +176,6 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         return _run(original, trainer, call, facts)
 
 
-def _require_fit(trainer: TrainerLike) -> None:
-    """Refuses what can't be trained: beside another distribution, or with a Keras that lacks it."""
-    outside.require_one_distribution(trainer.strategy)
-    if trainer.replicas.num_replicas > 1:
-        keras_compat.require_each_fit()
-
-
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
     """Lets the chief alone print; for "auto" lines, since the launcher shows no bars."""
     job = trainer.replicas.job
@@ -197,7 +190,7 @@ def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: o
     if trainer is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
-    _require_fit(trainer)
+    outside.require_one_distribution(trainer.strategy)
     call = _bound(original, model, args, kwargs)
     replicas, job = trainer.replicas, trainer.replicas.job
     facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
@@ -212,7 +205,7 @@ def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: o
     if trainer is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
-    _require_fit(trainer)
+    outside.require_one_distribution(trainer.strategy)
     call = _bound(original, model, args, kwargs)
     given, weights = call.arguments, call.arguments["sample_weight"]
     if lists_weights(weights, given["y"]) and all(isinstance(one, _NUMBERS) for one in weights):
