@@ -106,7 +106,7 @@ _LEAST_PART = 1e-3
 
 def require_equal_results(
     job: Job,
-    logs: Mapping[str, float],
+    logs: Mapping[str, Any],
     gradients: Mapping[str, Any],
     dtypes: Iterable[str] | None = None,
 ) -> None:
@@ -120,14 +120,17 @@ def require_equal_results(
         gradients: The gradients, by the paths of their variables.
         dtypes: The types in which CPUs have computed; None: other devices have.
     """
+    numbers = _numbers_of(logs)
     exact = {
-        **{name: repr(float(value)) for name, value in logs.items()},
+        **{name: repr(value) for name, value in numbers.items()},
         **{f"gradient of {path}": checksum_of(one) for path, one in gradients.items()},
     }
     if job.all_have_one("results of the first step", comparison.digest(exact)):
         return
-    own: dict[str, Any] = {name: float(value) for name, value in logs.items()}
-    own.update({f"gradient of {path}": measures_of(one) for path, one in gradients.items()})
+    own = {
+        **numbers,
+        **{f"gradient of {path}": measures_of(one) for path, one in gradients.items()},
+    }
     chiefs = job.broadcast_object("results of the first step on the chief", own)
     rounding = _DEVICES if dtypes is None else max(map(rounding_of, dtypes), default=_DEVICES)
     shown = {
@@ -135,6 +138,16 @@ def require_equal_results(
         for name in {**chiefs, **own}
     }
     job.assert_equal("results of the first step, here from the same rows", shown, _OTHER_RESULTS)
+
+
+def _numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of logs by name, each of those of an array by its place too."""
+    found: dict[str, float] = {}
+    for name, value in logs.items():
+        values = np.ravel(np.asarray(value, "float64"))
+        names = [name] if values.size == 1 else [f"{name}[{at}]" for at in range(values.size)]
+        found.update(zip(names, map(float, values), strict=True))
+    return found
 
 
 _OTHER_RESULTS = (

@@ -24,8 +24,10 @@ EVERY_VERSION: Final = "all"
 _GONE: Final = object()
 
 
+# Not frozen: these are keys of a dictionary that compiled steps read, and torch's compiler hashes a
+# frozen one by its fields.
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Internal:
     """A part of Keras or of a framework that is not public: a function, a class, an attribute.
 

@@ -37,7 +37,7 @@ from kerasdist.training import (
     worker_agreement,
 )
 from kerasdist.training.binding import TRAINER, remember_trainer, trainer_of
-from kerasdist.training.trainer import ReplicatedTrainer, require_made, watch_functions
+from kerasdist.training.trainer import STEPS, ReplicatedTrainer, require_made, watch_functions
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -87,13 +87,15 @@ def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
 
 def _by_trainer(name: str) -> keras_compat.Method:
     """Returns a hook that has the model's trainer do what a method of the model does."""
+    makes_function = name in STEPS
 
     def make(original: Original) -> Original:
         def method(model: Any, *args: object, **kwargs: object) -> Any:
             trainer = vars(model).get(TRAINER)
             if trainer is None:
                 return original(model, *args, **kwargs)
-            trainer.made.add(name)
+            if makes_function:
+                trainer.made.add(name)
             return getattr(trainer, name)(partial(original, model), *args, **kwargs)
 
         return method

@@ -33,7 +33,7 @@ _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result"
 
 # A user's method that makes a function of these by itself, without Keras's, would run steps on one
 # device alone, on data that are divided.
-_STEPS = {
+STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
     "make_predict_function": "predict_step",
@@ -204,7 +204,7 @@ def defined_by_class(kind: type, name: str) -> Any:
 def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
     """Adds a callback that looks who has made a call's functions, if the user may have."""
     is_alone = trainer.replicas.num_replicas == 1
-    if is_alone or all(map(trainer.has_builtin, _STEPS)):
+    if is_alone or all(map(trainer.has_builtin, STEPS)):
         return
     callbacks, watching = given["callbacks"], _Watch(trainer)
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -220,7 +220,7 @@ def require_made(trainer: TrainerLike, name: str) -> None:
     model = trainer.model
     raise UnsupportedError(
         f"Expected a {name} that calls super().{name}(), which makes what runs over the replicas. "
-        f"Received: model={model.name!r}, whose own {name} does not. Override {_STEPS[name]}, or "
+        f"Received: model={model.name!r}, whose own {name} does not. Override {STEPS[name]}, or "
         f"call super().{name}() and wrap what it has set."
     )
 

@@ -167,7 +167,8 @@ class ReplicaScope(keras.StatelessScope):
             self._update_copies()
 
     def end(self) -> None:
-        """Drops all references to the step's variables and tensors, so that they can be freed."""
+        """Drops all references to the step's model and tensors, so that they can be freed."""
+        del self.rules
         self.state_mapping.clear()
         self.written.clear()
         self.written_equal.clear()
