@@ -1,8 +1,12 @@
 """What recent versions of Keras brought: distillation, quantization, Orbax, nnx's variables."""
 
 import contextlib
+import functools
 import sys
+import tempfile
 from unittest import mock
+
+import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.compare import Tolerance
@@ -56,6 +60,57 @@ def quantized_int8(lab):
         predict(X, batch_size=BATCH),
         fit(X, Y, batch_size=BATCH, epochs=2),
     )
+
+
+def quantize(model, mode):
+    model.quantize(mode)
+
+
+def saved_and_loaded(model):
+    """What a plain model predicts that was loaded from the model's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(f"{folder}/model.keras")
+        loaded = keras.models.load_model(f"{folder}/model.keras")
+    return loaded.predict(X, batch_size=BATCH, verbose=0)
+
+
+@case(TOPIC, replicas=(2,))
+def quantized_out_of_the_scope(lab):
+    """A model that was made in a scope, quantised out of it: `"int8"` and `"int4"`, and saved."""
+    for mode in ("int8", "int4"):
+        lab.same(
+            dense,
+            functools.partial(quantize, mode=mode),
+            predict(X, batch_size=BATCH),
+            fit(X, Y, batch_size=BATCH),
+            evaluate(X, Y, batch_size=BATCH),
+            saved_and_loaded,
+        )
+
+
+@case(TOPIC, replicas=(2,))
+def quantized_by_examples(lab):
+    """`GPTQConfig`: weights rounded by what examples show; `predict`, `evaluate`, saved."""
+    ids = np.arange(88).reshape(11, 8) % 20
+
+    def build():
+        embedding = keras.layers.Embedding(20, 8)
+        blocks = [keras.layers.Dense(8, activation="tanh") for _ in range(2)]
+        inputs = keras.Input((8,), dtype="int32")
+        return stack([embedding, *blocks, keras.layers.Dense(1)], "sgd", inputs=inputs)
+
+    def quantize(model):
+        embedding, *blocks, _ = model.layers[-4:]
+        layers = {"pre_block_layers": [embedding], "sequential_blocks": blocks}
+        options = {"num_samples": 4, "sequence_length": 8, "group_size": 8}
+        config = keras.quantizers.GPTQConfig(
+            [ids[:4]], str, quantization_layer_structure=layers, **options
+        )
+        model.quantize(config=config)
+
+    wanted = ids[..., None] / 20.0
+    options = {"batch_size": BATCH}
+    lab.same(build, quantize, predict(ids, **options), evaluate(ids, wanted, **options))
 
 
 @case(TOPIC, replicas=(2,), like="newer_keras.quantized_int8")

@@ -86,7 +86,7 @@ class ShardedOptimizer:
         """Lets the optimizer see the shards that this worker updates; gathers whole weights."""
         seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
         whole: list[keras.Variable] = []
-        gathered: list[tuple[torch.Tensor, Shard]] = []
+        gathered: list[tuple[torch.Tensor, Shard, torch.Tensor]] = []
         for weight in weights:
             shard, value = self.updated(weight), keras_compat.stored_value(weight)
             if shard is None:
@@ -94,23 +94,23 @@ class ShardedOptimizer:
             elif shards.shard_of(weight) is not None:
                 seen.append((weight, shard, value))
             else:
-                gathered.append((value.detach(), shard))
-                seen.append((weight, shard, shard.cut(value)))
+                own = shard.cut(value)  # a copy of values that do not stand in one row of memory
+                gathered.append((value.detach(), shard, own))
+                seen.append((weight, shard, own))
         with shards.held_whole(whole), shards.seen_as_shards(seen):
             yield
         self._gather(gathered)
 
     @torch.no_grad()
-    def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard]]) -> None:
-        """Fills in the shards of weights that other workers have updated."""
+    def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard, torch.Tensor]]) -> None:
+        """Fills in whole weights from the shards that the workers have updated."""
         started = [
-            self.group.start_gather_of_parts(padded(shard.cut(whole), shard.length))
-            for whole, shard in weights
+            self.group.start_gather_of_parts(padded(own, shard.length)) for _, shard, own in weights
         ]
-        for (whole, shard), (work, gathered) in zip(weights, started, strict=True):
+        for (whole, shard, _), (work, gathered) in zip(weights, started, strict=True):
             with metering.waiting_for_workers():
                 work.wait()
-            whole.view(-1).copy_(gathered[: shard.size])
+            whole.copy_(gathered[: shard.size].view(shard.shape))
 
     def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns the sum of the squares of each gradient, over all shards."""

@@ -171,7 +171,7 @@ def _meet(work: str, variable: keras.Variable, value: torch.Tensor | None = None
     assert job is not None  # one process shards nothing
     checksum = 0
     if value is not None:  # its bytes, as NumPy lacks some types
-        checksum = checksum_of(value.detach().reshape(-1).view(torch.uint8).cpu().numpy())
+        checksum = checksum_of(value.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
     label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 

@@ -477,12 +477,12 @@ def _pad(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    flat = tensor.detach().to(device).reshape(-1)
+    flat = tensor.detach().to(device).contiguous().view(-1)
     return flat.view(dtype) if flat.is_complex() else flat.to(dtype)
 
 
 def _bytes(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.detach().to(device).reshape(-1).view(torch.uint8)
+    return tensor.detach().to(device).contiguous().view(-1).view(torch.uint8)
 
 
 def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
