@@ -256,7 +256,7 @@ def _adding_losses(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     yield from _of_user([defined_by_user(model, "compute_metrics")])
-    for metric in [*keras_compat.compiled_metrics(model), *model.metrics]:
+    for metric in [*require_trainer(model).given_metrics, *model.metrics]:
         yield from _of_user(_functions_of(metric))
 
 

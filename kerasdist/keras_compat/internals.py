@@ -6,7 +6,11 @@ from kerasdist.core.internals import EVERY_VERSION, Internal
 
 _REFUSED = "refused"
 _FIT = "training under a strategy"
-_CHECK = "kerasdist.check, and the look at a first batch"
+_LOOK = (
+    "the comparison of a first batch with one device",
+    "it is made before a user-defined step has built all",
+    ("tensorflow",),
+)
 _WIRING = "comparing models on all workers"
 _NOT_COMPARED = "how layers are wired is not compared"
 _SAVED_PARTS = "files with metrics and regularizers of a strategy's model"
@@ -75,18 +79,8 @@ INITIALIZE_DDP = Internal(
 )
 
 INITIAL_EPOCH = _internal("keras:Model._initial_epoch", "BackupAndRestore")
-COMPILED_LOSS = _internal(
-    "keras:Model._compile_loss", _CHECK, "the first batch is looked at before all is built"
-)
-COMPILED_METRICS = _internal("keras:Model._compile_metrics", _CHECK, "metrics are named less well")
-GIVEN_METRICS = _internal(
-    "keras.src.trainers.compile_utils:CompileMetrics._user_metrics",
-    "metrics that were made outside of the scope",
-)
-GIVEN_WEIGHTED_METRICS = _internal(
-    "keras.src.trainers.compile_utils:CompileMetrics._user_weighted_metrics",
-    "metrics that were made outside of the scope",
-)
+COMPILED_LOSS = _internal("keras:Model._compile_loss", *_LOOK)
+COMPILED_METRICS = _internal("keras:Model._compile_metrics", *_LOOK)
 NODES = _internal("keras:Operation._inbound_nodes", _WIRING, _NOT_COMPARED)
 HISTORY = _internal("keras.src.ops.node:Node._keras_history", _WIRING, _NOT_COMPARED)
 INPUT_SIGNATURE = _internal(
@@ -113,7 +107,6 @@ CUSTOM_NAMES = _internal(
 EXPORTED_NAMES = _internal(
     "keras.src.api_export:REGISTERED_OBJS_TO_NAMES", _SAVED_PARTS, _OWN_NAMES
 )
-UNPICKLE = _internal("keras:Metric._unpickle_model", "pickled metrics", "pickles need kerasdist")
 
 # What Keras keeps of each thread, and the names under which it does.
 
@@ -128,6 +121,7 @@ STATELESS_SCOPE = _internal(
 WAITING_VARIABLES = _internal(
     "keras.src.backend.common.variables:initialize_all_variables.uninitialized_variables",
     "variables that are made in a step",
+    backends=("jax", "torch"),
 )
 CALL_CONTEXT = _internal(
     "keras:Layer._get_call_context.current_call_ctx", 'sharding="full"', backends=("torch",)
@@ -182,7 +176,7 @@ DTYPE = _internal(
     "keras:Variable._dtype", "the type of weights", "it is taken from the stored value"
 )
 SHAPE = _internal("keras:Variable._shape", "sharding=", backends=("torch",))
-AUTOCAST = _internal("keras:Variable._maybe_autocast", "mixed precision")
+AUTOCAST = _internal("keras:Variable._maybe_autocast", "mixed precision", backends=("jax", "torch"))
 TRACK_VARIABLES = _internal("keras:Layer._track_variables", "sharding=", backends=("torch",))
 
 # Losses, metrics and normalization.
@@ -216,7 +210,9 @@ APPLY_MASK = _internal(
     "keras.src.losses.loss:apply_mask", "masks with sample weights", backends=_BY_REPLICA
 )
 REDUCE_VALUES = _internal(
-    "keras.src.losses.loss:reduce_values", "losses of Keras that mix the examples of a batch"
+    "keras.src.losses.loss:reduce_values",
+    "losses of Keras that mix the examples of a batch",
+    backends=_BY_REPLICA,
 )
 GET_MASK = _internal("keras.src.backend.common:masking.get_keras_mask", "masks of layers")
 SET_MASK = _internal("keras.src.backend.common:masking.set_keras_mask", "masks of layers")
@@ -262,7 +258,8 @@ COPY_FILE = _internal(
 # Optimizers.
 
 OPTIMIZED_VARIABLES = _internal(
-    "keras:Optimizer._trainable_variables", "optimizer.apply without variables, and sharding="
+    "keras:Optimizer._trainable_variables",
+    "BackupAndRestore, sharding=, and optimizer.apply without variables",
 )
 APPLY_SCALED = _internal(
     "keras.optimizers:LossScaleOptimizer._common_apply", "LossScaleOptimizer in replicas"
@@ -270,7 +267,7 @@ APPLY_SCALED = _internal(
 STRATEGY_OF_OPTIMIZER = _internal(
     "keras:Optimizer._distribution_strategy",
     _FIT,
-    "it is found among the attributes, by its class",
+    "it is found among the attributes, by what it has",
     ("tensorflow",),
 )
 VARIABLE_KEY = _internal("keras:Optimizer._var_key", _OUTSIDE_OPTIMIZER, backends=("tensorflow",))
@@ -286,7 +283,7 @@ CLIP_GRADIENTS = _internal(
 
 # Random numbers, and code that goes backward.
 
-RANDOM = _internal("keras.src.backend:random", "random draws in replicas")
+RANDOM = _internal("keras.src.backend:random", "random draws in replicas", backends=_BY_REPLICA)
 REMAT = Internal(
     {"keras.src.backend:ops.core.remat": "3.16", "keras.src.backend:core.remat": "3.12 to 3.15"},
     "gradients in replicas on GPUs, of layers in a keras.RematScope",

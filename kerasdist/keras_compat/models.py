@@ -278,15 +278,19 @@ MIXING = frozenset(_AXES)
 """The names of Keras's functions of losses and metrics that may mix examples."""
 
 
-def serialize_as(own: type, stand_in: Any) -> None:
+def serialize_as(own: Any, stand_in: Any) -> None:
     """Lets objects of a class be saved and pickled as those of another."""
     for registry in (internals.CUSTOM_NAMES, internals.EXPORTED_NAMES):
         names = registry.get() if registry.is_there() else {}
         if own in names:
             names[stand_in] = names[own]
-    unpickle = getattr(own, internals.UNPICKLE.attribute, None)
-    if unpickle is not None:
-        setattr(stand_in, internals.UNPICKLE.attribute, unpickle)
+    if own.__reduce__ is not object.__reduce__:
+
+        def reduce(kept: object) -> tuple[object, ...]:
+            function, *rest = own.__reduce__(kept)
+            return (getattr(own, function.__name__), *rest)  # pickle finds it by its class
+
+        stand_in.__reduce__ = reduce
 
 
 def parts_of(model: keras.Model) -> list[Any]:
@@ -354,12 +358,6 @@ def _compiled(model: Any, internal: Internal) -> Any:
     return getattr(model, internal.attribute, None)
 
 
-def given_metrics(compiled: Any) -> list[Any]:
-    """Returns what ``compile`` got as metrics and weighted metrics, None for an output without."""
-    given = internals.GIVEN_METRICS.of(compiled), internals.GIVEN_WEIGHTED_METRICS.of(compiled)
-    return keras.tree.flatten(given)
-
-
 def losses_on(layer: keras.Layer) -> list[Any]:
     """Returns the losses of a layer's last call, as Keras's own list."""
     return internals.LOSSES.of(layer)
@@ -415,12 +413,6 @@ def is_of_examples(metric: Any) -> bool:
     letters = {name.replace("_", "") for name in _AXES}
     is_known = is_builtin(kind) and kind is not keras.metrics.MeanMetricWrapper
     return is_known and kind.__name__.lower() not in letters
-
-
-def compiled_metrics(model: keras.Model) -> list[Any]:
-    """Returns the metrics of `compile`, weighted ones too, as they were passed."""
-    compiled = _compiled(model, internals.COMPILED_METRICS)
-    return [] if compiled is None else given_metrics(compiled)
 
 
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:

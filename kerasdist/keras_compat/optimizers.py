@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -114,8 +113,7 @@ def _name_of_strategy(optimizer: Any) -> str:
     name = internals.STRATEGY_OF_OPTIMIZER.attribute
     if name in vars(optimizer):
         return name
-    kind = sys.modules["tensorflow"].distribute.Strategy
-    found = [one for one, value in vars(optimizer).items() if isinstance(value, kind)]
+    found = [one for one, value in vars(optimizer).items() if hasattr(value, "extended")]
     if len(found) != 1:
         raise internals.STRATEGY_OF_OPTIMIZER.missing()
     return found[0]

@@ -94,10 +94,11 @@ def initialize_waiting_variable(variable: keras.Variable) -> None:
 def stored_value(variable: keras.Variable) -> Any:
     """Returns a variable's stored value, in spite of open scopes; None before it has one.
 
-    In a trial it is the value of the trial's copy.
+    In a trial it is the value of the trial's copy. Where Keras has another place for it, None: no
+    strategy has variables then, and Keras itself reads the others.
     """
     trial = current.trial
-    return variable._value if trial is None else trial.get_current_value(variable)
+    return getattr(variable, "_value", None) if trial is None else trial.get_current_value(variable)
 
 
 def value_reader() -> Callable[[keras.Variable], Any]:

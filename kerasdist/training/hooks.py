@@ -123,10 +123,14 @@ def _variable_created(
     original(variable, *args, **batch_norm.statistics_options(kwargs))
     strategy = scoped_strategy()
     if strategy is not None:
+        keras_compat.internals.VALUE.require()
         ownership.record_owner(variable, strategy)
         replicas = strategy.replica_set
         if replicas is not None and replicas.job is not None:
             replicas.initial_broadcast.add(variable)
+
+
+_METRICS = ("metrics", "weighted_metrics")
 
 
 def _compile(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
@@ -136,6 +140,7 @@ def _compile(original: Original, model: keras.Model, *args: object, **kwargs: ob
         return original(model, *args, **kwargs)
     _, *given = _bound(original, model, args, kwargs).arguments.items()
     description.record_compile(model, dict(given))
+    trainer.given_metrics = keras.tree.flatten([dict(given)[name] for name in _METRICS])
     with trainer.strategy.scope():
         return original(model, *args, **kwargs)
 

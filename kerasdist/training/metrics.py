@@ -24,7 +24,7 @@ from kerasdist import keras_compat
 from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses, numerics, randomness
-from kerasdist.training.binding import bind
+from kerasdist.training.binding import bind, require_trainer
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -182,7 +182,7 @@ def metrics_of(model: Any) -> Iterator[Any]:
         elif metric.built:
             yield from metric.metrics
         else:
-            given = keras_compat.given_metrics(metric)
+            given = require_trainer(model).given_metrics
             yield from (one for one in given if isinstance(one, keras.metrics.Metric))
 
 

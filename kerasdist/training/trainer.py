@@ -50,6 +50,8 @@ class ReplicatedTrainer:
         model: The model.
         strategy: The strategy that it was made under.
         replicas: The strategy's replica set.
+        given_metrics: What ``compile`` got as metrics and weighted metrics, None for an output
+            without.
         made: Which of ``make_train_function`` and its like have made the trainer's function.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
@@ -76,6 +78,7 @@ class ReplicatedTrainer:
         self.model = model
         self.strategy = strategy
         self.replicas: Any = replicas
+        self.given_metrics: list[object] = []
         self.made: set[str] = set()
 
     @staticmethod

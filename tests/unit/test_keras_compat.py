@@ -71,7 +71,7 @@ print(json.dumps({
     "twice": [path for path, n in Counter(patch.path for patch in rows).items() if n > 1],
     "settings": settings,
     "not drawn": sorted({*arguments} - {*drawn}),
-    "draws of a layer": drawn[-1],
+    "draws of a layer": drawn[-1:],
 }))
 """
 
@@ -152,8 +152,10 @@ def test_settings_are_where_they_were(probe):
 
 
 def test_draws_go_where_they_did(probe):
-    """What layers and users draw."""
-    assert (probe["not drawn"], probe["draws of a layer"]) == ([], "normal")
+    """What layers and users draw; on JAX nothing has to see it."""
+    is_seen = probe["backend"] != "jax"
+    assert probe["draws of a layer"] == ["normal"] * is_seen
+    assert not is_seen or probe["not drawn"] == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -17,8 +17,9 @@ from typing import Any
 from tests.environment import CPU_DEVICES, QUIET, values
 from tests.multiprocess.forks import Nursery, report, wait_to_be_one
 from tests.multiprocess.launching import job_of
-from tests.versions.features import FEATURES, Here, dense, fit, rows
+from tests.versions.features import FEATURES
 from tests.versions.renaming import ask_for_another, rename_in_keras
+from tests.versions.uses import Here, dense, fit
 
 SECONDS = 120.0
 _open = contextlib.ExitStack()
@@ -62,7 +63,8 @@ class Gone:
 
 def main():
     with _no_keras():
-        importlib.import_module(os.environ["KERAS_BACKEND"])
+        for name in (os.environ["KERAS_BACKEND"], "tensorflow"):  # whose pipelines all can read
+            importlib.import_module(name)
     others = _imported_by_keras()
     with _no_keras():
         for name in others:
@@ -101,20 +103,16 @@ def _imported_by_keras() -> list[str]:
 
 
 def _look(feature: str, is_worker: bool) -> dict[str, Any]:
-    import kerasdist as kd
-
+    here = Here(is_worker=is_worker)
+    gone = here.kd.errors.VersionError
     assert "keras" not in sys.modules  # it is imported when a strategy is made
     found: dict[str, Any] = {"feature": []}
     if not is_worker:
-        found["replicas"] = kd.MirroredStrategy(["cpu:0", "cpu:1"]).num_replicas_in_sync
-    import keras
-
-    here = Here(keras, kd, *rows(), is_worker)
-    gone = kd.errors.VersionError
+        found["replicas"] = here.strategy.num_replicas_in_sync
     if not is_worker:
         found["fit"] = _tried(lambda: here.fit(here.model()), gone)
         if not feature or isinstance(found["fit"], str):
-            found["plain"] = fit(dense(keras), here.x, here.y)  # Keras itself lacks nothing
+            found["plain"] = fit(dense(here.keras), here.x, here.y)  # Keras itself lacks nothing
     if feature:
         found["feature"] = [_tried(lambda: FEATURES[feature].function(here), gone)]
     return found

@@ -19,7 +19,7 @@ from tests.conformance.runner import BackendRun, Result
 from tests.multiprocess.layouts import PAIR, SHARDED, limits
 
 BACKENDS = registry.BACKENDS
-TRIPWIRES = ("tests/unit/test_keras_compat.py",)
+TRIPWIRES = ("tests/unit/test_keras_compat.py", "tests/unit/test_internals.py")
 
 # A case for each hook, and for each thing that an older Keras does otherwise.
 CONFORMANCE = (

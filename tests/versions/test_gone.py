@@ -2,7 +2,8 @@
 
 In a process in which Keras has it under another name (`tests.versions.renaming`) kerasdist is
 imported, a strategy made and a dense model trained, which equals one device, unless every `fit`
-needs the internal; and what it is for is used.
+needs the internal; and what it is for is used. Each process is forked from one that has imported
+the framework, so a case costs an import of Keras and what it trains: one to two seconds of a core.
 """
 
 import functools
@@ -11,21 +12,19 @@ import numpy as np
 import pytest
 
 from tests import internals
-from tests.environment import everything
 from tests.internals import BACKENDS, TABLES
 from tests.versions.features import FEATURES
 from tests.versions.gone import Gone
 from tests.versions.renaming import MOVED
 
-# What this version does not have cannot be removed from it. On TensorFlow and JAX a case takes ten
-# times as long as on PyTorch.
+# What this version does not have cannot be removed from it.
 CASES = [
     (f"{table}.{name}", backend)
-    for backend in (BACKENDS if everything() else ("torch",))
+    for backend in BACKENDS
     for table in ("keras", backend)
     for name, one in internals.table(table).items()
     if backend in (one.backends or BACKENDS) and internals.spellings_here(one)
-    if f"{table}.{name}" in FEATURES
+    if backend in FEATURES[f"{table}.{name}"].on
 ]
 
 
@@ -50,8 +49,7 @@ def ahead(request):
     chosen = [one for one in request.session.items if one.function is test_without_it]
     place = chosen.index(request.node)
     for one in chosen[place : place + 2]:
-        if one.callspec.params["name"] in FEATURES:
-            gone(**one.callspec.params)
+        gone(one.callspec.params["name"], one.callspec.params["backend"])
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)
@@ -81,10 +79,9 @@ def expect_refusal(said, feature, place):
     assert feature in said
 
 
-def test_each_use_is_of_an_internal():
+def test_each_internal_has_a_use():
     declared = {f"{table}.{name}" for table in TABLES for name in internals.table(table)}
-    assert FEATURES.keys() <= declared
-    assert len(FEATURES) > 50
+    assert declared == FEATURES.keys()
 
 
 def test_what_is_refused_is_declared_so():

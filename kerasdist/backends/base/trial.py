@@ -59,12 +59,14 @@ class TrainerLike(Protocol):
         model: The model.
         strategy: The strategy that it was made under.
         replicas: The strategy's replica set.
+        given_metrics: What ``compile`` got as metrics and weighted metrics.
         made: Which of ``make_train_function`` and its like have made the trainer's function.
     """
 
     model: Any
     strategy: Any
     replicas: Any
+    given_metrics: list[object]
     made: set[str]
 
     def has_builtin(self, step: str) -> bool:

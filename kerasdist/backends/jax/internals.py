@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from kerasdist.core.internals import EVERY_VERSION, Internal
 
-TRACER = Internal(
-    {"jax.core:Tracer": EVERY_VERSION},
-    feature="training on JAX, where code is to know whether it is traced",
-    without="refused",
-    in_each_fit=True,
-)
-
 CREATE_DEVICE_MESH = Internal(
     {"jax.experimental.mesh_utils:create_device_mesh": EVERY_VERSION},
     feature="a replica of several chips of a TPU slice as neighbours in its torus",

@@ -30,7 +30,6 @@ CONTROL_STATUS = _internal("tensorflow:__internal__.autograph.control_status_ctx
 CONVERT = _internal("tensorflow:__internal__.autograph.tf_convert", _CONVERTS)
 
 _PASSES_OVER = "tracing a custom loop fast", "AutoGraph converts the package's own code as well"
-AUTOGRAPH_CONFIG = _internal(f"{_AUTOGRAPH}:config", _PASSES_OVER)
 CONVERSION_RULES = _internal(f"{_AUTOGRAPH}.config:CONVERSION_RULES", _PASSES_OVER)
 DO_NOT_CONVERT = _internal(f"{_AUTOGRAPH}.config:DoNotConvert", _PASSES_OVER)
 

@@ -13,6 +13,7 @@ import inspect, json
 import tensorflow as tf
 from kerasdist.backends.tensorflow import backend, internals
 from kerasdist.backends.tensorflow.private import patches
+from kerasdist.core.internals import value_at
 
 variable = internals.SYNC_ON_READ_VARIABLE.get()
 PRIVATE = {
@@ -42,7 +43,7 @@ PRIVATE = {
 assert internals.CHECKS_HEALTH.get() is True
 # AutoGraph passes over us.
 patches.install()
-rules = internals.AUTOGRAPH_CONFIG.get().CONVERSION_RULES
+rules = value_at(str(internals.CONVERSION_RULES.path))
 assert "kerasdist" in [rule._prefix for rule in rules[:2]]
 found = {part: " ".join(inspect.signature(part).parameters) for part in PRIVATE}
 print(json.dumps({str(part): found[part] for part in PRIVATE if found[part] != PRIVATE[part]}))

@@ -15,7 +15,6 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.batches import take
 from kerasdist.backends.jax.fit.steps import StepFunction
-from kerasdist.backends.jax.internals import TRACER
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.backends.jax.mesh.layout import note_all
 from kerasdist.core.context import current
@@ -135,7 +134,6 @@ class JaxTrainer(ReplicatedTrainer):
 
     def _begin(self) -> None:
         """Puts values back that the steps of an outer call, in this thread, have taken out."""
-        TRACER.require()  # an error of its own, where Keras would wrap one from inside a step
         is_synced = keras_compat.is_state_synced(self.model)
         if not is_synced and self._steps_thread != threading.get_ident():
             raise self._in_use()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +9,6 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding
-
-from kerasdist.backends.jax.internals import TRACER
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
@@ -33,11 +30,14 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
 
 
 def is_traced(leaf: object) -> bool:
-    """Returns whether a value is a tracer of JAX."""
-    return isinstance(leaf, _tracer_class())
-
-
-_tracer_class = functools.cache(TRACER.get)
+    """Returns whether a value is a tracer of JAX, which does not know where it will be."""
+    if not isinstance(leaf, jax.Array):
+        return False
+    try:
+        leaf.is_fully_addressable  # noqa: B018
+    except jax.errors.ConcretizationTypeError:
+        return True
+    return False
 
 
 def is_placed(leaf: object, sharding: Sharding) -> bool:

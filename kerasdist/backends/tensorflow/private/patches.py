@@ -35,7 +35,7 @@ def pass_over_own_code() -> None:
     rules, do_not_convert = internals.CONVERSION_RULES, internals.DO_NOT_CONVERT
     if rules.is_there() and do_not_convert.is_there():
         with_ours = (do_not_convert.get()("kerasdist"), *rules.get())
-        rules.set(internals.AUTOGRAPH_CONFIG.get(), with_ours)
+        rules.set(sys.modules[str(rules.path).partition(":")[0]], with_ours)
 
 
 def let_variables_be_read() -> None:

@@ -328,6 +328,7 @@ def _extended_class() -> type:
         internals.SERVER_STARTED,
         internals.LOCAL_DEVICES,
         internals.WORKERS_INITIAL_VALUE,
+        internals.INITIAL_VALUE,
         internals.CREATE_VARIABLE,
     ):
         replaced.require()

@@ -246,6 +246,7 @@ _NEEDED = (
     keras_compat.internals.INITIALIZE,
     keras_compat.internals.TRACK_VARIABLES,
     keras_compat.internals.APPLY_GRADIENTS,
+    keras_compat.internals.TORCH_DEVICE,
 )
 
 
