@@ -12,7 +12,7 @@ import numpy as np
 from tests.conformance import threads
 from tests.conformance.actions import fit
 from tests.conformance.lab import MIXES, fresh, logged, values
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, tf
 from tests.conformance.mixing import EXAMPLES, added_sum, supervised_contrastive
 from tests.conformance.models import regression
 from tests.conformance.registry import case
@@ -232,6 +232,8 @@ def two_fits(lab):
     """Two threads that fit two models under one strategy, both right (DEFECTS 3)."""
     fresh()
     start, found = threads.fit_together(lab.strategy())
+    if lab.backend == "tensorflow":
+        lab.check(not tf.config.functions_run_eagerly(), "the check leaves functions eager")
     for weights, received in zip(start, found, strict=True):
         lab.check(isinstance(received, list), f"{received!r}")
         fresh()

@@ -52,3 +52,16 @@ print(json.dumps({str(part): found[part] for part in PRIVATE if found[part] != P
 
 def test_the_private_names_take_what_they_are_given():
     assert json.loads(run_forked(PROBE, "tensorflow").splitlines()[-1]) == {}
+
+
+CONSTANT = """
+import tensorflow as tf
+from kerasdist.backends.tensorflow.private.lookups import constant
+
+tf.config.run_functions_eagerly(True)
+tf.function(lambda: print(constant(tf.range(3) + 1))).get_concrete_function()
+"""
+
+
+def test_a_constant_of_a_graph_is_known_while_functions_run_eagerly():
+    assert run_forked(CONSTANT, "tensorflow").splitlines()[-1] == "[1 2 3]"

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_summable
+from kerasdist.backends.tensorflow.private.lookups import are_unique, merged
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.replica.variables import copies
 from kerasdist.core.context import current
@@ -70,19 +71,8 @@ def slices_of_all(parts: Sequence[Any], values: Any, indices: Any) -> tf.Indexed
     `Embedding` has one row per lookup: they stay separate. A product with a sparse tensor has one
     row per index: the replicas' rows of the same index are summed.
     """
-    if all(_is_of_unique_rows(part.indices) for part in parts):
-        indices, places = tf.unique(indices)
-        values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
-    return tf.IndexedSlices(values, indices, parts[0].dense_shape)
-
-
-def _is_of_unique_rows(indices: Any) -> bool:
-    """Whether the indices are the result of a `Unique` operation; known in a graph only."""
-    if not tf.is_symbolic_tensor(indices):
-        return False
-    while indices.op.type in ("Cast", "Identity", "Reshape"):
-        indices = indices.op.inputs[0]
-    return indices.op.type in ("Unique", "UniqueV2")
+    slices = tf.IndexedSlices(values, indices, parts[0].dense_shape)
+    return merged(slices) if all(are_unique(part.indices) for part in parts) else slices
 
 
 def divide(total: Any, count: Any) -> Any:

@@ -131,7 +131,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            take_on(self.model, self.replicas)  # it drops functions, so not in this one's first call
+            take_on(
+                self.model, self.replicas
+            )  # it drops functions, so not in this one's first call
             self.model.predict_function = PredictionOnBatches(self)
         return self.model.predict_function
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, final
@@ -131,14 +132,8 @@ class TensorFlowTrial(Trial):
 
     def take(self, batch: TriedBatch) -> Any:
         """Takes the step on the first device, or on the replicas as with ``run_eagerly=True``."""
-        model = self._model
-        before = tf.config.functions_run_eagerly()
-        # Compiled functions would keep the trial's copies of variables.
-        tf.config.run_functions_eagerly(True)
-        try:
-            return self._take(model, self._replicas, batch)
-        finally:
-            tf.config.run_functions_eagerly(before)
+        with _eager_functions:  # compiled functions would keep the trial's copies of variables
+            return self._take(self._model, self._replicas, batch)
 
     def _take(self, model: Any, replicas: Any, batch: TriedBatch) -> Any:
         if not self._alone:
@@ -160,6 +155,30 @@ class TensorFlowTrial(Trial):
         if tf.is_symbolic_tensor(value):
             return np.empty(0)
         return (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+
+
+@final
+class _EagerFunctions:
+    """Lets functions run eagerly in the whole process, until the trials of all threads end."""
+
+    def __init__(self) -> None:
+        self._lock, self._trials, self._before = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._trials:
+                self._before = tf.config.functions_run_eagerly()
+                tf.config.run_functions_eagerly(True)
+            self._trials += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._trials -= 1
+            if not self._trials:
+                tf.config.run_functions_eagerly(self._before)
+
+
+_eager_functions = _EagerFunctions()
 
 
 def _whole(variable: Any, own: Any) -> Any:

@@ -9,7 +9,7 @@ same in all replicas: one device looks them up once, and has the sums of the rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -34,16 +34,18 @@ class Terms:
         added: This replica's terms.
         indices: For each term, the indices of its rows; None if the sum needs none.
         dense_shape: The shape of the variable, for indices.
+        is_merged: Whether one device has one row for each index.
     """
 
     added: Sequence[Any]
     indices: Sequence[Any] = (None,)
     dense_shape: Any = None
+    is_merged: bool = False
 
     def gradient(self, sums: Sequence[Any]) -> Any:
         """Returns the gradient, given the sums of the terms; with a component on each device."""
         if self.dense_shape is None:
-            return sums[0]
+            return merged(sums[0]) if self.is_merged else sums[0]
         held = [
             one.values if isinstance(one, tf.distribute.DistributedValues) else (one,)
             for one in sums
@@ -103,8 +105,9 @@ class Lookups:
         lookups = self._lookups(gradient.indices)
         # Whether one device looks up indices for each row of the whole batch.
         of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
-        if all(of_rows):
-            return Terms((gradient,))
+        if all(of_rows):  # in a graph, whoever sums gradients sees by itself what is to be merged
+            is_merged = tf.executing_eagerly() and are_unique(gradient.indices, self._made_by)
+            return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
         # Eagerly, indices may come from NumPy, and differ: there the sum has all replicas' entries.
@@ -172,11 +175,7 @@ class Lookups:
 
     def _made_by(self, tensor: Any) -> tuple[str, Sequence[Any]]:
         """Returns an operation's name and inputs."""
-        if tf.is_symbolic_tensor(tensor):
-            op = tensor.op
-            inputs = list(op.inputs)
-            return op.type, [inputs[tensor.value_index]] if op.type == "IdentityN" else inputs
-        return self._made[id(tensor)][1:] if id(tensor) in self._made else ("Const", ())
+        return self._made[id(tensor)][1:] if id(tensor) in self._made else made_in_graph(tensor)
 
     def _record(
         self,
@@ -197,6 +196,32 @@ class Lookups:
         for one in outputs:
             if one.dtype.is_integer or one.dtype == tf.bool:
                 self._made[id(one)] = one, name, inputs
+
+
+def made_in_graph(tensor: Any) -> tuple[str, Sequence[Any]]:
+    """Returns the name and inputs of the operation of a graph that makes a tensor."""
+    if not tf.is_symbolic_tensor(tensor):
+        return "Const", ()
+    inputs = list(tensor.op.inputs)
+    kind = tensor.op.type
+    return kind, [inputs[tensor.value_index]] if kind == "IdentityN" else inputs
+
+
+def are_unique(
+    indices: Any, made_by: Callable[[Any], tuple[str, Sequence[Any]]] = made_in_graph
+) -> bool:
+    """Returns whether indices are the result of a `Unique` operation, as of a sparse product."""
+    kind, inputs = made_by(indices)
+    while kind in ("Cast", "Identity", "Reshape"):
+        kind, inputs = made_by(inputs[0])
+    return kind in ("Unique", "UniqueV2")
+
+
+def merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns slices with one row for each index, the sum of its rows."""
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _can_record() -> bool:
@@ -241,4 +266,5 @@ def constant(indices: Any) -> np.ndarray | None:
         return tf.graph_util.import_graph_def(graph, return_elements=[indices.name])[0]
 
     with tf.init_scope():
-        return tf.function(value, autograph=False)().numpy()
+        # A concrete function stays a graph under `tf.config.run_functions_eagerly`.
+        return tf.function(value, autograph=False).get_concrete_function()().numpy()
