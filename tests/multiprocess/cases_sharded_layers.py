@@ -46,7 +46,7 @@ def of_row(more):
 
 
 def every_layer(optimizer, more):
-    """All in one model, beside each other; attention without biases, whose gradients are rounding."""
+    """All in one model, side by side; attention has no biases, whose gradients are rounding."""
     image, ids = keras.Input((4, 4, 2)), keras.Input((2,), dtype="int32")
     sequence, video = keras.layers.Reshape((4, 8))(image), keras.layers.Reshape((2, 4, 4, 1))(image)
     row = keras.layers.Flatten()(image)
