@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kerasdist.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 E = TypeVar("E", bound=enum.Enum)
-Options = TypeVar("Options")
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 class ReduceOp(enum.Enum):
@@ -127,20 +130,6 @@ class RunOptions:
                 "the environment variable XLA_FLAGS."
             )
 
-    @classmethod
-    def of(cls, options: Any) -> RunOptions:
-        """Returns the options of a `RunOptions`, or a ``tf.distribute.RunOptions``."""
-        if isinstance(options, cls):
-            return options
-        # tf.distribute's is a named tuple with these fields, in this order.
-        if isinstance(options, tuple) and type(options).__name__ == cls.__name__:
-            return cls(*options)
-        raise TypeError(
-            f"Expected kerasdist.RunOptions or None. Received: options={options!r:.100} of type "
-            f"{type(options).__name__}. Pass the arguments of the function as args=(...) and "
-            "kwargs={...}."
-        )
-
 
 def require_choice(argument: str, value: object, choices: Sequence[object]) -> None:
     """Raises ValueError for a value that is none of an argument's choices."""
@@ -162,12 +151,16 @@ def member_of(kind: type[E], value: object, argument: str) -> E:
 
 
 def options_of(kind: type[Options], value: object, argument: str) -> Options:
-    """Returns the given options, the defaults for None."""
+    """Returns the given options, the defaults for None; TensorFlow's own are converted."""
     if value is None:
         return kind()
-    if not isinstance(value, kind):
-        raise TypeError(
-            f"Expected {argument} to be kerasdist.{kind.__name__} or None. Received: "
-            f"{argument}={value!r:.200} of type {type(value).__name__}."
-        )
-    return value
+    if isinstance(value, kind):
+        return value
+    given = {one.name: getattr(value, one.name) for one in fields(kind) if hasattr(value, one.name)}
+    if given and type(value).__module__.startswith("tensorflow."):
+        return kind(**given)
+    raise TypeError(
+        f"Expected {argument} to be kerasdist.{kind.__name__} or None. Received: "
+        f"{argument}={value!r:.200} of type {type(value).__name__}. Make them with "
+        f"kerasdist.{kind.__name__}(...)."
+    )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
-from kerasdist.backends.base.checks import checked_axis
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives, SoleReplica
+from kerasdist.backends.base.checks import axis_of_rows
+from kerasdist.backends.base.collectives import Collectives, SoleReplica, communication_of
 from kerasdist.core.context import StrategyLike, current, replica_context_in_force, replica_scope
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
@@ -148,7 +148,7 @@ class ReplicaContext:
         self._require_in_force("all_reduce")
         op = ReduceOp.of(reduce_op)
         leaves = flatten(value)
-        sums = self.collectives.all_sum(leaves, options or DEFAULT_COMMUNICATION)
+        sums = self.collectives.all_sum(leaves, communication_of(options))
         if op is ReduceOp.MEAN:
             sums = [self.collectives.mean_of_sum(one, self.num_replicas_in_sync) for one in sums]
         return pack(value, sums)
@@ -174,8 +174,9 @@ class ReplicaContext:
             ReplicaError: If the replicas do not all make the same call.
         """
         self._require_in_force("all_gather")
+        communication_of(options)
         gather = self.collectives.all_gather
-        return map_leaves(lambda leaf: gather(leaf, checked_axis(leaf, axis)), value)
+        return map_leaves(lambda leaf: gather(leaf, axis_of_rows(leaf, axis)), value)
 
     def __enter__(self) -> ReplicaContext:
         scope = replica_scope(self)

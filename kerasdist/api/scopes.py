@@ -25,8 +25,9 @@ def get_strategy() -> Strategy:
             assert kd.get_strategy() is strategy
 
     Returns:
-        The strategy whose scope is open in this thread, or whose replica code this is; outside both
-        the default strategy, which has one replica.
+        The strategy whose scope is open in this thread, or whose replica code this is; in the code
+        of a model that `fit`, `evaluate` or `predict` runs, the model's. Outside of these the
+        default strategy, which has one replica.
     """
     return cast("Strategy", context.strategy_in_force())
 
@@ -56,8 +57,9 @@ def get_replica_context() -> ReplicaContext | None:
         strategy.run(on_replica)  # the number of replicas, on each
 
     Returns:
-        The `ReplicaContext`; that of the default strategy outside every scope; None in
-        cross-replica code, that is inside ``with strategy.scope():``.
+        The `ReplicaContext`, in the code of a model too; that of the default strategy outside every
+        scope; None in cross-replica code, that is inside ``with strategy.scope():``. In `fit` on
+        JAX a replica has the rows of all: its collectives return what they are given.
     """
     return cast("ReplicaContext | None", context.replica_context_in_force())
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp, RunOptions, options_of
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.collectives import communication_of
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import context, ownership
@@ -131,8 +133,7 @@ class Strategy:
         """The numbers of the replicas in this process."""
         return range(1) if self.replica_set is None else self.replica_set.local_replicas
 
-    @contextlib.contextmanager
-    def scope(self) -> Generator[Strategy]:
+    def scope(self) -> AbstractContextManager[Strategy]:
         """Opens this strategy's scope: models, optimizers and metrics made inside belong to it.
 
         Example::
@@ -143,17 +144,14 @@ class Strategy:
                 model.compile(optimizer="adam", loss="mse")
             model.fit(x, y, batch_size=256)
 
-        Yields:
-            The strategy.
+        Returns:
+            A context manager, which gives the strategy. It may be kept, and entered again, also
+            inside of itself.
 
         Raises:
-            ScopeError: If another strategy's scope is open in this thread.
+            ScopeError: If another strategy's scope is open in this thread, as it is entered.
         """
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(context.strategy_scope(self))
-            if self.replica_set is not None:
-                stack.enter_context(self.replica_set.placement())
-            yield self
+        return _Scope(self)
 
     def run(
         self,
@@ -185,8 +183,7 @@ class Strategy:
             UnsupportedError: If `options` has options for XLA.
             ScopeError: In replica context.
         """
-        if options is not None:
-            RunOptions.of(options)
+        options_of(RunOptions, options, "options")
         if not isinstance(args, list | tuple):
             raise ValueError(
                 "Expected args to be a tuple or list of the function's arguments. "
@@ -293,7 +290,7 @@ class Strategy:
         Args:
             dataset: Yields global batches: ``tf.data.Dataset``, ``DataLoader``, ``PyDataset``, or
                 anything that can be iterated again and again, such as a list of batches.
-            options: How to distribute it.
+            options: How to distribute it: `InputOptions`, or ``tf.distribute.InputOptions``.
 
         Returns:
             A `DistributedDataset`; with one replica a ``tf.data.Dataset`` stays itself on
@@ -311,7 +308,7 @@ class Strategy:
 
         Args:
             dataset_fn: Takes an `InputContext`, returns a dataset of batches for one replica.
-            options: How to distribute it.
+            options: How to distribute it: `InputOptions`, or ``tf.distribute.InputOptions``.
 
         Returns:
             A `DistributedDataset`: every replica takes the next batch of its pipeline.
@@ -332,8 +329,8 @@ class Strategy:
 
     @cached_property
     def sole_replica_context(self) -> ReplicaContext:
-        """The context of code outside of every replica, if there is only one replica."""
-        return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
+        """The context of code that has the rows of all replicas, of which there may be one."""
+        return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
         """Raises WorkerLostError in place of errors that a lost worker causes in the call.
@@ -363,6 +360,27 @@ class Strategy:
             "Expected one object a strategy: it owns devices and threads. Received: "
             "copy.copy(strategy). Use the strategy itself, or make another one."
         )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Scope(contextlib.ContextDecorator, AbstractContextManager[Strategy]):
+    """What `Strategy.scope` returns; `entered` has what each thread has to leave."""
+
+    strategy: Strategy
+    entered: threading.local = field(default_factory=threading.local)
+
+    def __enter__(self) -> Strategy:
+        replicas = self.strategy.replica_set
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(context.strategy_scope(self.strategy))
+            if replicas is not None:
+                stack.enter_context(replicas.placement())
+            vars(self.entered).setdefault("stacks", []).append(stack.pop_all())
+        return self.strategy
+
+    def __exit__(self, *error: object) -> None:
+        self.entered.stacks.pop().__exit__(*error)
 
 
 @final
@@ -466,7 +484,7 @@ class StrategyExtended:
         context.require_cross_replica("extended.reduce_to", "get_replica_context().all_reduce")
         values = [value for value, _ in value_destination_pairs]
         runner = self._strategy.runner
-        return runner.reduce_to(ReduceOp.of(reduce_op), values, options or DEFAULT_COMMUNICATION)
+        return runner.reduce_to(ReduceOp.of(reduce_op), values, communication_of(options))
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """Returns a tensor as a value with an equal component on every replica's device.
@@ -507,10 +525,12 @@ class StrategyExtended:
                 "Expected a variable that was made in this strategy's scope. Received: "
                 f"var={var!r:.200}. Make it in `with strategy.scope():`."
             )
-        with self._strategy.scope():
+        with self._strategy.scope(), context.updating_copies():
             results = list(self._strategy.runner.update(var, fn, Arguments.of(args, kwargs)))
+        if self._strategy.options.parameter_device is not None:
+            results = results[:1]  # all replicas have one copy
         if not group:
-            return results
+            return results * len(self.parameter_devices) if len(results) == 1 else results
         return results[0] if len(results) == 1 else self._strategy.runner.per_replica(results)
 
     def read_var(self, v: Any) -> Any:
@@ -537,8 +557,7 @@ class StrategyExtended:
         """
         return self._strategy.runner.created(v)
 
-    @contextlib.contextmanager
-    def colocate_vars_with(self, colocate_with_variable: Any) -> Generator[None]:
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[Any]:
         """Makes new variables where another one lives.
 
         Args:
@@ -553,8 +572,7 @@ class StrategyExtended:
                 "Expected a variable that was made in this strategy's scope. Received: "
                 f"colocate_with_variable={colocate_with_variable!r:.200}."
             )
-        with self._strategy.scope():
-            yield
+        return self._strategy.scope()
 
 
 @final

@@ -51,7 +51,7 @@ class StrategyLike(Protocol):
 
     @property
     def sole_replica_context(self) -> Any:
-        """The `ReplicaContext` of code outside of every replica."""
+        """The `ReplicaContext` of code that has the rows of all replicas."""
         ...
 
 
@@ -96,9 +96,10 @@ class Current(threading.local):
         replica: The replica; None outside of replicas and in the default strategy.
         fit_replica: The replica in a step of `fit`, `evaluate` or `predict`, else None.
         trial: The trial of a training step that the thread takes part in, or None.
+        updates_copies: Whether the function of `StrategyExtended.update` runs.
         meter: The `Meter` of the call of `fit` that the thread runs; None: it is not measured.
         scopes: The open scopes of strategies, the innermost last; so are the next two.
-        replicas: The open contexts of replicas; None: cross-replica code that a replica called.
+        replicas: The open contexts that users see; None: cross-replica code that a replica called.
         placements: The open placements.
     """
 
@@ -106,6 +107,7 @@ class Current(threading.local):
         self.replica: ReplicaLike | None = None
         self.fit_replica: ReplicaLike | None = None
         self.trial: Any = None
+        self.updates_copies = False
         self.meter: Any = None
         self.scopes: list[StrategyLike] = []
         self.replicas: list[ReplicaLike | None] = []
@@ -166,6 +168,29 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
         current.replica, current.fit_replica = outer
 
 
+@contextmanager
+def whole_step(strategy: StrategyLike) -> Generator[None]:
+    """Runs code that has the rows of all replicas, in which users see a replica of a strategy.
+
+    The package itself sees what it sees outside: no replica that has rows of its own.
+    """
+    current.replicas.append(strategy.sole_replica_context)
+    try:
+        yield
+    finally:
+        current.replicas.pop()
+
+
+@contextmanager
+def updating_copies() -> Generator[None]:
+    """Runs code that sees the copies of a variable one by one."""
+    outer, current.updates_copies = current.updates_copies, True
+    try:
+        yield
+    finally:
+        current.updates_copies = outer
+
+
 class Placement(abc.ABC):
     """A context in which a framework places variables, that plain Keras must not run in."""
 
@@ -224,7 +249,7 @@ def strategy_in_force() -> StrategyLike:
 def replica_context_in_force() -> ReplicaLike | None:
     """Returns the context of the replica whose code this is, None in cross-replica code."""
     if current.replicas:
-        return current.replica
+        return current.replicas[-1]
     if current.scopes and current.scopes[-1] is not default_strategy():
         return None
     return default_strategy().sole_replica_context
@@ -232,7 +257,7 @@ def replica_context_in_force() -> ReplicaLike | None:
 
 def require_cross_replica(call: str, instead: str) -> None:
     """Refuses a method of a strategy in a replica's code, unless there is but one replica."""
-    inside = current.replica
+    inside = current.replicas[-1] if current.replicas else None
     if inside is not None and inside.num_replicas_in_sync > 1:
         raise ScopeError(
             f"Expected strategy.{call} in cross-replica context. Received: a call in replica "

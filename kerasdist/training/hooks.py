@@ -18,6 +18,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.agreement import description
 from kerasdist.backends.base.trial import TrainerLike
+from kerasdist.backends.base.variable_rules import WithoutCommonValue, never_synchronized
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
 from kerasdist.core import ownership
@@ -36,7 +37,7 @@ from kerasdist.training import (
     saving,
     worker_agreement,
 )
-from kerasdist.training.binding import TRAINER, remember_trainer, trainer_of
+from kerasdist.training.binding import TRAINER, bind, remember_trainer, trainer_of
 from kerasdist.training.trainer import STEPS, ReplicatedTrainer, require_made, watch_functions
 
 if TYPE_CHECKING:
@@ -120,8 +121,16 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
 def _variable_created(
     original: Original, variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    original(variable, *args, **batch_norm.statistics_options(kwargs))
     strategy = scoped_strategy()
+    has_copies = strategy is not None and strategy.num_replicas_in_sync > 1
+    if has_copies and kwargs.get("synchronization") == "none":
+        raise never_synchronized()
+    original(variable, *args, **batch_norm.statistics_options(kwargs))
+    is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
+    if (
+        has_copies and is_apart and keras_compat.backend_name() != "tensorflow"
+    ):  # which refuses it by itself
+        bind(variable, WithoutCommonValue)
     if strategy is not None:
         keras_compat.internals.VALUE.require()
         ownership.record_owner(variable, strategy)

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy
+from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy, whole_step
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses, numerics, randomness
 from kerasdist.training.binding import bind, require_trainer
@@ -160,11 +160,11 @@ class GlobalBatchMetric:
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas; all replicas must call it."""
         replica = current.replica
-        if replica is None or self not in _of_global_batch:
+        if replica is None or replica.num_replicas_in_sync == 1 or self not in _of_global_batch:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = numerics.gather_rows(replica, (args, kwargs))
         # The rows are the global batch now: metrics inside this one must not gather or weight them.
-        with replica_scope(None):
+        with replica_scope(None), whole_step(replica.strategy):
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:

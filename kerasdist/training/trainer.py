@@ -8,8 +8,8 @@ user's class defines, or that is set on the object.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,7 +17,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import TrainerLike
-from kerasdist.core.context import current
+from kerasdist.core.context import current, whole_step
 from kerasdist.errors import UnsupportedError
 from kerasdist.training import saving, worker_agreement
 from kerasdist.training.metrics import summed
@@ -121,7 +121,7 @@ class ReplicatedTrainer:
         if all(layer.built for layer in layers):
             return
         symbolic = keras.tree.map_structure(_symbol, x)
-        with self._building():
+        with self.building():
             self.model(symbolic)
 
     def prepare_step(self, batch: Any) -> None:
@@ -131,13 +131,18 @@ class ReplicatedTrainer:
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
         """Builds what is not built, by the shapes of a batch; it belongs to the strategy."""
-        with self._building():
+        with self.building():
             original(*args, **kwargs)
 
-    def _building(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def building(self) -> Generator[None]:
         """Opens the scope, so that the variables that building makes belong to the strategy."""
         # In a replica, where a step may train another model, the strategy is in force already.
-        return nullcontext() if current.replica is not None else self.strategy.scope()
+        with (
+            self.strategy.scope() if current.replica is None else nullcontext(),
+            nullcontext() if current.replicas else whole_step(self.strategy),
+        ):
+            yield
 
     def compute_loss(
         self,
@@ -164,7 +169,12 @@ class ReplicatedTrainer:
         if self.sums_metrics:
             original = partial(keras_compat.metrics_here, self.model)
         if replica is None:
-            return original()
+            # As in `whole_step`, without a call of it in each step.
+            current.replicas.append(self.strategy.sole_replica_context)
+            try:
+                return original()
+            finally:
+                current.replicas.pop()
         if self.runs_builtin_steps:
             return {}
         with summed(replica, self.model.metrics):

@@ -103,6 +103,17 @@ def input_options(lab, strategy):
         data = strategy.distribute_dataset(pairs(), options)
         found = [pieces(lab, batch, strategy) for batch in data]
         lab.equal(expected_pieces(2), found)
+    names = "fetch_to_device replication_mode place_dataset_on_device per_replica_buffer_size"
+    theirs = collections.namedtuple(
+        "InputOptions",
+        [f"experimental_{name}" for name in names.split()],
+        module="tensorflow.python.distribute.distribute_lib",
+    )
+    mode = kd.InputReplicationMode.PER_WORKER
+    data = strategy.distribute_dataset(pairs(), theirs(True, mode, False, 2))
+    lab.equal(expected_pieces(2), [pieces(lab, batch, strategy) for batch in data])
+    with lab.raises(ValueError, "buffer_size to be at least 1"):
+        strategy.distribute_dataset(pairs(), theirs(True, mode, False, 0))
     each = kd.InputOptions(experimental_replication_mode=kd.InputReplicationMode.PER_REPLICA)
     with lab.raises(kd.errors.UnsupportedError, "PER_WORKER.*Received: options=.*from_function"):
         strategy.distribute_dataset(pairs(), each)

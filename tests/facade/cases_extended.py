@@ -85,6 +85,19 @@ def update_with_components(lab, strategy):
 
 
 @case
+def copies_that_are_updated(lab):
+    """`group=False`: a result for each device that holds the variable; one on central storage."""
+    for strategy in (lab.strategy(), kd.CentralStorageStrategy(lab.devices)):
+        extended = strategy.extended
+        with strategy.scope():
+            for options in ({}, {"synchronization": "on_read", "aggregation": "sum"}):
+                variable = keras.Variable(1.0, trainable=False, **options)
+                for given in ((), (counting(strategy),)):
+                    found = extended.update(variable, lambda v, *x: 5.0, given, group=False)
+                    lab.equal([5.0] * len(extended.parameter_devices), found)
+
+
+@case
 def update_in_a_merge_call(lab, strategy):
     """The optimizers' way: a merge call, a reduction, an update."""
     variable = variable_of(strategy, 10.0)
@@ -135,9 +148,8 @@ def variables_of_a_scope(lab):
     lab.equal([1.0, 1.0], lab.components(made[0], strategy))
     lab.equal(1.0, outside)
     lab.equal(False, strategy.extended.variable_created_in_scope(outside))
-    colocated = other.extended.colocate_vars_with(layer.weights[0])
-    with lab.raises(ValueError, "Expected a variable that was made.*Received: colo"), colocated:
-        pass
+    with lab.raises(ValueError, "Expected a variable that was made.*Received: colo"):
+        other.extended.colocate_vars_with(layer.weights[0])
     lab.still_usable(other)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from tests.conformance.lazy import kd, keras, ops
 from tests.conformance.models import largest_error
 from tests.facade.case import case
-from tests.facade.lab import numbered
+from tests.facade.lab import numbered, variable_of
 
 
 @case(replicas=(1, 2, 3, 4))
@@ -152,6 +152,35 @@ def merge_calls_return_each_its_component(lab, strategy):
 
     value = numbered(strategy, lambda i: ops.convert_to_tensor(1.0 + i))
     lab.equal([11.0, 9.0], lab.components(strategy.run(step, args=(value,)), strategy))
+
+
+@case
+def a_run_in_a_merge_call(lab, strategy):
+    """The function runs in each replica once more, and may communicate and assign there."""
+    variable = variable_of(strategy, 0.0, aggregation="sum")
+
+    def inner(x, factor):
+        here = kd.get_replica_context()
+        lab.check(here.strategy is strategy and not kd.in_cross_replica_context(), "in a replica")
+        variable.assign(x)
+        return here.all_reduce("SUM", x) + x * factor
+
+    def merge(given, x):
+        inside = given.run(inner, args=(x,), kwargs={"factor": 10.0})
+        lab.check(kd.get_replica_context() is None, "cross-replica code again")
+        return inside, given.reduce("SUM", inside, axis=None)
+
+    def step(x):
+        own, total = kd.get_replica_context().merge_call(merge, args=(x,))
+        return own, total, variable + x
+
+    value = numbered(strategy, lambda i: np.float32(1.0 + i))
+    for run in (strategy.run, kd.function(strategy.run)):
+        own, total, after = run(step, args=(value,))
+        lab.equal([13.0, 23.0], lab.components(own, strategy))
+        lab.equal([36.0, 36.0], lab.components(total, strategy))
+        lab.equal([4.0, 5.0], lab.components(after, strategy))
+    lab.still_usable(strategy)
 
 
 @case

@@ -53,6 +53,44 @@ def autograph(lab, strategy):
 
 
 @case
+def slices_are_not_gathered(lab, strategy):
+    """`tf.IndexedSlices` have no rows to gather: an error under each strategy, and in replicas."""
+    slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([3, 2]))
+    for one in (strategy, kd.OneDeviceStrategy("cpu:0"), kd.get_strategy()):
+        with lab.raises(NotImplementedError, "Expected a dense tensor.*Received.*IndexedSlices"):
+            one.gather(slices, axis=0)
+        with lab.raises(NotImplementedError, "Expected a dense tensor.*Received.*IndexedSlices"):
+            one.run(lambda: kd.get_replica_context().all_gather(slices, axis=0))
+
+
+@case
+def pipelines_on_central_storage(lab):
+    """`tf.data` under `CentralStorageStrategy`, from a dataset and from functions; in `fit` too."""
+    strategy = kd.CentralStorageStrategy(lab.devices)
+    numbers = tf.data.Dataset.range(8).batch(4)
+    each = kd.InputOptions(experimental_replication_mode="PER_REPLICA")
+
+    def parts(dataset):
+        return [[one.tolist() for one in lab.components(batch, strategy)] for batch in dataset]
+
+    for options in (None, kd.InputOptions(), tf.distribute.InputOptions(False)):
+        data = strategy.distribute_dataset(numbers, options)
+        for _ in range(2):
+            lab.equal([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], parts(data))
+    lab.equal(2, len(data))
+    from_function = strategy.distribute_datasets_from_function
+    lab.equal([[[0, 1, 2, 3], [4, 5, 6, 7]]], parts(from_function(lambda _: numbers)))
+    lab.equal(
+        [[[0, 1, 2, 3]] * 2, [[4, 5, 6, 7]] * 2], parts(from_function(lambda _: numbers, each))
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse")
+    rows = tf.data.Dataset.from_tensors((tf.ones((4, 3)), tf.zeros((4, 1))))
+    lab.equal([9.0], model.fit(strategy.distribute_dataset(rows), verbose=0).history["loss"])
+
+
+@case
 def variables_of_tensorflow(lab, strategy):
     """A `tf.Variable` by each aggregation, assigned in replicas and outside, eagerly or not."""
     given = np.float32([[1.0, 0.0], [1.0, 1.0]])

@@ -67,10 +67,13 @@ def parameters_of_torchs_modules(strategy):
 
 
 @case
-def run_in_a_merge_call_or_in_value_and_grad_is_refused(strategy):
+def fit_in_a_merge_call_and_run_in_value_and_grad_are_refused(strategy):
     weight = variable_of(strategy, 2.0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    merge = lambda given: model.predict(np.ones((2, 1), "float32"), verbose=0)  # noqa: E731
     with pytest.raises(kd.errors.ScopeError, match="merge_call"):
-        strategy.run(lambda: kd.get_replica_context().merge_call(lambda given: given.run(rank)))
+        strategy.run(lambda: kd.get_replica_context().merge_call(merge))
     with pytest.raises(kd.errors.ScopeError, match="value_and_grad"):
         kd.value_and_grad(lambda: strategy.reduce("SUM", strategy.run(rank), None), [weight])
 

@@ -161,9 +161,44 @@ def on_read_without_aggregation_has_no_common_value(lab, strategy):
     strategy.run(lambda x: v.assign(x) is None, args=(counting(strategy),))
     result = strategy.run(lambda: v + 0.0)
     lab.equal([2.0, 3.0], lab.components(result, strategy))
-    with lab.raises(ValueError, "aggregation"):
-        lab.numpy(read(strategy, v))
+    for look in (lab.numpy, lambda v: read(strategy, v), lambda v: v + 1.0):
+        with lab.raises(ValueError, "aggregation"):
+            look(v)
+    with strategy.scope(), lab.raises(ValueError, "aggregation"):
+        lab.numpy(v)
+    lab.equal([2.0, 3.0], lab.components(v, strategy))
+    with strategy.scope():
+        strategy.extended.update(v, lambda v: v.assign(v * 2.0))
+    lab.equal([4.0, 6.0], lab.components(v, strategy))
     lab.still_usable(strategy)
+
+
+@case
+def no_synchronization_in_a_scope(lab, strategy):
+    """Replicas have no variable that is never synchronized; outside of the scope Keras has."""
+    for one in (strategy, kd.CentralStorageStrategy(lab.devices)):
+        with lab.raises(ValueError, "Expected synchronization to be.*Received: sync.*outside"):
+            variable_of(one, 1.0, synchronization="none")
+    lab.equal(1.0, keras.Variable(1.0, synchronization="none"))
+    lab.equal(1.0, variable_of(kd.OneDeviceStrategy("cpu:0"), 1.0, synchronization="none"))
+
+
+@case
+def assign_where_all_replicas_have_one_copy(lab):
+    """`CentralStorageStrategy`: what replicas assign is combined as on copies of their own."""
+    for strategy in (lab.strategy(), kd.CentralStorageStrategy(lab.devices)):
+        for aggregation, combine in AGGREGATED.items():
+            for method, results in (
+                ("assign", [2.0, 3.0]),
+                ("assign_add", [12.0, 13.0]),
+                ("assign_sub", [8.0, 7.0]),
+            ):
+                v = variable_of(strategy, 10.0, aggregation=aggregation)
+                for run in (strategy.run, kd.function(strategy.run)):
+                    v.assign(10.0)
+                    step = lambda x, v=v, method=method: getattr(v, method)(x) is None  # noqa: E731
+                    run(step, args=(counting(strategy),))
+                    lab.equal(np.float32(combine(results)), v)
 
 
 @case

@@ -53,6 +53,16 @@ def checked_axis(tensor: Any, axis: int) -> int:
     return axis % rank
 
 
+def axis_of_rows(tensor: Any, axis: int) -> int:
+    """Returns an axis along which tensors are gathered, counted from 0; refuses sparse rows."""
+    if type(tensor).__name__ == "IndexedSlices":
+        raise UnsupportedError(
+            "Expected a dense tensor to gather. Received: value of type tf.IndexedSlices. Convert "
+            "it in the replica with tf.convert_to_tensor, or gather its values and its indices."
+        )
+    return checked_axis(tensor, axis)
+
+
 def checked_axes(tensor: Any, axis: int | Sequence[int]) -> tuple[int, ...]:
     """Returns one or several axes of a tensor, counted from 0."""
     several = axis if isinstance(axis, Sequence) else (axis,)

@@ -9,9 +9,9 @@ from typing import Any, final
 
 import keras
 
-from kerasdist.api.options import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions, options_of
 from kerasdist.api.values import sole_component
-from kerasdist.core.context import StrategyLike, replica_scope
+from kerasdist.core.context import StrategyLike, default_strategy, replica_scope
 from kerasdist.core.structures import Arguments
 
 # The variables of gradients; None: all that the optimizer was built for.
@@ -21,6 +21,13 @@ Variables = list[Any] | None
 Apply = Callable[[Any, list[Any], Variables], Any]
 
 DEFAULT_COMMUNICATION = CommunicationOptions()
+
+
+def communication_of(options: object) -> CommunicationOptions:
+    """Returns the given options for a collective, the default ones for None."""
+    if options is None:
+        return DEFAULT_COMMUNICATION
+    return options_of(CommunicationOptions, options, "options")
 
 
 class Collectives(abc.ABC):
@@ -146,12 +153,14 @@ class Collectives(abc.ABC):
 
 @final
 class SoleReplica(Collectives):
-    """The collectives of a strategy's only replica."""
+    """The collectives of a strategy's only replica, and of code that has all replicas' rows."""
 
     def merge_call(
         self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
     ) -> Any:
-        """Calls the function, in cross-replica context."""
+        """Calls the function in cross-replica context, where a value counts once."""
+        if strategy.num_replicas_in_sync > 1:
+            strategy = default_strategy()
         with replica_scope(None):
             return sole_component(given.call(function, strategy))
 

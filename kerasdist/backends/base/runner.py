@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, sole_component
-from kerasdist.backends.base.checks import checked_axes, checked_axis
+from kerasdist.backends.base.checks import axis_of_rows, checked_axes
 from kerasdist.core.context import StrategyLike, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.input.sharding import split_batch
@@ -197,7 +197,7 @@ class SoleRunner(Runner):
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the value."""
         value = sole_component(value)
-        checked_axis(value, axis)
+        axis_of_rows(value, axis)
         return value
 
     def broadcast(self, tensor: Any) -> Any:

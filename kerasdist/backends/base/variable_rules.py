@@ -9,8 +9,8 @@ In custom loops they mean what they mean in ``tf.distribute`` (contract C2):
 | auto, on_write | only_first_replica | all get the first replica's, at once | the value |
 | on_read | sum, mean | stays its own | the sum or mean of the components |
 | on_read | only_first_replica | stays its own | the first replica's component |
-| on_read | none | stays its own | by `read_var` an error, else the first replica's |
-| none | any | an error | the value |
+| on_read | none | stays its own | an error |
+| none | any | an error, in the scope of several replicas to make one, too | the value |
 
 All components get a value that is assigned outside of replicas. If the variable is read as a sum,
 each component gets an equal share of the value.
@@ -25,6 +25,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.checks import check_summable
+from kerasdist.core.context import current
 
 
 class Assignment(enum.Enum):
@@ -48,6 +49,15 @@ def assignment_in_loop(variable: keras.Variable) -> Assignment:
         return Assignment.OWN
     counts_all_replicas(variable)
     return Assignment(variable.aggregation)
+
+
+def never_synchronized() -> ValueError:
+    """Returns the error for a variable of several replicas with ``synchronization="none"``."""
+    return ValueError(
+        "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that is made "
+        "in the scope of a strategy. Received: synchronization='none'. Make the variable outside "
+        "of the scope, or with one of them."
+    )
 
 
 def is_on_read(variable: keras.Variable) -> bool:
@@ -85,6 +95,17 @@ def require_aggregate(variable: keras.Variable) -> None:
             "aggregation='none'. Read its components, with strategy.local_results(variable), or "
             "make it with an aggregation."
         )
+
+
+class WithoutCommonValue(keras.Variable):
+    """A mixin for a variable that `require_aggregate` refuses: each replica reads its own."""
+
+    @property
+    def value(self) -> Any:
+        """The value, in a replica and where copies are updated."""
+        if current.replica is None and current.trial is None and not current.updates_copies:
+            require_aggregate(self)
+        return super().value
 
 
 def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:

@@ -74,6 +74,16 @@ def scopes_that_do_not_fit(lab):
             second.run(lambda: 1.0)
         lab.check(kd.get_strategy() is first, "the first stays")
     lab.check(not kd.has_strategy(), "the first scope is left")
+    for strategy in (first, default, kd.OneDeviceStrategy("cpu:0")):
+        kept = strategy.scope()  # entered again, and inside of itself
+        for _ in range(2):
+            with kept as outer, kept as inner:
+                lab.check(outer is inner is kd.get_strategy() is strategy, "the strategy's own")
+            lab.check(not kd.has_strategy(), "both are left")
+    kept = first.extended.colocate_vars_with(variable_of(first, 1.0))
+    with kept, kept:
+        lab.check(kd.get_strategy() is first, "as in its scope")
+    lab.check(not kd.has_strategy(), "both are left")
 
     def step():
         with first.scope():

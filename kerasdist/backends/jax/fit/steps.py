@@ -14,6 +14,7 @@ from kerasdist.backends.jax.mesh.arrays import is_array
 from kerasdist.backends.jax.mesh.placement import OtherStateError, Placement, Step
 from kerasdist.core import context
 from kerasdist.core.structures import flatten
+from kerasdist.training.binding import TRAINER
 
 
 @final
@@ -104,7 +105,8 @@ class StepFunction:
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
         # A step is written for the global batch, so it runs as one replica in any open scope.
-        with context.replica_scope(context.default_strategy().sole_replica_context):
+        alone = context.default_strategy().sole_replica_context
+        with context.replica_scope(alone), context.whole_step(vars(self._model)[TRAINER].strategy):
             return self._user_step(state, batch)
 
     def _sharded_step(self, state: Any, batch: Any) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -81,7 +82,9 @@ class JaxTrainer(ReplicatedTrainer):
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
         args, kwargs = jax.tree.map(_rows_here, take((args, kwargs)))
-        return original(*args, **kwargs)
+        is_before_steps = not current.replicas and keras_compat.get_stateless_scope() is not None
+        with self.building() if is_before_steps and not self.model.built else nullcontext():
+            return original(*args, **kwargs)
 
     def stateless_call(
         self,

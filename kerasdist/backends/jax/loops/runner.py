@@ -54,7 +54,7 @@ from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context, ownership
 from kerasdist.core.structures import Arguments, map_leaves, pack, transpose
-from kerasdist.errors import DisagreementError, ScopeError, UnsupportedError
+from kerasdist.errors import DisagreementError, UnsupportedError
 from kerasdist.input.sharding import bounds_of_replicas, examples, rows
 
 if TYPE_CHECKING:
@@ -109,11 +109,9 @@ class JaxRunner(Runner):
 
     def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
         """Runs code on each device, as a part of the program that is being traced."""
-        if replica_scope.current() is not None:
-            raise ScopeError(
-                "Expected strategy.run in the code of a program. Received: a call in merge_call. "
-                "Run the function before, or call it in each replica."
-            )
+        merging = replica_scope.current()
+        if merging is not None:  # in a merge_call, whose code is a part of each device's already
+            return self._own_values(body(merging, own(args), own(kwargs)))
         program, outer = scopes.program(), scopes.current()
         assert program is not None
         assert outer is not None
@@ -212,11 +210,7 @@ class JaxRunner(Runner):
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
                 result = own(given).call(function, variable)
-            own_values = map_values(
-                lambda leaf: PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf,
-                result,
-            )
-            return self.local_results(own_values)
+            return self.local_results(self._own_values(result))
         if not differ:
             return [self._whole(given).call(function, variable)] * self._copies
         if scopes.program() is None:
@@ -229,6 +223,12 @@ class JaxRunner(Runner):
         leaves, form = flatten(result)
         columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
+
+    def _own_values(self, structure: Any) -> Any:
+        return map_values(
+            lambda leaf: PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf,
+            structure,
+        )
 
     def _update_in_program(
         self,

@@ -33,7 +33,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     take_on,
 )
 from kerasdist.check.first_batch import may_differ
-from kerasdist.core.context import current
+from kerasdist.core.context import current, whole_step
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
@@ -72,13 +72,35 @@ class PlacedTrainer(ReplicatedTrainer):
         function: Any = model.train_function
 
         def metered(iterator: object) -> Any:
-            logs = function(iterator)
+            with whole_step(self.strategy):
+                logs = function(iterator)
             if current.meter is not None:
                 current.meter.done(model.steps_per_execution, None, logs)
             return logs
 
         model.train_function = metered
         return metered
+
+    def make_test_function(self, original: Original, force: bool = False) -> Any:
+        """Makes Keras's own function, which runs in the strategy."""
+        if self.model.test_function is None or force:
+            original(force)
+            self.model.test_function = self._in_strategy(self.model.test_function)
+        return self.model.test_function
+
+    def make_predict_function(self, original: Original, force: bool = False) -> Any:
+        """Makes Keras's own function, which runs in the strategy."""
+        if self.model.predict_function is None or force:
+            original(force)
+            self.model.predict_function = self._in_strategy(self.model.predict_function)
+        return self.model.predict_function
+
+    def _in_strategy(self, function: Any) -> Callable[[object], Any]:
+        def run(data: object) -> Any:
+            with whole_step(self.strategy):
+                return function(data)
+
+        return run
 
 
 @final
@@ -173,13 +195,15 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.model.optimizer
         )
         waits = own and is_direct and self._group.has_collectives
-        done = self.replicas.run(
-            self.strategy,
-            replica_step,
-            batch,
-            layers=keras_compat.layers_of_users(self.model),
-            updates_wait=waits,
-        )
+        # What runs once for all replicas, in this thread, such as an optimizer's update, sees it.
+        with whole_step(self.strategy):
+            done = self.replicas.run(
+                self.strategy,
+                replica_step,
+                batch,
+                layers=keras_compat.layers_of_users(self.model),
+                updates_wait=waits,
+            )
         first, (_, values) = done[0]
         totals, compared = [tf.convert_to_tensor(first.total)], compared_of(batch)
         rows: Any = ()

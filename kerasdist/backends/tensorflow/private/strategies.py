@@ -99,8 +99,11 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
 
     A dataset with one pipeline per replica changes them for good: every later dataset of the
     strategy would get one pipeline per replica too, and each replica the same batches (seen with
-    2.21).
+    2.21). A central storage keeps none.
     """
+    if keeps_one_copy(native_strategy):
+        yield
+        return
     devices = internals.INPUT_DEVICES.of(native_strategy.extended)
     try:
         yield

@@ -202,12 +202,6 @@ class TensorFlowCollectives(Collectives):
         return self._gathered(self._counted(tensor)[tf.newaxis], 0)
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
-        if isinstance(tensor, tf.IndexedSlices):
-            raise UnsupportedError(
-                "Expected a dense tensor. Received: value of type tf.IndexedSlices. Convert it "
-                "with tf.convert_to_tensor, or gather its values and its indices."
-            )
-
         def together(parts: Columns) -> tuple[Any, list[Any]]:
             # In a graph of `fit`, a static size cannot depend on the batch: all replicas have it.
             known = self._local_batch is not None and not tf.executing_eagerly()
@@ -330,7 +324,8 @@ class TensorFlowCollectives(Collectives):
 
         There, the replicas' changes are combined. ``tf.distribute`` combines the assigned values:
         a sum would count the old value once per replica, and a mean would ignore how many rows
-        each replica has. Custom loops keep that behaviour, which users expect.
+        each replica has. Custom loops keep that behaviour, which users expect; but for a sum on
+        read with one copy, such as a metric's, to which each replica adds.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
@@ -372,6 +367,8 @@ class TensorFlowCollectives(Collectives):
 
     def _assign_changes(self, variable: keras.Variable, value: Any, write: Write) -> None:
         before = tf.convert_to_tensor(variable.value)
+        if self._local_batch is None and not is_on_read(variable):
+            before = tf.zeros_like(before)
         change = tf.cast(value, before.dtype) - before
         if variable.aggregation == "mean":
             replicas = self._native_strategy.num_replicas_in_sync

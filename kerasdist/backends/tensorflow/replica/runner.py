@@ -12,7 +12,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
+from kerasdist.backends.base.checks import axis_of_rows, check_shapes, checked_axes
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.kept_tensors import KeptTensors
 from kerasdist.backends.base.runner import Runner
@@ -189,12 +189,7 @@ class TensorFlowRunner(Runner):
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates the components, on the host."""
         parts = self._tensors(value)
-        if isinstance(parts[0], tf.IndexedSlices):
-            raise UnsupportedError(
-                "Expected dense components. Received: value of tf.IndexedSlices. Convert them in "
-                "the replicas with tf.convert_to_tensor, or gather their values and indices."
-            )
-        axis = checked_axis(parts[0], axis)
+        axis = axis_of_rows(parts[0], axis)
         with tf.device(HOST):
             return self._group.concatenation(self._fitting(parts, axis), axis)[0]
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.private.prefetching import in_local_batches
-from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
+from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices, keeps_one_copy
 from kerasdist.backends.tensorflow.workers.group import (
     GlobalBatchDataset,
     Group,
@@ -63,7 +63,8 @@ def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
     """Returns the equivalent ``tf.distribute`` dataset; None if the source is not ``tf.data``."""
     match ours:
         case DividedDataset(source=tf.data.Dataset() as dataset):
-            return _with_length(group.distributed(dataset, _native_options(ours.options)))
+            options = _native_options(ours.options, group.native_strategy)
+            return _with_length(group.distributed(dataset, options))
         case ShardedDataset(source=WorkerBatches(source=own)):
             if isinstance(own.dataset, tf.data.Dataset):
                 count = own.steps_a_batch * len(group.local)
@@ -72,7 +73,8 @@ def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
                 )
                 return _of_pipelines(group.native_strategy, [pipeline], ours.options)
         case GatheredDataset(source=pipelines):
-            if all(isinstance(one, tf.data.Dataset) for one in pipelines):
+            is_one = len(pipelines) == 1 or not keeps_one_copy(group.native_strategy)
+            if is_one and all(isinstance(one, tf.data.Dataset) for one in pipelines):
                 return _of_pipelines(group.native_strategy, pipelines, ours.options)
     return None
 
@@ -85,7 +87,7 @@ def _of_pipelines(
     remaining = iter(pipelines)
     with keeping_input_devices(native_strategy):
         dataset = native_strategy.distribute_datasets_from_function(
-            lambda _: next(remaining), _native_options(options)
+            lambda _: next(remaining), _native_options(options, native_strategy)
         )
     return _with_length(dataset)
 
@@ -110,8 +112,12 @@ def _sized_class(own: type[Any]) -> type[Any]:
     return types.new_class(own.__name__, (own,), exec_body=describe)
 
 
-def _native_options(options: InputOptions) -> tf.distribute.InputOptions:
-    """Converts kerasdist's input options to ``tf.distribute``'s."""
+def _native_options(
+    options: InputOptions, native_strategy: tf.distribute.Strategy
+) -> tf.distribute.InputOptions | None:
+    """Converts kerasdist's input options to ``tf.distribute``'s; a central storage takes none."""
+    if keeps_one_copy(native_strategy):  # it reads a field that they do not have (2.21)
+        return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
     mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]
     # With PER_REPLICA, TensorFlow refuses to both fetch to the device and place the dataset there.

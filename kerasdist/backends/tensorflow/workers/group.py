@@ -159,7 +159,7 @@ class Group:
         ]
 
     def distributed(
-        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None
     ) -> tf.distribute.DistributedDataset:
         """Returns a dataset that yields a distributed value for each global batch."""
         return self.native_strategy.experimental_distribute_dataset(dataset, options)
@@ -384,7 +384,7 @@ class WorkerGroup(Group):
         return self._iterated(untuned(own.prefetch(tf.data.AUTOTUNE)))
 
     def distributed(
-        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None
     ) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's local batches, divided as by `fit`.
 

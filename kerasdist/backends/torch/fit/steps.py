@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import keras
@@ -20,7 +20,7 @@ from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
-from kerasdist.core.context import current
+from kerasdist.core.context import current, whole_step
 from kerasdist.core.structures import flatten, pack
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.sharding import WorkerShard, examples
@@ -153,9 +153,11 @@ class Steps:
 
     def _alone(self, step: Step, batch: Any) -> Any:
         """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
-        if not self._replicas.divides_state:
-            return step(batch)
-        with shards.held_whole(self._model.variables):
+        is_divided = self._replicas.divides_state
+        with (
+            shards.held_whole(self._model.variables) if is_divided else nullcontext(),
+            whole_step(self._trainer.strategy) if current.replica is None else nullcontext(),
+        ):
             return step(batch)
 
     def _with_chiefs_draws(self, step: Step) -> Step:

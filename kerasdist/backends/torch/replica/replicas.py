@@ -199,14 +199,18 @@ class TorchReplicaSet(ReplicaSet):
         Returns the step's result in each replica, by rank.
         """
         outer = enclosing_replica()
-        if outer is not None and outer.strategy.replica_set is self:
+        if outer is not None and outer.strategy.replica_set is not self:
+            outer = None
+        if outer is not None and (rules.is_fit or outer.local_batch is not None):
             raise ScopeError(
-                "Expected the replicas to be free. Received: a call of `run`, or of a model's fit, "
-                "evaluate or predict, in the function of a merge_call, for which they all wait. "
-                "Call it after `run` has returned."
+                "Expected the replicas to be free. Received: a call of a model's fit, evaluate or "
+                "predict in the function of a merge_call, or of `run` in one that a step of fit "
+                "calls, for which they all wait. Call it after the step."
             )
-        with self._one_step:  # two threads may use one strategy, one after the other
-            if current.trial is not None:  # on scopes of its own that refer to its copies
+        # Two threads may use one strategy, one after the other; a merge_call's has it already.
+        with self._one_step if outer is None else contextlib.nullcontext():
+            # In a trial on scopes of their own, that refer to its copies.
+            if outer is not None or current.trial is not None:
                 replicas = LocalReplicas(self)
                 try:
                     return replicas.run(strategy, step, parts, rules)

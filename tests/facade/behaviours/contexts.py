@@ -1,0 +1,286 @@
+"""Whose code runs where; the strategies themselves."""
+
+import copy
+import threading
+
+import numpy as np
+
+from tests.conformance.lazy import kd, keras, ops
+from tests.facade.behaviours import behaviour
+from tests.facade.lab import numbered
+
+
+def is_default_state():
+    default = kd.get_strategy()
+    here = kd.get_replica_context()
+    return (
+        default is kd.get_strategy()
+        and here is not None
+        and here is kd.get_replica_context()
+        and here.strategy is default
+        and not kd.in_cross_replica_context()
+        and not kd.has_strategy()
+    )
+
+
+def in_scope_of(strategy):
+    return (
+        kd.get_strategy() is strategy
+        and kd.has_strategy()
+        and kd.in_cross_replica_context()
+        and kd.get_replica_context() is None
+    )
+
+
+@behaviour("Outside of scopes the default strategy is in force, in replica context")
+def _(lab, s):
+    lab.check(is_default_state(), "the default state")
+    lab.equal(1, kd.get_strategy().num_replicas_in_sync)
+    lab.equal(0, kd.get_replica_context().replica_id_in_sync_group)
+
+
+@behaviour("A scope gives its strategy, in cross-replica context; after it all is as before")
+def _(lab, s):
+    with s.scope() as given:
+        lab.check(given is s and in_scope_of(s), "in its scope")
+    lab.check(is_default_state(), "after it")
+
+
+@behaviour("A scope object may be kept, entered again, and entered inside of itself")
+def _(lab, s):
+    first, second = s.scope(), s.scope()
+    with first, second, first:
+        lab.check(in_scope_of(s), "in three scopes")
+    with second:
+        lab.check(in_scope_of(s), "again")
+    lab.check(is_default_state(), "after them")
+
+
+@behaviour("An error in a scope leaves it")
+def _(lab, s):
+    with lab.raises(KeyError, "own"), s.scope():
+        raise KeyError("own")
+    lab.check(is_default_state(), "after the error")
+
+
+@behaviour("The scope of another strategy inside of a scope is a RuntimeError")
+def _(lab, s):
+    other = lab.strategy()
+    with s.scope():
+        with lab.raises(RuntimeError, "one strategy at a time"), other.scope():
+            pass
+        lab.check(in_scope_of(s), "the first stays")
+
+
+@behaviour("`run` of another strategy inside of a scope is a RuntimeError")
+def _(lab, s):
+    other = lab.strategy()
+    with other.scope(), lab.raises(RuntimeError, "one strategy at a time"):
+        s.run(lambda: 1.0)
+
+
+@behaviour("The default strategy's scope changes nothing")
+def _(lab, s):
+    with kd.get_strategy().scope():
+        lab.check(not kd.has_strategy(), "no other strategy")
+
+
+@behaviour("A scope belongs to its thread: another thread has the default state")
+def _(lab, s):
+    found = []
+    with s.scope():
+        thread = threading.Thread(target=lambda: found.append(is_default_state()))
+        thread.start()
+        thread.join()
+    lab.equal([True], found)
+
+
+@behaviour("In `run` each replica has a context, in the scope or out of it")
+def _(lab, s):
+    seen = []
+
+    def step():
+        here = kd.get_replica_context()
+        seen.append(here is not None and not kd.in_cross_replica_context() and kd.has_strategy())
+        seen.append(kd.get_strategy() is s and here.strategy is s)
+        return ops.ones(())
+
+    s.run(step)
+    with s.scope():
+        s.run(step)
+    lab.check(seen and all(seen), f"{seen}")
+    lab.check(is_default_state(), "after it")
+
+
+@behaviour("An error in `run` leaves the replica's context")
+def _(lab, s):
+    def step():
+        raise KeyError("own")
+
+    with lab.raises(KeyError, "own"):
+        s.run(step)
+    lab.check(is_default_state(), "after the error")
+
+
+@behaviour("Replicas are numbered from 0 to their count")
+def _(lab, s):
+    found = s.run(lambda: kd.get_replica_context().replica_id_in_sync_group + 0)
+    lab.equal([0, 1], lab.components(found, s))
+    counts = {s.run(lambda: kd.get_replica_context().num_replicas_in_sync), 2}
+    lab.equal(1, len(counts))
+
+
+@behaviour("A merge call runs once, in cross-replica context, with the strategy first")
+def _(lab, s):
+    seen = []
+
+    def merge(given, x):
+        seen.append(given is s and in_scope_of(s))
+        return given.reduce("SUM", x, axis=None)
+
+    value = numbered(s, lambda i: np.float32(i + 1))
+    found = s.run(lambda x: kd.get_replica_context().merge_call(merge, args=(x,)), args=(value,))
+    lab.equal([3.0, 3.0], lab.components(found, s))
+    lab.check(seen and all(seen), "cross-replica code")
+
+
+@behaviour("A merge call returns what its function returns: text, None, nests")
+def _(lab, s):
+    def step():
+        here = kd.get_replica_context()
+        lab.equal("text", here.merge_call(lambda _: "text"))
+        lab.check(here.merge_call(lambda _: None) is None, "None")
+        return here.merge_call(lambda _: {"a": ops.ones(2), "b": [1.0, 2.0]})["a"]
+
+    lab.equal([[1.0, 1.0]] * 2, lab.components(s.run(step), s))
+
+
+@behaviour("`run` in the function of a merge call runs in the replicas")
+def _(lab, s):
+    def step(x):
+        merge = lambda given, x: given.run(lambda x: x * 2.0, args=(x,))  # noqa: E731
+        return kd.get_replica_context().merge_call(merge, args=(x,))
+
+    value = numbered(s, lambda i: np.float32(i + 1))
+    lab.equal([2.0, 4.0], lab.components(s.run(step, args=(value,)), s))
+
+
+@behaviour("In the default strategy a merge call is a call, with the default strategy")
+def _(lab, s):
+    found = kd.get_replica_context().merge_call(lambda given, x: (given, x), args=(5,))
+    lab.check(found[0] is kd.get_strategy() and found[1] == 5, f"{found}")
+
+
+@behaviour("A replica's context that is not in force is refused")
+def _(lab, s):
+    here = kd.get_replica_context()
+    with s.scope(), lab.raises(RuntimeError, "not|Expected all_reduce of the replica"):
+        here.all_reduce("SUM", ops.ones(()))
+
+
+@behaviour("`extended.call_for_each_replica` is `run`")
+def _(lab, s):
+    with s.scope():
+        found = s.extended.call_for_each_replica(lambda x, y: x + y, args=(1.0,), kwargs={"y": 2.0})
+    lab.equal([3.0], sorted({float(one) for one in lab.components(found, s)}))
+
+
+@behaviour("A strategy is a key of dicts, equal to itself alone, and shared by deep copies")
+def _(lab, s):
+
+    other = lab.strategy()
+    lab.check({s: 1}[s] == 1 and s != other and copy.deepcopy([s])[0] is s, "by identity")
+
+
+@behaviour("`tf.distribute`'s spellings of devices are understood")
+def _(lab, s):
+    for names in (["CPU:0", "CPU:1"], ["/cpu:0", "/cpu:1"], ["/device:CPU:0", "/device:CPU:1"]):
+        lab.equal(["cpu:0", "cpu:1"], list(kd.MirroredStrategy(names).extended.worker_devices))
+
+
+@behaviour("No device, one named twice, one that is not there: a ValueError")
+def _(lab, s):
+    for names in ([], ["cpu:0", "cpu:0"], ["cpu:99"]):
+        with lab.raises(ValueError, "Expected.*Received"):
+            kd.MirroredStrategy(names)
+
+
+@behaviour("`MirroredStrategy` of one device is one replica, whose values are plain")
+def _(lab, s):
+    one = kd.MirroredStrategy(["cpu:0"])
+    lab.equal(1, one.num_replicas_in_sync)
+    found = one.run(lambda x: x * 2.0, args=(ops.ones(()),))
+    lab.equal(2.0, found)
+    lab.equal(1, len(one.local_results(found)))
+
+
+@behaviour("`OneDeviceStrategy` runs on its device, reduces and gathers to the value itself")
+def _(lab, s):
+    one = kd.OneDeviceStrategy("cpu:1")
+    found = one.run(lambda: ops.ones((2,)) * 3.0)
+    expected = "cpu:0" if lab.backend == "torch" else "cpu:1"  # torch has one CPU device
+    lab.equal(expected, lab.device(found))
+    for op in ("SUM", "MEAN"):
+        lab.equal([3.0, 3.0], one.reduce(op, found, axis=None))
+    lab.equal(6.0, one.reduce("SUM", found, axis=0))
+    lab.equal([3.0, 3.0], one.gather(found, axis=0))
+
+
+@behaviour("A variable of `OneDeviceStrategy` is on its device")
+def _(lab, s):
+    with kd.OneDeviceStrategy("cpu:1").scope():
+        variable = keras.Variable([1.0])
+    expected = "cpu:0" if lab.backend == "torch" else "cpu:1"
+    lab.equal(expected, lab.device(variable.value))
+
+
+@behaviour(
+    "`CentralStorageStrategy` holds each variable once, on its parameter device",
+    jax="`local_results` of a variable has an equal component for each replica.",
+    torch="`local_results` of a variable has an equal component for each replica.",
+)
+def _(lab, s):
+    central = kd.CentralStorageStrategy(lab.devices, "cpu:1")
+    lab.equal(["cpu:1"], list(central.extended.parameter_devices))
+    lab.equal(lab.devices, list(central.extended.worker_devices))
+    with central.scope():
+        variable = keras.Variable(2.0)
+    copies = 1 if lab.backend == "tensorflow" else 2
+    lab.equal([2.0] * copies, lab.components(variable, central))
+    lab.equal([2.0, 2.0], lab.components(central.run(lambda: variable + 0.0), central))
+
+
+@behaviour(
+    "`CentralStorageStrategy` takes one copy's place in `extended.update`, of `group=False` too"
+)
+def _(lab, s):
+    central = kd.CentralStorageStrategy(lab.devices)
+    with central.scope():
+        variable = keras.Variable(1.0)
+        found = central.extended.update(variable, lambda v: v.assign_add(1.0), group=False)
+    lab.equal(1, len(found))
+    lab.equal(2.0, variable)
+
+
+@behaviour("Two strategies of one process work side by side")
+def _(lab, s):
+    other = lab.strategy(3)
+    for one, total in ((s, 2.0), (other, 3.0), (s, 2.0)):
+        found = one.run(lambda: kd.get_replica_context().all_reduce("SUM", ops.ones(())))
+        lab.equal(total, one.local_results(found)[0])
+
+
+@behaviour("A strategy of one process has no cluster resolver, and is the chief")
+def _(lab, s):
+    lab.check(s.cluster_resolver is None and s.is_chief, "alone")
+    lab.check(s.extended.should_checkpoint and s.extended.should_save_summary, "it writes files")
+
+
+@behaviour(
+    "A strategy set for a whole process (`experimental_set_strategy`)",
+    tensorflow="There is none: a scope says which strategy, and where.",
+    jax="There is none: a scope says which strategy, and where.",
+    torch="There is none: a scope says which strategy, and where.",
+)
+def _(lab, s):
+    lab.check(not hasattr(kd, "experimental_set_strategy"), "none")

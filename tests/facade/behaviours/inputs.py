@@ -1,0 +1,169 @@
+"""Distributed datasets and values."""
+
+import numpy as np
+
+from tests.conformance.lazy import kd, ops
+from tests.facade.behaviours import behaviour
+from tests.facade.lab import numbered
+
+ROWS = np.arange(10, dtype="float32")
+BATCHES = [ROWS[:4], ROWS[4:8], ROWS[8:]]
+
+
+def parts(lab, s, dataset):
+    return [[one.tolist() for one in lab.components(batch, s)] for batch in dataset]
+
+
+@behaviour("A global batch is divided: each replica gets consecutive rows")
+def _(lab, s):
+    expected = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], [9]]]
+    lab.equal(expected, parts(lab, s, s.distribute_dataset(BATCHES)))
+
+
+@behaviour(
+    "A batch with an odd row",
+    tensorflow="Of `tf.data` the first replicas are filled first; here rows are spread evenly.",
+    jax="Of `tf.data` the first replicas are filled first; here rows are spread evenly.",
+    torch="Of `tf.data` the first replicas are filled first; here rows are spread evenly.",
+)
+def _(lab, s):
+    lab.equal([[[0, 1, 2], [3, 4]]], parts(lab, s, s.distribute_dataset([ROWS[:5]])))
+
+
+@behaviour("A batch with fewer rows than replicas: the last replicas have none")
+def _(lab, s):
+    lab.equal([[[0], []]], parts(lab, s, s.distribute_dataset([ROWS[:1]])))
+
+
+@behaviour("A dataset is iterated again and again, twice at once, and left early")
+def _(lab, s):
+    data = s.distribute_dataset(BATCHES)
+    whole = parts(lab, s, data)
+    first, second = iter(data), iter(data)
+    for _ in range(2):
+        next(first)
+    lab.equal(whole[0], parts(lab, s, [next(second)])[0])
+    lab.equal(whole, parts(lab, s, data))
+
+
+@behaviour("An iteration ends with StopIteration, or with the default of `next`")
+def _(lab, s):
+    iterator = iter(s.distribute_dataset(BATCHES[:1]))
+    next(iterator)
+    lab.check(next(iterator, None) is None, "the default")
+    with lab.raises(StopIteration, ""):
+        next(iterator)
+
+
+@behaviour("A dataset knows its number of batches where its source does")
+def _(lab, s):
+    lab.equal(3, len(s.distribute_dataset(BATCHES)))
+
+
+@behaviour("An empty dataset has no batch")
+def _(lab, s):
+    lab.equal([], parts(lab, s, s.distribute_dataset([])))
+
+
+@behaviour("Elements may be tuples and dicts, which keep their form")
+def _(lab, s):
+    [batch] = s.distribute_dataset([{"x": ROWS[:4], "y": (ROWS[4:8],)}])
+    lab.equal([[0, 1], [2, 3]], lab.components(batch["x"], s))
+    lab.equal([[4, 5], [6, 7]], lab.components(batch["y"][0], s))
+
+
+@behaviour("A generator is distributed; it is read once")
+def _(lab, s):
+    lab.equal([[[0, 1], [2, 3]]], parts(lab, s, s.distribute_dataset(x for x in BATCHES[:1])))
+
+
+@behaviour("A dataset function gets its pipeline, their number, and that of the replicas")
+def _(lab, s):
+    seen = []
+
+    def make(context):
+        seen.append((
+            context.input_pipeline_id, context.num_input_pipelines, context.num_replicas_in_sync,
+            context.get_per_replica_batch_size(8),
+        ))  # fmt: skip
+        return BATCHES
+
+    s.distribute_datasets_from_function(make)
+    lab.equal([(0, 1, 2, 4)], seen)
+
+
+@behaviour("A global batch size that the replicas do not divide is a ValueError")
+def _(lab, s):
+    def make(context):
+        context.get_per_replica_batch_size(7)
+        return BATCHES
+
+    with lab.raises(ValueError, "multiple"):
+        s.distribute_datasets_from_function(make)
+
+
+@behaviour("Of a dataset function each replica takes the next batch of the pipeline")
+def _(lab, s):
+    data = s.distribute_datasets_from_function(lambda _: BATCHES[:2])
+    lab.equal([[[0, 1, 2, 3], [4, 5, 6, 7]]], parts(lab, s, data))
+
+
+@behaviour("With `PER_REPLICA` the function makes a pipeline for each replica")
+def _(lab, s):
+    options = kd.InputOptions(experimental_replication_mode="PER_REPLICA")
+    make = lambda context: [ROWS[:2] + 10 * context.input_pipeline_id]  # noqa: E731
+    data = s.distribute_datasets_from_function(make, options)
+    lab.equal([[[0, 1], [10, 11]]], parts(lab, s, data))
+
+
+@behaviour("`PER_REPLICA` of a dataset, and a buffer without a place, are errors")
+def _(lab, s):
+    options = kd.InputOptions(experimental_replication_mode="PER_REPLICA")
+    with lab.raises(NotImplementedError, "PER_WORKER"):
+        s.distribute_dataset(BATCHES, options)
+    with lab.raises(ValueError, "at least 1"):
+        kd.InputOptions(experimental_per_replica_buffer_size=0)
+
+
+@behaviour("Batches of other sizes, one after another, go through a compiled step")
+def _(lab, s):
+    step = kd.function(lambda batch: s.run(ops.sum, args=(batch,)))
+    totals = [s.reduce("SUM", step(one), axis=None) for one in s.distribute_dataset(BATCHES)]
+    lab.equal([6.0, 22.0, 17.0], [float(lab.numpy(one)) for one in totals])
+
+
+@behaviour("`distribute_values_from_function`: a value for each replica, of arrays or objects")
+def _(lab, s):
+    lab.equal([0, 1], lab.components(numbered(s, np.int32), s))
+    found = s.distribute_values_from_function(
+        lambda context: {"n": np.int32(context.num_replicas_in_sync), "text": "abc"}
+    )
+    lab.equal([2, 2], lab.components(found["n"], s))
+
+
+@behaviour("Distributed values are told by their class")
+def _(lab, s):
+    value = numbered(s, np.float32)
+    lab.check(isinstance(value, kd.PerReplica), "a PerReplica")
+    lab.check(isinstance(value, kd.DistributedValues), "a DistributedValues")
+    lab.check(not isinstance(ops.ones(()), kd.DistributedValues), "a tensor is none")
+
+
+@behaviour("`experimental_make_numpy_dataset` has a row an element, batched and shuffled")
+def _(lab, s):
+    data = s.experimental_make_numpy_dataset((ROWS[:4], ROWS[:4] * 2)).batch(4)
+    [(x, y)] = s.distribute_dataset(data)
+    lab.equal([[0, 1], [2, 3]], lab.components(x, s))
+    lab.equal([[0, 2], [4, 6]], lab.components(y, s))
+
+
+@behaviour("Distributing in a replica is a RuntimeError")
+def _(lab, s):
+    with lab.raises(RuntimeError, "distribute_dataset in cross-replica"):
+        s.run(lambda: s.distribute_dataset(BATCHES))
+
+
+@behaviour("Bare arrays as a dataset are refused: they would be read row by row")
+def _(lab, s):
+    with lab.raises((ValueError, TypeError), "Expected"):
+        s.distribute_dataset(ROWS)

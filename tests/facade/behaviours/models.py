@@ -1,0 +1,311 @@
+"""`fit`, `evaluate`, `predict`, random numbers and files under a strategy."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tests.conformance.lazy import kd, keras, ops
+from tests.facade.behaviours import behaviour
+from tests.facade.lab import FLOAT32, numbered
+
+X = np.linspace(-1, 1, 30, dtype="float32").reshape(10, 3)
+Y = np.float32(X.sum(-1, keepdims=True) > 0)
+
+
+def model(strategy, metrics=(), optimizer="sgd", seed=1, **options):
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")])
+        made.compile(optimizer, "binary_crossentropy", metrics=list(metrics), **options)
+    return made
+
+
+def fit(**options):
+    return lambda m: m.fit(X, Y, shuffle=False, verbose=0, **options).history
+
+
+# What is done with one model after another call, by name: each goes on where the last one ended.
+CALLS = {
+    "fit": fit(batch_size=4, epochs=2),
+    "again": fit(batch_size=4),
+    "validation": fit(batch_size=4, validation_data=(X[:3], Y[:3])),
+    "split": fit(batch_size=4, validation_split=0.3, initial_epoch=1, epochs=2),
+    "weights": fit(batch_size=4, sample_weight=np.arange(10, dtype="float32")),
+    "classes": fit(batch_size=4, class_weight={0: 1.0, 1: 3.0}),
+    "evaluate": lambda m: m.evaluate(X[:7], Y[:7], batch_size=4, verbose=0, return_dict=True),
+    "predict": lambda m: m.predict(X[:7], batch_size=4, verbose=0),
+    "whole": lambda m: m.predict(X, batch_size=10, verbose=0),
+    "few": lambda m: m.predict(X[:1], verbose=0),
+    "on batch": lambda m: (m.train_on_batch(X, Y), m.test_on_batch(X, Y), m.predict_on_batch(X)),
+}
+_found = []
+
+
+def found(s):
+    """What each call returns, on one device and under a strategy, and both models; made once."""
+    if not _found or _found[0] is not s:
+        models = []
+        for strategy in (kd.get_strategy(), s):
+            with strategy.scope():
+                metrics = [
+                    keras.metrics.BinaryAccuracy(name="accuracy"),
+                    keras.metrics.AUC(num_thresholds=20, name="curve"),
+                    keras.metrics.FalseNegatives(name="missed"),
+                ]
+            models.append(model(strategy, metrics, "adam"))
+        results = [{name: call(one) for name, call in CALLS.items()} for one in models]
+        _found[:] = s, results, models
+    return _found[1:]
+
+
+def same(lab, s, *names):
+    """Calls have returned what they return on one device."""
+    (expected, ours), _ = found(s)
+    for name in names:
+        lab.equal(lab.numpy(expected[name]), lab.numpy(ours[name]), FLOAT32)
+
+
+@behaviour("`fit` has the history of one device")
+def _(lab, s):
+    same(lab, s, "fit")
+
+
+@behaviour("`fit` goes on where the last call ended")
+def _(lab, s):
+    same(lab, s, "again")
+
+
+@behaviour("After training the weights are those of one device, and all copies are equal")
+def _(lab, s):
+    _, (plain, ours) = found(s)
+    for one, variable in zip(plain.variables, ours.variables, strict=True):
+        lab.equal(one, variable, FLOAT32)
+    for variable in ours.weights:
+        first, second = lab.components(variable, s)
+        lab.equal(first, second)
+
+
+@behaviour("Validation data, a validation split and initial epochs")
+def _(lab, s):
+    same(lab, s, "validation", "split")
+
+
+@behaviour("Weights of samples and of classes")
+def _(lab, s):
+    same(lab, s, "weights", "classes")
+
+
+@behaviour("`evaluate` and `predict` of a number of rows that the replicas do not divide")
+def _(lab, s):
+    same(lab, s, "evaluate", "predict")
+
+
+@behaviour("`predict` of fewer rows than replicas, and its rows in order")
+def _(lab, s):
+    same(lab, s, "whole", "few")
+    (_, ours), _ = found(s)
+    lab.equal(ours["whole"][:1], ours["few"], FLOAT32)
+    lab.equal(ours["whole"][:7], ours["predict"], FLOAT32)
+
+
+@behaviour("`train_on_batch`, `test_on_batch` and `predict_on_batch`")
+def _(lab, s):
+    same(lab, s, "on batch")
+
+
+@behaviour("Metrics that are means, counts and curves are those of all rows")
+def _(lab, s):
+    (expected, ours), _ = found(s)
+    for name in ("accuracy", "curve", "missed"):
+        lab.equal(expected["evaluate"][name], ours["evaluate"][name], FLOAT32)
+
+
+@behaviour("Metrics begin anew in each epoch")
+def _(lab, s):
+    (_, ours), _ = found(s)
+    lab.check(
+        max(ours["fit"]["missed"] + ours["again"]["missed"]) <= Y.sum(), "no more than there are"
+    )
+
+
+@behaviour("`fit` in the scope and out of it are the same")
+def _(lab, s):
+    def act(m):
+        with s.scope():
+            return fit(batch_size=5)(m)
+
+    lab.equal(fit(batch_size=5)(model(s))["loss"], act(model(s))["loss"], FLOAT32)
+
+
+@behaviour(
+    "Several steps in an execution",
+    torch="Plain Keras refuses them on PyTorch; under a strategy they are taken one by one.",
+)
+def _(lab, s):
+    expected = fit(batch_size=2)(model(kd.get_strategy()))["loss"]
+    lab.equal(expected, fit(batch_size=2)(model(s, steps_per_execution=2))["loss"], FLOAT32)
+
+
+@behaviour("`run_eagerly=True`")
+def _(lab, s):
+    expected = fit(batch_size=5)(model(kd.get_strategy()))["loss"]
+    lab.equal(expected, fit(batch_size=5)(model(s, run_eagerly=True))["loss"], FLOAT32)
+
+
+@behaviour("A distributed dataset in `fit` is the dataset itself")
+def _(lab, s):
+    batches = [(X[:4], Y[:4]), (X[4:], Y[4:])]
+    expected, ours = model(kd.get_strategy()), model(s)
+    one = expected.fit((batch for batch in batches), steps_per_epoch=2, verbose=0).history["loss"]
+    other = ours.fit(s.distribute_dataset(batches), verbose=0).history["loss"]
+    lab.equal(one, other, FLOAT32)
+
+
+@behaviour("Callbacks see the epochs and set the rate")
+def _(lab, s):
+    ours, seen = model(s), []
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+    see = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(sorted(logs)))
+    ours.fit(X, Y, epochs=2, verbose=0, callbacks=[halve, see])
+    lab.equal(0.0025, ours.optimizer.learning_rate, FLOAT32)
+    lab.equal([["learning_rate", "loss"]] * 2, seen)
+
+
+@behaviour("A file that was saved under a strategy loads outside, and the other way round")
+def _(lab, s):
+    ours = model(s)
+    fit(batch_size=5)(ours)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        ours.save(path)
+        outside = keras.models.load_model(path)
+        with s.scope():
+            inside = keras.models.load_model(path)
+    expected = ours.predict(X, verbose=0)
+    for loaded in (outside, inside):
+        lab.equal(expected, loaded.predict(X, verbose=0), FLOAT32)
+    lab.equal(2, len(lab.components(inside.weights[0], s)))
+    lab.equal(fit(batch_size=4)(ours)["loss"], fit(batch_size=4)(inside)["loss"], FLOAT32)
+
+
+@behaviour("Weights of a file go into every copy, under another number of replicas too")
+def _(lab, s):
+    ours, three = model(s, seed=1), lab.strategy(3)
+    other = model(three, seed=2)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "only.weights.h5")
+        ours.save_weights(path)
+        other.load_weights(path)
+    for one, two in zip(ours.weights, other.weights, strict=True):
+        lab.equal([lab.numpy(one)] * 3, lab.components(two, three))
+
+
+@behaviour("`get_weights` and `set_weights` read and write all copies")
+def _(lab, s):
+    ours = model(s)
+    ours.set_weights([np.ones_like(one) for one in ours.get_weights()])
+    for variable in ours.weights:
+        for part in lab.components(variable, s):
+            lab.equal(np.ones_like(part), part)
+
+
+@behaviour("The state of an optimizer is saved with the model")
+def _(lab, s):
+    ours = model(s, optimizer="adam")
+    fit(batch_size=5)(ours)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        ours.save(path)
+        with s.scope():
+            loaded = keras.models.load_model(path)
+    for one, other in zip(ours.optimizer.variables, loaded.optimizer.variables, strict=True):
+        lab.equal(one, other)
+
+
+@behaviour("A model that is copied from its configuration in the scope trains alike")
+def _(lab, s):
+    ours = model(s)
+    with s.scope():
+        copy = keras.models.clone_model(ours)
+        copy.set_weights(ours.get_weights())
+        copy.compile("sgd", "binary_crossentropy")
+    lab.equal(fit(batch_size=4)(ours)["loss"], fit(batch_size=4)(copy)["loss"], FLOAT32)
+
+
+@behaviour("A stateless draw with a number as its seed is the same in all replicas")
+def _(lab, s):
+    found = lab.components(s.run(lambda: keras.random.normal((3,), seed=5)), s)
+    lab.equal(found[0], found[1])
+    lab.equal(lab.numpy(keras.random.normal((3,), seed=5)), found[0])
+
+
+@behaviour("A generator that is made in a scope draws other numbers in each replica, reproducibly")
+def _(lab, s):
+    def draws():
+        with s.scope():
+            generator = keras.random.SeedGenerator(7)
+        step = lambda: keras.random.normal((3,), seed=generator)  # noqa: E731
+        return [lab.components(s.run(step), s) for _ in range(2)]
+
+    first, again = draws(), draws()
+    lab.equal(first, again)
+    numbers = [tuple(one.tolist()) for step in first for one in step]
+    lab.equal(4, len(set(numbers)))
+
+
+@behaviour("The state of a generator is a variable: what is put back draws the same again")
+def _(lab, s):
+    with s.scope():
+        generator = keras.random.SeedGenerator(7)
+    step = lambda: keras.random.normal((3,), seed=generator)  # noqa: E731
+    state = ops.convert_to_numpy(generator.state)
+    first = lab.components(s.run(step), s)
+    generator.state.assign(state)
+    lab.equal(first, lab.components(s.run(step), s))
+
+
+@behaviour("A generator draws in cross-replica context what it draws outside")
+def _(lab, s):
+    plain = keras.random.SeedGenerator(7)
+    with s.scope():
+        ours = keras.random.SeedGenerator(7)
+        found = keras.random.normal((3,), seed=ours)
+    lab.equal(lab.numpy(keras.random.normal((3,), seed=plain)), found)
+
+
+@behaviour("Dropout in replicas drops other units in each")
+def _(lab, s):
+    with s.scope():
+        dropout = keras.layers.Dropout(0.5, seed=3)
+    value = numbered(s, lambda i: np.ones((1, 64), "float32"))
+    first, second = lab.components(s.run(lambda x: dropout(x, training=True), args=(value,)), s)
+    lab.check(not np.array_equal(first, second), "other masks")
+
+
+@behaviour("A model's code sees the model's strategy while `fit`, `evaluate`, `predict` run it")
+def _(lab, s):
+    seen = []
+
+    class Layer(keras.layers.Layer):
+        def call(self, x):
+            here = kd.get_replica_context()
+            seen.append((kd.get_strategy() is strategy, kd.has_strategy(), here is not None))
+            return x * 2.0
+
+    strategy = lab.strategy(check="off")
+    with strategy.scope():
+        made = keras.Sequential([Layer(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+    made.fit(X, Y, verbose=0)
+    made.evaluate(X, Y, verbose=0)
+    made.predict(X, verbose=0)
+    lab.check(seen and all(map(all, seen)), f"{seen}")
+
+
+@behaviour("A model that is trained outside of every strategy is plain Keras's")
+def _(lab, s):
+    plain = model(kd.get_strategy())
+    lab.check(type(plain) is keras.Sequential, "its own class")
+    fit(batch_size=5)(plain)
+    lab.equal(1, len(kd.get_strategy().local_results(plain.weights[0])))

@@ -1,0 +1,250 @@
+"""`reduce`, `gather` and the collectives of a replica."""
+
+import numpy as np
+
+from tests.conformance.lazy import kd, keras, ops
+from tests.facade.behaviours import behaviour
+from tests.facade.lab import numbered, variable_of
+
+
+def counting(s):
+    """1.0, 2.0, ..., one a replica."""
+    return numbered(s, lambda i: np.float32(i + 1))
+
+
+def vectors(s):
+    """[0, 0], [1, 1]."""
+    return numbered(s, lambda i: np.full(2, i, "float32"))
+
+
+def ragged(s):
+    """A row, then two."""
+    return numbered(s, lambda i: np.full((i + 1, 3), i, "float32"))
+
+
+def each(s, step, *args):
+    """What a step returns in replicas, as it is and compiled."""
+    for run in (s.run, kd.function(s.run)):
+        yield run(step, args=args)
+
+
+@behaviour("A sum and a mean over the replicas, in the scope or out of it, compiled or not")
+def _(lab, s):
+    value = counting(s)
+    for call in (s.reduce, kd.function(s.reduce)):
+        lab.equal(3.0, call("SUM", value, None))
+        with s.scope():
+            lab.equal(1.5, call("MEAN", value, None))
+
+
+@behaviour("A reduction is named in any case, or is a `ReduceOp`")
+def _(lab, s):
+    for op in ("sum", "SUM", "Sum", kd.ReduceOp.SUM):
+        lab.equal(3.0, s.reduce(op, counting(s), axis=None))
+    for op in ("mean", kd.ReduceOp.MEAN):
+        lab.equal(1.5, s.reduce(op, counting(s), axis=None))
+
+
+@behaviour("A tensor, and a number, counts as every replica's component")
+def _(lab, s):
+    for value in (ops.convert_to_tensor(4.0), 4.0, np.float32(4.0)):
+        lab.equal(8.0, s.reduce("SUM", value, axis=None))
+        lab.equal(4.0, s.reduce("MEAN", value, axis=None))
+
+
+@behaviour("Along an axis all elements count, from either end, and along several")
+def _(lab, s):
+    lab.equal(2.0, s.reduce("SUM", vectors(s), axis=0))
+    lab.equal(0.5, s.reduce("MEAN", vectors(s), axis=-1))
+    value = numbered(s, lambda i: np.full((2, 3), i, "float32"))
+    lab.equal([2.0] * 3, s.reduce("SUM", value, axis=0))
+    lab.equal(6.0, s.reduce("SUM", value, axis=(0, 1)))
+    lab.equal(0.5, s.reduce("MEAN", value, axis=[0, 1]))
+
+
+@behaviour("Components that differ in size along the axis: the mean is over all elements")
+def _(lab, s):
+    lab.equal([2.0] * 3, s.reduce("SUM", ragged(s), axis=0))
+    lab.equal(np.full(3, 2 / 3, "float32"), s.reduce("MEAN", ragged(s), axis=0))
+
+
+@behaviour("Nested structures are reduced leaf by leaf")
+def _(lab, s):
+    value = numbered(s, lambda i: {"a": np.float32(i), "b": [np.float32(2 * i)]})
+    found = s.reduce("SUM", value, axis=None)
+    lab.equal(1.0, found["a"])
+    lab.equal(2.0, found["b"][0])
+
+
+@behaviour("Integers keep their type in a sum")
+def _(lab, s):
+    found = s.reduce("SUM", numbered(s, lambda i: np.int32(i + 1)), axis=None)
+    lab.equal(np.int32(3), found)
+
+
+@behaviour("What `run` returns can be reduced, and what is reduced given to `run`")
+def _(lab, s):
+    squares = s.run(lambda x: x * x, args=(counting(s),))
+    total = s.reduce("SUM", squares, axis=None)
+    lab.equal(5.0, total)
+    lab.equal([6.0, 7.0], lab.components(s.run(lambda x, y: x + y, args=(total, counting(s))), s))
+
+
+@behaviour("A mirrored variable counts once for each replica in a sum")
+def _(lab, s):
+    variable = variable_of(s, 3.0)
+    lab.equal(6.0, s.reduce("SUM", variable, axis=None))
+    lab.equal(3.0, s.reduce("MEAN", variable, axis=None))
+
+
+@behaviour("`extended.reduce_to` and `batch_reduce_to` of a tensor count it for each replica")
+def _(lab, s):
+    one = ops.ones(())
+    with s.scope():
+        both = [s.extended.reduce_to("SUM", one, one)]
+        both += s.extended.batch_reduce_to("SUM", [(one, one), (one, "cpu:0")])
+    for value in both:
+        lab.equal(2.0, lab.components(value, s)[0])
+
+
+@behaviour("What was reduced to a destination is every replica's in `run`")
+def _(lab, s):
+    with s.scope():
+        total = s.extended.reduce_to("SUM", counting(s), "cpu:0")
+    lab.equal([4.0, 5.0], lab.components(s.run(lambda x, y: x + y, args=(total, counting(s))), s))
+
+
+@behaviour("A gather puts components one after another, along any axis")
+def _(lab, s):
+    lab.equal([0, 0, 1, 1], s.gather(vectors(s), axis=0))
+    value = numbered(s, lambda i: np.full((1, 2), i, "float32"))
+    lab.equal([[0, 0], [1, 1]], s.gather(value, axis=0))
+    lab.equal([[0, 0, 1, 1]], s.gather(value, axis=1))
+    lab.equal([[0, 0, 1, 1]], s.gather(value, axis=-1))
+
+
+@behaviour("A gather of components of other sizes along the axis; along another an error")
+def _(lab, s):
+    lab.equal([[0] * 3, [1] * 3, [1] * 3], s.gather(ragged(s), axis=0))
+    with lab.raises(ValueError, "shape"):
+        s.gather(ragged(s), axis=1)
+
+
+@behaviour("A gather of a tensor repeats it for each replica; of a scalar it is an error")
+def _(lab, s):
+    lab.equal([1, 2, 1, 2], s.gather(ops.convert_to_tensor([1, 2]), axis=0))
+    with lab.raises(ValueError, "axis"):
+        s.gather(counting(s), axis=0)
+
+
+@behaviour("A gather of nests, of more dimensions, of booleans, of components without rows")
+def _(lab, s):
+    value = numbered(s, lambda i: {"a": np.full((i, 2, 2), i, "float32"), "b": np.array([i == 1])})
+    found = s.gather(value, axis=0)
+    lab.equal(np.ones((1, 2, 2), "float32"), found["a"])
+    lab.equal(np.array([False, True]), found["b"])
+
+
+@behaviour("A gather in a compiled function")
+def _(lab, s):
+    lab.equal([0, 0, 1, 1], kd.function(lambda v: s.gather(v, axis=0))(vectors(s)))
+
+
+@behaviour("A gather in a merge call")
+def _(lab, s):
+    def step(x):
+        merge = lambda given, x: given.gather(x, axis=0)  # noqa: E731
+        return kd.get_replica_context().merge_call(merge, args=(x,))
+
+    for found in each(s, step, vectors(s)):
+        lab.equal([[0, 0, 1, 1]] * 2, lab.components(found, s))
+
+
+@behaviour("In a replica: all-reduce by sum and by mean, compiled or not")
+def _(lab, s):
+    for op, total in (("SUM", 3.0), ("MEAN", 1.5)):
+        step = lambda x, op=op: kd.get_replica_context().all_reduce(op, x)  # noqa: E731
+        for found in each(s, step, counting(s)):
+            lab.equal([total] * 2, lab.components(found, s))
+
+
+@behaviour("An all-reduce of numbers, of tuples and of dicts keeps their form")
+def _(lab, s):
+    def step():
+        here = kd.get_replica_context()
+        first, second = here.all_reduce("SUM", (1.0, ops.ones((2,))))
+        return {"a": first, "b": second, "c": here.all_reduce("MEAN", {"x": 5.0})["x"]}
+
+    found = s.run(step)
+    lab.equal([2.0, 2.0], lab.components(found["a"], s))
+    lab.equal([[2.0, 2.0]] * 2, lab.components(found["b"], s))
+    lab.equal([5.0, 5.0], lab.components(found["c"], s))
+
+
+@behaviour("All-reduces one after another use what the ones before gave")
+def _(lab, s):
+    def step(x):
+        here = kd.get_replica_context()
+        return here.all_reduce("SUM", here.all_reduce("SUM", x) * x)
+
+    for found in each(s, step, counting(s)):
+        lab.equal([9.0, 9.0], lab.components(found, s))
+
+
+@behaviour("An all-gather in a replica is what a gather is outside")
+def _(lab, s):
+    step = lambda x: kd.get_replica_context().all_gather(x, axis=0)  # noqa: E731
+    for value in (vectors(s), ragged(s)):
+        for found in each(s, step, value):
+            for part in lab.components(found, s):
+                lab.equal(lab.numpy(s.gather(value, axis=0)), part)
+
+
+@behaviour("The gradient of an all-sum is an all-sum")
+def _(lab, s):
+    variable = variable_of(s, 2.0)
+
+    def step(x):
+        loss = lambda: kd.get_replica_context().all_reduce("SUM", variable * x)  # noqa: E731
+        return kd.value_and_grad(loss, [variable])[1][0]
+
+    for found in each(s, step, counting(s)):
+        lab.equal([2.0, 4.0], lab.components(found, s))
+
+
+@behaviour("Options of a communication change how, not what; anything else is a TypeError")
+def _(lab, s):
+    options = kd.CommunicationOptions(bytes_per_pack=8, timeout_seconds=60.0)
+    step = lambda x: kd.get_replica_context().all_reduce("SUM", x, options)  # noqa: E731
+    lab.equal([3.0, 3.0], lab.components(s.run(step, args=(counting(s),)), s))
+    with s.scope(), lab.raises(TypeError, "Expected options to be kerasdist.Commun.*Received"):
+        s.extended.reduce_to("SUM", counting(s), "cpu:0", "fast")
+
+
+@behaviour("`reduce` and `gather` in a replica are RuntimeErrors that name the collective")
+def _(lab, s):
+    for call, instead in ((s.reduce, "all_reduce"), (s.gather, "all_gather")):
+        arguments = ("SUM", 1.0, None) if call == s.reduce else (1.0, 0)
+        with lab.raises(RuntimeError, instead):
+            s.run(lambda call=call, arguments=arguments: call(*arguments))
+
+
+@behaviour("float16 and bfloat16 are reduced in their type")
+def _(lab, s):
+    for dtype in ("float16", "bfloat16"):
+
+        def step(x, dtype=dtype):
+            return kd.get_replica_context().all_reduce("SUM", ops.cast(x, dtype))
+
+        found = s.local_results(s.run(step, args=(counting(s),)))[0]
+        lab.equal(dtype, keras.backend.standardize_dtype(found.dtype))
+        lab.equal(3.0, ops.cast(found, "float32"))
+
+
+@behaviour("`experimental_local_results`: the components; of a tensor the tensor; of nests columns")
+def _(lab, s):
+    lab.equal((1.0, 2.0), tuple(float(one) for one in lab.components(counting(s), s)))
+    lab.equal(1, len(s.local_results(ops.ones(()))))
+    found = s.local_results({"a": counting(s), "b": 5})
+    lab.equal([1.0, 2.0], [float(lab.numpy(one["a"])) for one in found])
+    lab.equal([5, 5], [one["b"] for one in found])

@@ -1,0 +1,332 @@
+"""Variables that are made, read and assigned in each context."""
+
+import numpy as np
+
+from tests.conformance.lazy import kd, keras, ops
+from tests.facade.behaviours import behaviour
+from tests.facade.lab import numbered, variable_of
+
+ONE_COPY = "Replicas of `CentralStorageStrategy` share the one copy, as in `tf.distribute`."
+
+
+def counting(s):
+    """1.0, 2.0, ..., one a replica."""
+    return numbered(s, lambda i: np.float32(i + 1))
+
+
+def on_read(s, aggregation, value=0.0):
+    options = {"synchronization": "on_read", "aggregation": aggregation, "trainable": False}
+    return variable_of(s, value, **options)
+
+
+def assigned(s, variable, method="assign"):
+    step = lambda x: getattr(variable, method)(x) is None  # noqa: E731
+    s.run(step, args=(counting(s),))
+    return variable
+
+
+@behaviour("A variable made in a scope is a Keras variable, with a copy for each replica")
+def _(lab, s):
+    variable = variable_of(s, [1.0, 2.0])
+    lab.check(isinstance(variable, keras.Variable), "a keras.Variable")
+    lab.equal([[1.0, 2.0]] * 2, lab.components(variable, s))
+    lab.check(s.extended.variable_created_in_scope(variable), "made in the scope")
+
+
+@behaviour("A random initial value is the same in all replicas")
+def _(lab, s):
+    with s.scope():
+        variable = keras.Variable(keras.initializers.RandomNormal(), shape=(4,))
+    first, second = lab.components(variable, s)
+    lab.equal(first, second)
+
+
+@behaviour("Shape, type, name, path and `trainable` are those that were asked for")
+def _(lab, s):
+    variable = variable_of(s, np.ones((2, 3)), dtype="float32", trainable=False, name="kept")
+    lab.equal(((2, 3), "float32", "kept", False), (
+        tuple(variable.shape), variable.dtype, variable.name, variable.trainable
+    ))  # fmt: skip
+
+
+@behaviour("Weights of a layer have the names of a layer made outside")
+def _(lab, s):
+    def paths():
+        keras.backend.clear_session()
+        layer = keras.layers.Dense(2)
+        layer.build((None, 3))
+        return [one.path for one in layer.weights]
+
+    outside = paths()
+    with s.scope():
+        lab.equal(outside, paths())
+
+
+@behaviour("Operators and functions read a variable, in replicas and out of them")
+def _(lab, s):
+    v = variable_of(s, 2.0)
+
+    def results():
+        values = v + 1.0, 1.0 + v, v - 1.0, 1.0 - v, v * 3.0, v / 2.0, -v, v**2, ops.square(v)
+        return ops.stack([ops.convert_to_tensor(one) for one in values])
+
+    expected = np.float32([3, 3, 1, -1, 6, 1, -2, 4, 4])
+    lab.equal(expected, results())
+    with s.scope():
+        lab.equal(expected, results())
+    lab.equal([expected] * 2, lab.components(s.run(results), s))
+
+
+@behaviour("Comparisons, products of matrices and indexing read a variable")
+def _(lab, s):
+    v = variable_of(s, [[1.0, 2.0], [3.0, 4.0]])
+
+    def results():
+        return ops.sum(ops.cast(v > 2.0, "float32")), (v @ v)[0, 0], v[1, 0]
+
+    lab.equal([2.0, 7.0, 3.0], [lab.numpy(one) for one in results()])
+    lab.equal([3.0, 3.0], lab.components(s.run(results)[2], s))
+
+
+@behaviour("NumPy, `float` and `ops.convert_to_numpy` read a variable")
+def _(lab, s):
+    v = variable_of(s, 2.5)
+    lab.equal(2.5, np.asarray(v.numpy()))
+    lab.equal(2.5, float(v))
+    lab.equal(2.5, ops.convert_to_numpy(v))
+
+
+@behaviour("What cross-replica code assigns, adds and subtracts, every copy has")
+def _(lab, s):
+    for in_scope in (True, False):
+        v = variable_of(s, 1.0)
+
+        def change(v=v):
+            v.assign(5.0)
+            v.assign_add(2.0)
+            v.assign_sub(1.0)
+
+        if in_scope:
+            with s.scope():
+                change()
+        else:
+            change()
+        lab.equal([6.0, 6.0], lab.components(v, s))
+
+
+@behaviour("A compiled function assigns in cross-replica context, and reads what it assigned")
+def _(lab, s):
+    v = variable_of(s, 1.0)
+
+    def change(x):
+        v.assign(x)
+        v.assign_add(1.0)
+        return v + 0.0
+
+    lab.equal(8.0, kd.function(change)(ops.convert_to_tensor(7.0)))
+    lab.equal([8.0, 8.0], lab.components(v, s))
+
+
+@behaviour("A value of another shape is a ValueError, and the variable keeps its own")
+def _(lab, s):
+    v = variable_of(s, [1.0, 2.0])
+    with lab.raises(ValueError, "shape"):
+        v.assign([1.0, 2.0, 3.0])
+    lab.equal([[1.0, 2.0]] * 2, lab.components(v, s))
+
+
+@behaviour("`aggregation` sum, mean, only_first_replica: what replicas assign is combined")
+def _(lab, s):
+    for aggregation, expected in (("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)):
+        v = assigned(s, variable_of(s, 0.0, aggregation=aggregation))
+        lab.equal([expected] * 2, lab.components(v, s))
+
+
+@behaviour("`assign_add` and `assign_sub` in replicas combine the new values")
+def _(lab, s):
+    v = assigned(s, variable_of(s, 10.0, aggregation="mean"), "assign_add")
+    lab.equal([11.5, 11.5], lab.components(v, s))
+    v = assigned(s, variable_of(s, 10.0, aggregation="sum"), "assign_sub")
+    lab.equal([17.0, 17.0], lab.components(v, s))
+
+
+@behaviour("Without aggregation each replica's copy has what it assigned; the first is read")
+def _(lab, s):
+    v = assigned(s, variable_of(s, 0.0))
+    lab.equal([1.0, 2.0], lab.components(v, s))
+    lab.equal(1.0, v)
+
+
+@behaviour("A replica reads what it has assigned, and what was combined")
+def _(lab, s):
+    own, common = variable_of(s, 0.0), variable_of(s, 0.0, aggregation="sum")
+
+    def step(x):
+        own.assign(x)
+        common.assign(x)
+        return own * 10.0 + common
+
+    lab.equal([13.0, 23.0], lab.components(s.run(step, args=(counting(s),)), s))
+
+
+@behaviour("`on_read`: each replica has its own; outside of replicas it is the sum, mean or first")
+def _(lab, s):
+    for aggregation, expected in (("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)):
+        v = assigned(s, on_read(s, aggregation))
+        lab.equal([1.0, 2.0], lab.components(v, s))
+        lab.equal(expected, v)
+        with s.scope():
+            lab.equal(expected, s.extended.read_var(v))
+
+
+@behaviour("`on_read`: a value that is assigned outside is divided for a sum, else each gets it")
+def _(lab, s):
+    for aggregation, share in (("sum", 3.0), ("mean", 6.0), ("only_first_replica", 6.0)):
+        v = on_read(s, aggregation)
+        v.assign(6.0)
+        lab.equal([share] * 2, lab.components(v, s))
+        lab.equal(6.0, v)
+
+
+@behaviour("`on_read` of integers: a sum that does not divide evenly is read as it was assigned")
+def _(lab, s):
+    v = variable_of(
+        s, 0, dtype="int32", synchronization="on_read", aggregation="sum", trainable=False
+    )
+    v.assign(7)
+    lab.equal(7, v)
+
+
+@behaviour("`on_read` without aggregation: replicas read their own; outside it is a ValueError")
+def _(lab, s):
+    v = assigned(s, on_read(s, "none"))
+    lab.equal([1.0, 2.0], lab.components(s.run(lambda: v + 0.0), s))
+    with lab.raises(ValueError, "aggregation"):
+        lab.numpy(v + 0.0)
+
+
+@behaviour("`synchronization='none'` in a scope of several replicas is a ValueError")
+def _(lab, s):
+    with lab.raises(ValueError, "synchronization"):
+        variable_of(s, 1.0, synchronization="none")
+
+
+@behaviour("Names of `synchronization` and `aggregation` that there are not are ValueErrors")
+def _(lab, s):
+    for options in ({"aggregation": "max"}, {"synchronization": "sometimes"}):
+        with lab.raises(ValueError, "Invalid value|Expected"):
+            variable_of(s, 1.0, **options)
+
+
+@behaviour(
+    "`on_read` under `CentralStorageStrategy`: one value is read",
+    tensorflow=f"{ONE_COPY} A sum on read grows by what each replica adds to it.",
+    jax="As under `MirroredStrategy`: each replica has its own.",
+    torch="As under `MirroredStrategy`: each replica has its own.",
+)
+def _(lab, s):
+    central = kd.CentralStorageStrategy(lab.devices)
+    v = assigned(central, on_read(central, "sum"), "assign_add")
+    lab.equal(3.0, v)
+    assigned(central, v, "assign_add")
+    lab.equal(6.0, v)
+    copies = [6.0] if lab.backend == "tensorflow" else [2.0, 4.0]
+    lab.equal(copies, lab.components(v, central))
+
+
+@behaviour("`CentralStorageStrategy` combines what replicas assign as `MirroredStrategy` does")
+def _(lab, s):
+    central = kd.CentralStorageStrategy(lab.devices)
+    for method, expected in (("assign", 3.0), ("assign_add", 23.0), ("assign_sub", 17.0)):
+        v = variable_of(central, 10.0, aggregation="sum")
+        lab.equal(expected, assigned(central, v, method))
+
+
+@behaviour("`extended.update` calls its function with each copy, and its arguments")
+def _(lab, s):
+    v = variable_of(s, 1.0)
+    with s.scope():
+        s.extended.update(v, lambda v, x, y: v.assign(x + y), args=(2.0,), kwargs={"y": 3.0})
+    lab.equal([5.0, 5.0], lab.components(v, s))
+
+
+@behaviour("`extended.update` gives each copy its component, and lists results by copy")
+def _(lab, s):
+    v = variable_of(s, 1.0)
+    with s.scope():
+        s.extended.update(v, lambda v, x: v.assign_add(x), args=(counting(s),))
+        found = s.extended.update(v, lambda v: 7.0, group=False)
+    lab.equal([2.0, 3.0], lab.components(v, s))
+    lab.equal([7.0, 7.0], found)
+
+
+@behaviour("`extended.update` of a variable from outside of the scope is refused")
+def _(lab, s):
+    outside = keras.Variable(1.0)
+    with s.scope(), lab.raises(RuntimeError, "Expected a variable that was made"):
+        s.extended.update(outside, lambda v: None)
+
+
+@behaviour("`extended.colocate_vars_with` takes a variable of the strategy alone")
+def _(lab, s):
+    first, outside = variable_of(s, 1.0), keras.Variable(1.0)
+    with s.extended.colocate_vars_with(first):
+        second = keras.Variable(2.0)
+    lab.equal([2.0, 2.0], lab.components(second, s))
+    with lab.raises(ValueError, "Expected a variable that was made"):
+        s.extended.colocate_vars_with(outside)
+
+
+@behaviour("A variable that is made in the first call of a step is the strategy's, once")
+def _(lab, s):
+    made = []
+
+    def step():
+        if not made:
+            made.append(keras.Variable(3.0, aggregation="sum"))
+        return made[0] + 0.0
+
+    for _ in range(2):
+        lab.equal([3.0, 3.0], lab.components(s.run(step), s))
+    lab.equal([3.0, 3.0], lab.components(made[0], s))
+
+
+@behaviour("A variable from outside of every scope is read by all replicas")
+def _(lab, s):
+    outside = keras.Variable(4.0)
+    lab.equal([4.0, 4.0], lab.components(s.run(lambda: outside + 0.0), s))
+
+
+@behaviour("Booleans and integers take the first replica's value")
+def _(lab, s):
+    for dtype, value in (("bool", True), ("int32", 5)):
+        options = {"dtype": dtype, "aggregation": "only_first_replica", "trainable": False}
+        v = variable_of(s, 0, **options)
+        s.run(lambda v=v, value=value: v.assign(value) is None)
+        lab.equal([value] * 2, [one.item() for one in lab.components(v, s)])
+
+
+@behaviour("The mean of integers, and the sum of booleans, that replicas assign are errors")
+def _(lab, s):
+    for dtype, aggregation in (("int32", "mean"), ("bool", "sum")):
+        options = {"dtype": dtype, "aggregation": aggregation, "trainable": False}
+        with lab.raises((ValueError, TypeError), "Expected|non-floating"):
+            v = variable_of(s, 1, **options)
+            s.run(lambda v=v: v.assign(1) is None)
+
+
+@behaviour("A frozen variable is not trained, and stays in `weights`")
+def _(lab, s):
+    with s.scope():
+        layer = keras.layers.Dense(1)
+        layer.build((None, 1))
+        layer.trainable = False
+    lab.equal((0, 2), (len(layer.trainable_variables), len(layer.weights)))
+
+
+@behaviour("A state that each replica counts up alike is that of one device")
+def _(lab, s):
+    v = variable_of(s, 0, dtype="int32", trainable=False)
+    for _ in range(3):
+        s.run(lambda: v.assign_add(1) is None)
+    lab.equal(3, v)
