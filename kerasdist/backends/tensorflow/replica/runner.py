@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
@@ -85,8 +86,12 @@ def in_replicas(
     thread_state, trial = keras_compat.copy_thread_state(), current.trial
     kinds = tf.Tensor, tf.RaggedTensor, tf.SparseTensor
     kept = KeptTensors(layers, *kinds) if layers else None
+    contexts = [copy_context() for _ in results]
 
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        contexts[replica - first].run(in_context, replica, args, kwargs)
+
+    def in_context(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
         keras_compat.paste_thread_state(thread_state)
         index = replica - first
@@ -132,6 +137,9 @@ def in_replicas(
     finally:
         if kept:
             kept.end()
+        for variable, value in contexts[0].items():  # what the first replica has set stays
+            if variable.get(None) is not value:
+                variable.set(value)
     return results
 
 

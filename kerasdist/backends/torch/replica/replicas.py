@@ -321,8 +321,11 @@ class LocalReplicas:
                 settings = ThreadSettings.of_this_thread()
 
                 def work(index: int) -> Any:
-                    with settings.applied() if index else contextlib.nullcontext():
+                    if not index:
                         return self._step(index, strategy, step, parts, rules)
+                    context = settings.context.copy()
+                    with settings.applied():
+                        return context.run(self._step, index, strategy, step, parts, rules)
 
                 results = self._pool.run(count, work, rules.layers)
         finally:

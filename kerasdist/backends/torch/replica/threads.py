@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
@@ -24,6 +25,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.kept_tensors import KeptTensors
+from kerasdist.backends.torch import private
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError
 
@@ -242,6 +244,9 @@ class ThreadSettings:
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
         autocast: The kinds of device for which autocast is on, each with the type it casts to.
+        modes: The modes that see each function or operation of torch, the innermost last.
+        hooks: What packs and unpacks tensors that are saved for the backward pass, or None.
+        context: The values of context variables, of which each replica gets a copy.
     """
 
     keras_state: dict[str, Any]
@@ -249,6 +254,9 @@ class ThreadSettings:
     gradients: bool
     inference: bool
     autocast: dict[str, torch.dtype]
+    modes: list[Any]
+    hooks: tuple[Callable[..., Any], Callable[..., Any]] | None
+    context: Context
 
     @classmethod
     def of_this_thread(cls) -> ThreadSettings:
@@ -263,6 +271,9 @@ class ThreadSettings:
                 for kind in ("cpu", "cuda")
                 if torch.is_autocast_enabled(kind)
             },
+            modes=[*private.function_modes(), *private.dispatch_modes()],
+            hooks=private.saved_tensors_hooks(True),
+            context=copy_context(),
         )
 
     @contextmanager
@@ -276,4 +287,13 @@ class ThreadSettings:
                 stack.enter_context(torch.inference_mode())
             for kind, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype))
+            for mode in self.modes:
+                device = getattr(mode, "device", None)
+                if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
+                    # One of each thread; of GPUs it means the replica's own.
+                    stack.enter_context(torch.device(device.type))
+                else:
+                    stack.enter_context(mode)
+            if self.hooks:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.hooks))
             yield
