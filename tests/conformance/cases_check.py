@@ -179,29 +179,6 @@ def choices(lab):
         lab.strategy(check="loud")
 
 
-@case(TOPIC, backends=("torch",), replicas=(2, 3))
-def counted(lab):
-    """A loss that grows with the calls is found: on replicas there are more of them"""
-
-    class Warming(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense, self.calls = keras.layers.Dense(1), 0
-
-        def call(self, x):
-            return self.dense(x)
-
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            self.calls += 1
-            return keras.ops.mean(keras.ops.square(y - y_pred)) * self.calls / 10
-
-    fresh()
-    model = lab.made(Warming)
-    model.compile("sgd")
-    said = warned(model, regression(12))
-    lab.check(len(said) == 1 and "Warming" in said[0], f"it should be said once: {said}")
-
-
 @case(TOPIC, backends=CHECKED, replicas=(2,))
 def built_by_step(lab):
     """A user's layer that the first step builds: the check leaves it built"""

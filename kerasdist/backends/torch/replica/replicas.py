@@ -327,7 +327,7 @@ class LocalReplicas:
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 
-                results = self._pool.run(count, work, rules.layers)
+                results = self._pool.run(count, work, rules.kept)
         finally:
             if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)

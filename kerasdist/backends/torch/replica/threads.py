@@ -24,7 +24,7 @@ from typing import Any, TypeVar, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.kept_tensors import KeptTensors
+from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.torch import private
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError
@@ -59,20 +59,22 @@ class ThreadPool:
         self._ready: deque[int] = deque()  # replicas that may continue, in turn
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all
-        self._kept: KeptTensors | None = None
+        self._kept: KeptState | None = None
         for rank in range(1, size):
             name = f"kerasdist-replica-{rank}"
             threading.Thread(target=self._serve, args=(rank,), name=name, daemon=True).start()
 
     def run(
-        self, count: int, work: Callable[[int], _Result], layers: Sequence[Any]
+        self, count: int, work: Callable[[int], _Result], kept: KeptState | None
     ) -> list[_Result]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
 
-        What they keep on these layers is each one's own.
+        What their code keeps in Python is each one's own.
         """
         self._count = count
-        self._kept = KeptTensors(layers, torch.Tensor) if layers else None
+        self._kept = kept
+        if kept:
+            kept.begin(count)
         self._arrived.clear()
         self._finished.clear()
         self._ready.extend(range(1, count))
@@ -105,7 +107,7 @@ class ThreadPool:
         """
         is_last = False
         kept = self._kept
-        taken = kept.take() if kept else ()
+        taken = kept.take() if kept else {}
         with self._lock:
             if self._broken is None:
                 self._arrived[rank] = (label, value)
@@ -137,6 +139,8 @@ class ThreadPool:
         try:
             if self._broken is not None:
                 raise self._stopped()
+            if self._kept:
+                self._kept.start(rank)
             self._results[rank] = self._work(rank)  # type: ignore[misc]
             if self._kept:
                 self._kept.finish(rank)
