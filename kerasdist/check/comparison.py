@@ -102,8 +102,8 @@ class _Steps:
             for seed in state.seeds if is_fresh else ():
                 seed.assign(seed + number)
             before = trial.values(seen)
-            self._begin()
             with trial.own_state_kept(), state_kept(self.model):
+                self._begin()
                 logs = keras_compat.numbers_of(trial.take(self.batch))
             after = trial.values(seen)
         return _result(self.model, logs, trial.gradients, before, after), trial

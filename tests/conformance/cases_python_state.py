@@ -25,6 +25,32 @@ def kept_apart(lab):
 
 
 @case(TOPIC, backends=CHECKED, replicas=(2,))
+def counted_by_a_metric(lab):
+    """A metric of the user's that appends to a list takes each batch once."""
+
+    class Batches(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="batches")
+            self.seen = []
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.seen.append(1)
+
+        def result(self):
+            return keras.ops.convert_to_tensor(float(len(self.seen)))
+
+        def reset_state(self):
+            self.seen.clear()
+
+    def build():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Batches()], run_eagerly=True)
+        return model
+
+    lab.same(build, fit(X, Y, batch_size=8, shuffle=False, epochs=2))
+
+
+@case(TOPIC, backends=CHECKED, replicas=(2,))
 def shared_and_found(lab):
     """Iterators, large arrays; numbers in globals, closures, classes: the check finds them."""
     some = [*SHARED.values()]

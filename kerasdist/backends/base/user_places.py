@@ -38,7 +38,8 @@ def _code_of(model: Any) -> _Code:
     wrapper = getattr(keras.layers, "TorchModuleWrapper", ())
     modules = [list(one.module.modules()) for one in layers if isinstance(one, wrapper)]
     code = _Code()
-    for one in itertools.chain(layers, keras_compat.attached_metrics(model), losses, *modules):
+    metrics = [*keras_compat.attached_metrics(model), *keras_compat.compiled_metrics(model)]
+    for one in itertools.chain(layers, metrics, losses, *modules):
         code.look_at(one, is_shared=False)
         code.look(one)
     return code
