@@ -15,6 +15,7 @@ from keras.callbacks import Callback
 from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.callbacks.backup import fit_call, memory, storage
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode, numbered
 from kerasdist.callbacks.backup.interval import Interval
@@ -43,7 +44,6 @@ from kerasdist.job import launcher
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import trainer_of
 
 
 @final

@@ -9,10 +9,10 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import trainer_of
 
 
 @final

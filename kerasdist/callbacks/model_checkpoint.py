@@ -13,9 +13,9 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.training.binding import trainer_of
 
 
 @final

@@ -28,6 +28,7 @@ from kerasdist.backends import registry
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core import __version__, gpus
 from kerasdist.core.backend_choice import is_installed
 from kerasdist.core.user_warnings import warn_user
@@ -35,7 +36,6 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.job import comparison
 from kerasdist.job.launcher import AllReduce, Channel, tell
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import trainer_of
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy

@@ -7,6 +7,8 @@ be put back, and other threads see nothing of it.
 from __future__ import annotations
 
 import hashlib
+import pickle
+import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -17,7 +19,9 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.backends.base.trial import TrainerLike, Trial, TriedBatch
+from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
+from kerasdist.backends.base.trial import Trial, TriedBatch
+from kerasdist.backends.base.user_places import may_draw, state_kept
 from kerasdist.check.differences import (
     Difference,
     Differences,
@@ -32,7 +36,6 @@ from kerasdist.core.context import ReplicaLike, enclosing_replica
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import require_trainer
 from kerasdist.training.metrics import metrics_of
 
 # By how many roundings the variables are changed to measure the effect of rounding, and how often.
@@ -42,7 +45,6 @@ _LARGEST_SCALE = 256.0
 # The seed of unseeded draws in a trial, equal on all workers.
 _SEED = 926_535_897
 _LONGEST_MESSAGE = 500
-_PLAIN = (bool, int, float, str, type(None), np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ class Comparison:
         beyond_rounding: The differences that are not rounding, in the order of a step: the loss and
             the metrics, the gradients, the variables.
         draws_differ: Why random draws could not be made equal, None if they could.
+        keeps_state: Whether a step differs when it is repeated, without a draw: by state in Python.
     """
 
     examples: int
     found: Differences
     beyond_rounding: Sequence[Difference]
     draws_differ: str | None
+    keeps_state: bool
 
 
 @dataclass(eq=False)
@@ -98,8 +102,8 @@ class _Steps:
             for seed in state.seeds if is_fresh else ():
                 seed.assign(seed + number)
             before = trial.values(seen)
-            self._begin()
-            with trial.own_state_kept(), _attributes_kept(self.model):
+            with trial.own_state_kept(), state_kept(self.model):
+                self._begin()
                 logs = keras_compat.numbers_of(trial.take(self.batch))
             after = trial.values(seen)
         return _result(self.model, logs, trial.gradients, before, after), trial
@@ -204,11 +208,14 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         del alone  # frees the copies of the state
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
+        keeps_state = False
         if is_any:
             with _all_do(job, "the first step on one device, again"):
-                suspicious = _beyond_chance(steps, suspicious, expected, precision)
+                keeps_state = job is None and _keeps_state(steps, expected, precision)
+                if not keeps_state:
+                    suspicious = _beyond_chance(steps, suspicious, expected, precision)
     found, suspicious, misfit = _common(job, found, suspicious, steps.draws.misfit)
-    return Comparison(steps.batch.examples, found, suspicious, misfit)
+    return Comparison(steps.batch.examples, found, suspicious, misfit, keeps_state)
 
 
 def _under_strategy(
@@ -256,6 +263,26 @@ def _is_any(job: Job | None, suspicious: bool) -> bool:
     if job is None:
         return suspicious
     return any(job.all_gather_object("a difference to one device", suspicious))
+
+
+def _keeps_state(steps: _Steps, expected: StepResult, precision: Precision) -> bool:
+    """Returns whether one device's step differs when it is repeated, though nothing is drawn.
+
+    Then it is no chance that the replicas differ: they share what the step keeps in Python. Workers
+    have one replica each, and share nothing.
+    """
+    if may_draw(steps.model):
+        return False
+    before = _states_of_generators()
+    again, _ = steps.taken(alone=True)
+    if steps.draws.misfit is not None or before != _states_of_generators():
+        return False
+    repeated = differences(expected, again, precision).deciding
+    return any(one.is_more_than_rounding for one in repeated)
+
+
+def _states_of_generators() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
 def _beyond_chance(
@@ -319,30 +346,6 @@ def _seeds_kept(model: Any) -> Iterator[None]:
         yield
     finally:
         keras_compat.set_global_seed_generator(seeds)
-
-
-@contextmanager
-def _attributes_kept(model: Any) -> Iterator[None]:
-    """Restores numbers, strings and tensors that a step sets on user-defined layers."""
-    own = keras_compat.layers_of_users(model)
-    before = [dict(vars(layer)) for layer in own]
-    try:
-        yield
-    finally:
-        for layer, attributes in zip(own, before, strict=True):
-            now = vars(layer)
-            # A layer that the step has built stays so.
-            for name in [name for name in now if not name.startswith("_") and name != "built"]:
-                if now[name] is attributes.get(name) or not _is_plain(now[name]):
-                    continue
-                if name in attributes:
-                    now[name] = attributes[name]
-                else:
-                    del now[name]
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, _PLAIN) or keras.ops.is_tensor(value)
 
 
 def _compute_dtypes(model: keras.Model) -> list[str]:

@@ -14,12 +14,12 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.check.comparison import bytes_of_copies, compare
+from kerasdist.backends.base.model_trainer import require_trainer
+from kerasdist.check.comparison import Comparison, bytes_of_copies, compare
 from kerasdist.check.report import places, user_code
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError, VersionError
-from kerasdist.training.binding import require_trainer
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
@@ -165,20 +165,32 @@ def _message_about(model: keras.Model, batch: object, size: int, which: str) -> 
     taken = comparison.examples
     of = f"{which}, of {size} examples"
     of = of if taken == size else f"{taken} of the {size} examples of {which}"
-    return _message(model, of, comparison.beyond_rounding, where)
+    return _message(model, of, comparison, where)
 
 
-def _message(model: Any, of: str, found: Any, where: str) -> str:
+def _message(model: Any, of: str, comparison: Comparison, where: str) -> str:
+    found = comparison.beyond_rounding
     shown = "; ".join(map(str, found[:_SHOWN]))
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     strategy = require_trainer(model).strategy
     return (
         f"The training step of the model {model.name!r} does not compute under {strategy} "
         f"what it computes on one device. For {of}: {shown}{more}. Where to "
-        f"look: {where}. Each replica runs that code with its own examples alone. If it mixes "
-        "examples, or divides by something else than their number, "
-        "let it compute on kerasdist.global_batch(tensor), which holds the examples of all "
-        "replicas, or reduce by a mean over the examples instead of a sum. "
+        f"look: {where}. {_OF_STATE if comparison.keeps_state else _OF_EXAMPLES} "
         "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off leaves "
         "this check out."
     )
+
+
+_OF_EXAMPLES = (
+    "Each replica runs that code with its own examples alone. If it mixes examples, or divides by "
+    "something else than their number, let it compute on kerasdist.global_batch(tensor), which "
+    "holds the examples of all replicas, or reduce by a mean over the examples instead of a sum."
+)
+_OF_STATE = (
+    "That code computes something else each time: it keeps state in Python outside of the model, "
+    "such as a counter in a global or a closure, or an iterator. The replicas of a process share "
+    "that, so it changes once a replica. Keep it in an attribute of a layer or the model, as a "
+    "number, a list or a dict, of which each replica has its own, or in a Keras variable; count "
+    "steps by optimizer.iterations."
+)

@@ -329,7 +329,7 @@ _DEPTH = 3
 
 
 # Packages whose versions workers compare, in place of their code.
-_PACKAGES = frozenset(
+PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )
 
@@ -337,7 +337,7 @@ _PACKAGES = frozenset(
 def is_of_user(function_or_class: object) -> bool:
     """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
     module = getattr(function_or_class, "__module__", None) or "builtins"
-    return module.partition(".")[0] not in _PACKAGES
+    return module.partition(".")[0] not in PACKAGES
 
 
 def has_built_layers(model: Any) -> bool:

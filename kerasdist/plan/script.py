@@ -18,6 +18,7 @@ import keras
 
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import Backend
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
 from kerasdist.backends.jax.mesh.layout import Layout
@@ -26,7 +27,6 @@ from kerasdist.keras_compat.internals import GET_JAX_STATE
 from kerasdist.plan.hardware import Target, target_config
 from kerasdist.plan.hlo import Collective, collectives, device_work
 from kerasdist.plan.planning import Compilation, Compile, Work
-from kerasdist.training.binding import trainer_of
 
 _METHODS = ("fit", "train_on_batch")
 

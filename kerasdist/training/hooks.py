@@ -17,7 +17,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import description
-from kerasdist.backends.base.trial import TrainerLike
+from kerasdist.backends.base.model_trainer import TRAINER, TrainerLike, remember_trainer, trainer_of
 from kerasdist.backends.base.variable_rules import WithoutCommonValue, never_synchronized
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
@@ -37,7 +37,7 @@ from kerasdist.training import (
     saving,
     worker_agreement,
 )
-from kerasdist.training.binding import TRAINER, bind, remember_trainer, trainer_of
+from kerasdist.training.binding import bind
 from kerasdist.training.trainer import STEPS, ReplicatedTrainer, require_made, watch_functions
 
 if TYPE_CHECKING:

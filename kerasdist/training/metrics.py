@@ -21,10 +21,11 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy, whole_step
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses, numerics, randomness
-from kerasdist.training.binding import bind, require_trainer
+from kerasdist.training.binding import bind
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy

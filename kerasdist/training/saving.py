@@ -16,8 +16,8 @@ from typing import Any
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core import whole_files
-from kerasdist.training.binding import trainer_of
 
 Original = Callable[..., Any]
 

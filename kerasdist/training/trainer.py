@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import TrainerLike
+from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current, whole_step
 from kerasdist.errors import UnsupportedError
 from kerasdist.training import saving, worker_agreement

@@ -22,7 +22,7 @@ from tests.environment import everything
 
 
 def replicas_of(model):
-    from kerasdist.training.binding import trainer_of
+    from kerasdist.backends.base.model_trainer import trainer_of
 
     return type(trainer_of(model).replicas)
 
@@ -177,29 +177,6 @@ def choices(lab):
         lab.check(len(said) == 1 and f"40 of the {len(y)} examples" in said[0], said)
     with lab.raises(ValueError, r"Expected check to be one of .*Received: check='loud'"):
         lab.strategy(check="loud")
-
-
-@case(TOPIC, backends=("torch",), replicas=(2, 3))
-def counted(lab):
-    """A loss that grows with the calls is found: on replicas there are more of them"""
-
-    class Warming(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense, self.calls = keras.layers.Dense(1), 0
-
-        def call(self, x):
-            return self.dense(x)
-
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            self.calls += 1
-            return keras.ops.mean(keras.ops.square(y - y_pred)) * self.calls / 10
-
-    fresh()
-    model = lab.made(Warming)
-    model.compile("sgd")
-    said = warned(model, regression(12))
-    lab.check(len(said) == 1 and "Warming" in said[0], f"it should be said once: {said}")
 
 
 @case(TOPIC, backends=CHECKED, replicas=(2,))

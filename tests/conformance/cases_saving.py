@@ -147,7 +147,7 @@ def cloned(lab):
     lab.same(lambda: clone_of(source), fit(X, Y, batch_size=BATCH), strategy=strategy)
     with strategy.scope():
         ours = dense()
-    from kerasdist.training.binding import trainer_of
+    from kerasdist.backends.base.model_trainer import trainer_of
 
     for plain in (clone_of(ours), dense()):
         lab.check(type(plain) is type(ours) is keras.Sequential, f"Received: {type(plain)}")

@@ -304,7 +304,7 @@ def restart_of_shards(lab):
 @case("workers")
 def telemetry(lab):
     """Telemetry: each worker's file has the same global counts; the chief's names the slowest."""
-    from kerasdist.training.binding import trainer_of
+    from kerasdist.backends.base.model_trainer import trainer_of
 
     rank, workers = lab.job.rank, lab.job.num_workers
     slow = 1 % workers

@@ -14,6 +14,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Apply, Variables
 from kerasdist.backends.base.metering import rows_of
+from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current
 from kerasdist.input import sharding
 
@@ -50,32 +51,6 @@ class TriedBatch:
     def examples(self) -> int:
         """How many examples the global batch has."""
         return sum(self.sizes)
-
-
-class TrainerLike(Protocol):
-    """A model's trainer, as far as others know it.
-
-    Attributes:
-        model: The model.
-        strategy: The strategy that it was made under.
-        replicas: The strategy's replica set.
-        given_metrics: What ``compile`` got as metrics and weighted metrics.
-        made: Which of ``make_train_function`` and its like have made the trainer's function.
-    """
-
-    model: Any
-    strategy: Any
-    replicas: Any
-    given_metrics: list[object]
-    made: set[str]
-
-    def has_builtin(self, step: str) -> bool:
-        """Returns whether a method of the model is Keras's own."""
-        ...
-
-    def prepare_step(self, batch: Any) -> None:
-        """Makes what a training step needs."""
-        ...
 
 
 class Trial(keras.StatelessScope, abc.ABC):

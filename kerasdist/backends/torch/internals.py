@@ -98,3 +98,25 @@ LIST_SIGNATURES = Internal(
     without=_UNCOMPARED,
     backends=_HERE,
 )
+
+_CALLERS = "modes that the code around `fit` is in, in all replicas of a process, on PyTorch"
+_OF_FIRST = "they hold in the first replica alone"
+
+FUNCTION_MODES = Internal(
+    {"torch.overrides:_get_current_function_mode_stack": EVERY_VERSION},
+    feature=f"`torch.device(...)` and other function {_CALLERS}",
+    without=_OF_FIRST,
+    backends=_HERE,
+)
+DISPATCH_MODES = Internal(
+    {"torch.utils._python_dispatch:_get_current_dispatch_mode_stack": EVERY_VERSION},
+    feature=f"dispatch {_CALLERS}",
+    without=_OF_FIRST,
+    backends=_HERE,
+)
+SAVED_TENSORS_HOOKS = Internal(
+    {"torch._C._autograd:_top_saved_tensors_default_hooks": EVERY_VERSION},
+    feature="hooks on saved tensors of the code around `fit`, in all replicas, on PyTorch",
+    without=_OF_FIRST,
+    backends=_HERE,
+)

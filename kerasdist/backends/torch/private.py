@@ -48,6 +48,22 @@ def copy_to_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     return _looked_up("copy_to_each", internals.COPY_TO_EACH, _copy_one_by_one)(targets, sources)
 
 
+def function_modes() -> Sequence[Any]:
+    """Returns this thread's modes that see each function of torch, the innermost last."""
+    return _looked_up("function_modes", internals.FUNCTION_MODES, list)()
+
+
+def dispatch_modes() -> Sequence[Any]:
+    """Returns this thread's modes that see each operation of torch, the innermost last."""
+    return _looked_up("dispatch_modes", internals.DISPATCH_MODES, list)()
+
+
+def saved_tensors_hooks(in_traces: bool) -> Any:
+    """Returns this thread's two functions that pack and unpack saved tensors, None if none."""
+    hooks = internals.SAVED_TENSORS_HOOKS
+    return _looked_up("saved_tensors_hooks", hooks, lambda _: None)(in_traces)
+
+
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """Puts torch's function, or what is in its place, under a name of this module."""
     found = internal.get() if internal.is_there() else otherwise

@@ -19,6 +19,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.encoding import filled
@@ -27,7 +28,6 @@ from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops
-from kerasdist.training.binding import trainer_of
 
 _NAME = re.compile(r"backup-(\d{12})-[0-9a-f]+-part(\d+)\.kdb")
 

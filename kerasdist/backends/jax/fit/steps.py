@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.mesh.arrays import is_array
 from kerasdist.backends.jax.mesh.placement import OtherStateError, Placement, Step
 from kerasdist.core import context
 from kerasdist.core.structures import flatten
-from kerasdist.training.binding import TRAINER
 
 
 @final

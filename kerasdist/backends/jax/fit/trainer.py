@@ -13,6 +13,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
+from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.batches import take
 from kerasdist.backends.jax.fit.steps import StepFunction
@@ -21,7 +22,6 @@ from kerasdist.backends.jax.mesh.layout import note_all
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import UnsupportedError
-from kerasdist.training.binding import TRAINER
 from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 

@@ -11,6 +11,8 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.kept_state import KeptState
+from kerasdist.backends.base.user_places import kept_state_of, state_kept
 from kerasdist.backends.tensorflow.fit import passes
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
@@ -114,6 +116,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     # How many batches the data of the last call had; None if that is unknown.
     _batches_of_call: int | None = None
+    _kept_in_predict: KeptState | None = None
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
@@ -153,9 +156,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            take_on(
-                self.model, self.replicas
-            )  # it drops functions, so not in this one's first call
+            take_on(self.model, self.replicas)  # drops functions; not in this one's first call
+            self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)
         return self.model.predict_function
 
@@ -172,10 +174,15 @@ class TensorFlowTrainer(ReplicatedTrainer):
     ) -> StepsOnIterator:
         self._prepare(step)
         step = uncompiled(step)  # replicas meet in the graph of all, not in one of the user's
-        return StepsOnIterator(self, partial(self._step_on_batch, step), trains=trains)
+        on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
+        return StepsOnIterator(self, on_batch, trains=trains)
 
     def _step_on_batch(
-        self, step: Callable[[Any], Any], batch: Any, read: list[keras.Variable]
+        self,
+        step: Callable[[Any], Any],
+        kept: KeptState | None,
+        batch: Any,
+        read: list[keras.Variable],
     ) -> Any:
         """Runs a step, see `StepsOnIterator`."""
         own = self.note_overrides()
@@ -198,11 +205,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         # What runs once for all replicas, in this thread, such as an optimizer's update, sees it.
         with whole_step(self.strategy):
             done = self.replicas.run(
-                self.strategy,
-                replica_step,
-                batch,
-                layers=keras_compat.layers_of_users(self.model),
-                updates_wait=waits,
+                self.strategy, replica_step, batch, kept=kept, updates_wait=waits
             )
         first, (_, values) = done[0]
         totals, compared = [tf.convert_to_tensor(first.total)], compared_of(batch)
@@ -227,7 +230,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Takes a step on the replicas, eagerly, and returns its logs."""
         read: list[keras.Variable] = []
-        _, _, logs, _ = self._step_on_batch(step, batch, read)
+        _, _, logs, _ = self._step_on_batch(step, kept_state_of(self.model), batch, read)
         return logs
 
     def _mark_equal_statistics(self) -> None:
@@ -245,8 +248,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; of a scalar, the mean over the examples."""
         group = self._group
-        step, layers = uncompiled(self.model.predict_step), keras_compat.layers_of_users(self.model)
-        done = self.replicas.run(self.strategy, step, batch, layers=layers)
+        step = uncompiled(self.model.predict_step)
+        done = self.replicas.run(self.strategy, step, batch, kept=self._kept_in_predict)
         local_batches = [local_batch for local_batch, _ in done]
 
         def together(*parts: Any) -> Any:
@@ -329,7 +332,8 @@ _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
 def _build_from(model: keras.Model, batch: object) -> None:
-    keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
+    with state_kept(model):  # plain Keras does not call the model here
+        keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 
 
 def _description(leaf: Any) -> Any:

@@ -15,7 +15,7 @@ from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
-from kerasdist.backends.base.kept_tensors import KeptTensors
+from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
 from kerasdist.backends.tensorflow.fit.batches import counted_rows
@@ -117,7 +117,7 @@ class TensorFlowCollectives(Collectives):
         local_batch: LocalBatch | None,
         lookups: Lookups | None = None,
         *,
-        kept: KeptTensors | None,
+        kept: KeptState | None,
         waits: bool = False,
     ) -> None:
         self._replica = replica
@@ -406,7 +406,7 @@ class TensorFlowCollectives(Collectives):
 
         replica_context = tf.distribute.get_replica_context()
         # As one object: merge_call does not group a tensor that is the same in all replicas.
-        taken = self._kept.take() if self._kept else ()
+        taken = self._kept.take() if self._kept else {}
         result = replica_context.merge_call(
             tf.autograph.experimental.do_not_convert(merged), args=(Given(call, given),)
         )

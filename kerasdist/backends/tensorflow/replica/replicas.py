@@ -15,6 +15,7 @@ from kerasdist.api.options import CommunicationImplementation, CommunicationOpti
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
+from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST
@@ -135,12 +136,12 @@ class TensorFlowReplicaSet(ReplicaSet):
         function: Callable[[Any], Any],
         batch: Any,
         *,
-        layers: Sequence[Any] = (),
+        kept: KeptState | None = None,
         updates_wait: bool = False,
     ) -> list[tuple[LocalBatch, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
-        Tensors that it keeps on these layers are each replica's own. Returns for each replica of
+        What its code keeps in Python is each replica's own. Returns for each replica of
         this process its local batch, and what the function returned.
         """
         local_rows = self.group.split(batch)
@@ -159,7 +160,7 @@ class TensorFlowReplicaSet(ReplicaSet):
             self.group,
             on_local_rows,
             local_rows=local_rows,
-            layers=layers,
+            kept=kept,
             waits=updates_wait,
         )
         return [(own.local_batch, one) for own, one in zip(local_rows, results, strict=True)]

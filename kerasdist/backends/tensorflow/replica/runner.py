@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,7 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.base.checks import axis_of_rows, check_shapes, checked_axes
 from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.kept_tensors import KeptTensors
+from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
 from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
@@ -72,21 +73,25 @@ def in_replicas(
     kwargs: Mapping[str, Any] | None = None,
     *,
     local_rows: Sequence[LocalRows] | None = None,
-    layers: Sequence[Any] = (),
+    kept: KeptState | None = None,
     waits: bool = False,
 ) -> list[Any]:
     """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
 
     Each call runs in its replica's context, in a graph or eagerly; in `fit` with its replica's
-    local batch of the batch, and what it keeps on these layers. Returns one result per replica.
+    local batch of the batch, and what its code keeps. Returns one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)
     thread_state, trial = keras_compat.copy_thread_state(), current.trial
-    kinds = tf.Tensor, tf.RaggedTensor, tf.SparseTensor
-    kept = KeptTensors(layers, *kinds) if layers else None
+    if kept:
+        kept.begin(len(results))
+    contexts = [copy_context() for _ in results]
 
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        contexts[replica - first].run(in_context, replica, args, kwargs)
+
+    def in_context(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
         keras_compat.paste_thread_state(thread_state)
         index = replica - first
@@ -110,6 +115,8 @@ def in_replicas(
             reads_preceded(collectives.before_read),
             recorded,
         ):
+            if kept:
+                kept.start(index)
             results[index] = code(index, *args, **kwargs)
             if kept:
                 kept.finish(index)
@@ -131,7 +138,10 @@ def in_replicas(
         raise own from own.__cause__
     finally:
         if kept:
-            kept.end()
+            kept.end(is_last=not tf.executing_eagerly())
+        for variable, value in contexts[0].items():  # what the first replica has set stays
+            if variable.get(None) is not value:
+                variable.set(value)
     return results
 
 

@@ -24,6 +24,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.user_places import kept_state_of
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
@@ -46,7 +47,7 @@ class FitRules(Rules):
 
     def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
         """Takes the sums that steps of a model write."""
-        self.layers = keras_compat.layers_of_users(model)
+        self.kept = kept_state_of(model)
         self._group = group
         self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
         self.sums_are_parts = False

@@ -14,7 +14,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.kept_tensors import KeptTensors
+from kerasdist.backends.base.user_places import kept_state_of
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.core.structures import flatten, pack
@@ -34,7 +34,9 @@ def calls(
     # Of sizes as equal as can be: passes of one shape find kernels and memory that are there.
     ends = [count * done // number for done in range(number + 1)]
     again: Any = keras.remat(call)
-    kept = KeptTensors(keras_compat.layers_of_users(model), torch.Tensor)
+    kept = kept_state_of(model)
+    if kept:
+        kept.begin(1)
     metrics = [each for one in keras_compat.attached_metrics(model) for each in one.variables]
     state = [*model.non_trainable_variables, *metrics]
     before = _versions(state)
@@ -45,8 +47,8 @@ def calls(
             pairs = zip(before, _versions(state), strict=True)
             changed = [was is not now or had != has for (was, had), (now, has) in pairs]
             passes.require_nothing_kept(model, changed, model.losses, metrics)
-            if any(kept.take()):
-                raise passes.refused("a layer that keeps a tensor as an attribute")
+            if kept and kept.has_new_tensors():
+                raise passes.refused("code that keeps a tensor in an attribute, a list or a name")
         parts.append(part)
     return _joined(parts, [end - begin for begin, end in pairwise(ends)])
 

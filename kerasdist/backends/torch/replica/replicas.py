@@ -325,10 +325,13 @@ class LocalReplicas:
                 settings = ThreadSettings.of_this_thread()
 
                 def work(index: int) -> Any:
-                    with settings.applied() if index else contextlib.nullcontext():
+                    if not index:
                         return self._step(index, strategy, step, parts, rules)
+                    context = settings.context.copy()
+                    with settings.applied():
+                        return context.run(self._step, index, strategy, step, parts, rules)
 
-                results = self._pool.run(count, work, rules.layers)
+                results = self._pool.run(count, work, rules.kept)
         finally:
             if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)

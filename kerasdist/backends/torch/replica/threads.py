@@ -17,13 +17,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.kept_tensors import KeptTensors
+from kerasdist.backends.base.kept_state import KeptState
+from kerasdist.backends.torch import private
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError
 
@@ -57,20 +59,22 @@ class ThreadPool:
         self._ready: deque[int] = deque()  # replicas that may continue, in turn
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all
-        self._kept: KeptTensors | None = None
+        self._kept: KeptState | None = None
         for rank in range(1, size):
             name = f"kerasdist-replica-{rank}"
             threading.Thread(target=self._serve, args=(rank,), name=name, daemon=True).start()
 
     def run(
-        self, count: int, work: Callable[[int], _Result], layers: Sequence[Any]
+        self, count: int, work: Callable[[int], _Result], kept: KeptState | None
     ) -> list[_Result]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
 
-        What they keep on these layers is each one's own.
+        What their code keeps in Python is each one's own.
         """
         self._count = count
-        self._kept = KeptTensors(layers, torch.Tensor) if layers else None
+        self._kept = kept
+        if kept:
+            kept.begin(count)
         self._arrived.clear()
         self._finished.clear()
         self._ready.extend(range(1, count))
@@ -103,7 +107,7 @@ class ThreadPool:
         """
         is_last = False
         kept = self._kept
-        taken = kept.take() if kept else ()
+        taken = kept.take() if kept else {}
         with self._lock:
             if self._broken is None:
                 self._arrived[rank] = (label, value)
@@ -135,6 +139,8 @@ class ThreadPool:
         try:
             if self._broken is not None:
                 raise self._stopped()
+            if self._kept:
+                self._kept.start(rank)
             self._results[rank] = self._work(rank)  # type: ignore[misc]
             if self._kept:
                 self._kept.finish(rank)
@@ -242,6 +248,9 @@ class ThreadSettings:
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
         autocast: The kinds of device for which autocast is on, each with the type it casts to.
+        modes: The modes that see each function or operation of torch, the innermost last.
+        hooks: What packs and unpacks tensors that are saved for the backward pass, or None.
+        context: The values of context variables, of which each replica gets a copy.
     """
 
     keras_state: dict[str, Any]
@@ -249,6 +258,9 @@ class ThreadSettings:
     gradients: bool
     inference: bool
     autocast: dict[str, torch.dtype]
+    modes: list[Any]
+    hooks: tuple[Callable[..., Any], Callable[..., Any]] | None
+    context: Context
 
     @classmethod
     def of_this_thread(cls) -> ThreadSettings:
@@ -263,6 +275,9 @@ class ThreadSettings:
                 for kind in ("cpu", "cuda")
                 if torch.is_autocast_enabled(kind)
             },
+            modes=[*private.function_modes(), *private.dispatch_modes()],
+            hooks=private.saved_tensors_hooks(True),
+            context=copy_context(),
         )
 
     @contextmanager
@@ -276,4 +291,13 @@ class ThreadSettings:
                 stack.enter_context(torch.inference_mode())
             for kind, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype))
+            for mode in self.modes:
+                device = getattr(mode, "device", None)
+                if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
+                    # One of each thread; of GPUs it means the replica's own.
+                    stack.enter_context(torch.device(device.type))
+                else:
+                    stack.enter_context(mode)
+            if self.hooks:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.hooks))
             yield

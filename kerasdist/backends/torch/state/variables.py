@@ -21,6 +21,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.backends.torch.state.shards import shard_of
@@ -78,12 +79,12 @@ class Rules(abc.ABC):
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
-        layers: The layers of users, whose tensors are each replica's own.
+        kept: What users' code keeps in Python, each replica its own; None: nothing.
         compiled: Calls models compiled; None: they run as they are.
     """
 
     is_fit = False
-    layers: Sequence[Any] = ()
+    kept: KeptState | None = None
     compiled: Callable[..., Any] | None = None
 
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:  # noqa: B027  loops need none

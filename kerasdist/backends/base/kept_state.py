@@ -1,0 +1,444 @@
+"""What users' code keeps in Python in a step: ``self.z = encoder(x)``, ``self.calls += 1``.
+
+The replicas of a process share these objects. While one waits, the others set the same attributes
+and fill the same lists: so each takes away what it has changed, and puts it back when it goes on.
+It is as if each replica was a process of its own, as workers are.
+"""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import random
+import sys
+import weakref
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from operator import is_
+from types import CellType, SimpleNamespace
+from typing import Any, final
+
+import keras
+import numpy as np
+
+from kerasdist import keras_compat
+
+# What has more entries, or more bytes, is shared.
+_MOST_ENTRIES = 4096
+_MOST_BYTES = 1 << 16
+_MOST_PLACES = 4096
+_MOST_SHARED = 256
+_MISSING = object()
+
+# What a replica has changed: by the number of the place, its new contents.
+Changes = dict[Any, Any]
+
+
+class Place:
+    """An object that holds state, and its contents as the step began.
+
+    Attributes:
+        at: The object.
+        before: Its contents.
+        is_shared: Whether it is not the model's, but a global or the like.
+    """
+
+    is_shared = False
+
+    def __init__(self, at: Any) -> None:
+        self.at = at
+        self.before = self.read()
+
+    def read(self) -> Any:
+        """Returns a copy of the contents."""
+        return list(self.at)
+
+    def write(self, contents: Any) -> None:
+        """Sets the contents."""
+        kind: Any = list if isinstance(self.at, list) else deque
+        kind.clear(self.at)  # by no method of Keras's tracked lists
+        kind.extend(self.at, contents)
+
+    def restore(self) -> None:
+        """Sets the contents that it had as the step began."""
+        self.write(self.before)
+
+    def is_same(self, contents: Any) -> bool:
+        """Returns whether the contents are still these objects."""
+        return len(self.at) == len(contents) and all(map(is_, self.at, contents))
+
+    def values(self) -> Iterable[Any]:
+        """Returns the objects in it."""
+        return self.before
+
+
+class _Mapping(Place):
+    def read(self) -> Any:
+        return dict(self.at)
+
+    def write(self, contents: Any) -> None:
+        kind = OrderedDict if isinstance(self.at, OrderedDict) else dict
+        kind.clear(self.at)
+        for key, value in contents.items():
+            kind.__setitem__(self.at, key, value)
+
+    def is_same(self, contents: Any) -> bool:
+        now = self.at
+        same = len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
+        return same and all(map(is_, now, contents))
+
+    def values(self) -> Iterable[Any]:
+        return self.before.values()
+
+
+class _Members(Place):
+    def read(self) -> Any:
+        return set(self.at)
+
+    def write(self, contents: Any) -> None:
+        set.clear(self.at)
+        set.update(self.at, contents)
+
+    def is_same(self, contents: Any) -> bool:
+        return self.at == contents
+
+    def values(self) -> Iterable[Any]:
+        return ()
+
+
+class _Array(Place):
+    def read(self) -> Any:
+        return self.at.copy()
+
+    def write(self, contents: Any) -> None:
+        self.at[...] = contents
+
+    def is_same(self, contents: Any) -> bool:
+        return self.at.shape == contents.shape and self.at.tobytes() == contents.tobytes()
+
+    def values(self) -> Iterable[Any]:
+        return ()
+
+
+class _Numbers(Place):
+    """A generator of random numbers."""
+
+    def read(self) -> Any:
+        if isinstance(self.at, random.Random):
+            return pickle.dumps(self.at.getstate())
+        if isinstance(self.at, np.random.RandomState):
+            return pickle.dumps(self.at.get_state())
+        return pickle.dumps(self.at.bit_generator.state)
+
+    def write(self, contents: Any) -> None:
+        state = pickle.loads(contents)
+        if isinstance(self.at, random.Random):
+            self.at.setstate(state)
+        elif isinstance(self.at, np.random.RandomState):
+            self.at.set_state(state)
+        else:
+            self.at.bit_generator.state = state
+
+    def is_same(self, contents: Any) -> bool:
+        return self.read() == contents
+
+    def values(self) -> Iterable[Any]:
+        return ()
+
+
+class Attributes(_Mapping):
+    """The attributes of an object, by its dictionary of them."""
+
+    def is_same(self, contents: Any) -> bool:
+        """Returns whether the attributes are still these objects."""
+        now = self.at
+        return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
+
+    def write(self, contents: Any) -> None:
+        """Sets some attributes; those without a value are deleted."""
+        for name, value in contents.items():
+            if value is not _MISSING:
+                self.at[name] = value
+            else:
+                self.at.pop(name, None)
+
+    def restore(self) -> None:
+        """Sets the attributes that it had as the step began."""
+        gone = dict.fromkeys(self.at.keys() - self.before.keys(), _MISSING)
+        self.write({**self.before, **gone})
+
+    def values(self) -> Iterable[Any]:
+        """Returns the attributes that Keras has not set."""
+        keras_has = _attributes_of_keras()
+        return [value for name, value in self.before.items() if name not in keras_has]
+
+
+class _Slots(Attributes):
+    """The attributes of an object without a dictionary of them."""
+
+    def read(self) -> Any:
+        """Returns those that are set."""
+        names = [name for kind in type(self.at).__mro__ for name in _slots_of(kind)]
+        return {name: getattr(self.at, name) for name in names if hasattr(self.at, name)}
+
+    def write(self, contents: Any) -> None:
+        """Sets some attributes; those without a value are deleted."""
+        for name, value in contents.items():
+            if value is not _MISSING:
+                setattr(self.at, name, value)
+            elif hasattr(self.at, name):
+                delattr(self.at, name)
+
+    def restore(self) -> None:
+        """Sets the attributes that it had as the step began."""
+        gone = dict.fromkeys(self.read().keys() - self.before.keys(), _MISSING)
+        self.write({**self.before, **gone})
+
+    def is_same(self, contents: Any) -> bool:
+        """Returns whether the attributes are still these objects."""
+        now = self.read()
+        return now.keys() == contents.keys() and all(map(is_, now.values(), contents.values()))
+
+
+def _slots_of(kind: type) -> Sequence[str]:
+    slots = vars(kind).get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [*slots]
+
+
+class Name(Place):
+    """A name of a closure, a module or a class."""
+
+    is_shared = True
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+        super().__init__((owner, name))
+
+    def read(self) -> Any:
+        """Returns the value."""
+        if isinstance(self._owner, CellType):
+            try:
+                return self._owner.cell_contents
+            except ValueError:  # a variable that is not set yet
+                return _MISSING
+        names = self._owner if isinstance(self._owner, dict) else vars(self._owner)
+        return names.get(self._name, _MISSING)
+
+    def write(self, contents: Any) -> None:
+        """Sets the value."""
+        is_dict = isinstance(self._owner, dict)
+        if contents is not _MISSING:
+            (operator.setitem if is_dict else setattr)(self._owner, self._name, contents)
+        elif self.read() is not _MISSING:
+            (operator.delitem if is_dict else delattr)(self._owner, self._name)
+
+    def is_same(self, contents: Any) -> bool:
+        """Returns whether the value is still this object."""
+        return self.read() is contents
+
+    def values(self) -> Iterable[Any]:
+        """Returns the value."""
+        return (self.before,)
+
+
+@final
+class KeptState:
+    """What the running replica has changed since the step began, and the others must not see.
+
+    What a first call makes, such as layers and variables, is common, and so is what is set with it.
+    From one step to the next each replica keeps its own; the code after a step sees the first's.
+    """
+
+    def __init__(self, roots: Sequence[Place]) -> None:
+        """Takes the places that users' code is known to use."""
+        self._roots = roots
+        self._places: dict[Any, Place] = {}
+        # As the last step left them: what the first replica, and all others.
+        self._left: dict[Any, Any] = {}
+        self._own: list[Changes] = []
+
+    def begin(self, replicas: int) -> None:
+        """Begins a step."""
+        places, left = self._places, self._left
+        kept = {key for key in left if places[key].is_same(left[key])}
+        self._own = [{key: one[key] for key in one if key in kept} for one in self._own]
+        self._own += [{} for _ in range(replicas - len(self._own))]
+        if not places or any(not one.is_same(one.before) for one in places.values()):
+            places = self._places = self._found()
+        for own in self._own:
+            for key in own.keys() - places.keys():
+                del own[key]
+
+    def start(self, replica: int) -> None:
+        """Puts back what a replica had as the last step ended."""
+        if self._own[replica]:
+            self.put_back(self._own[replica])
+
+    def take(self) -> Changes:
+        """Takes away what the replica has changed: all is as it was before the step."""
+        taken: Changes = {}
+        for key, place in self._places.items():
+            if not place.is_same(place.before):  # seldom, and soon seen
+                own = self._own_changes(place)
+                if own is not None:
+                    taken[key] = own
+                    place.restore()
+        return taken
+
+    def put_back(self, taken: Changes) -> None:
+        """Puts back what a replica has changed."""
+        for key, contents in taken.items():
+            self._places[key].write(contents)
+
+    def finish(self, replica: int) -> None:
+        """Ends the step of a replica."""
+        self._own[replica] = self.take()
+
+    def end(self, *, is_last: bool = False) -> None:
+        """Ends the step: what the first replica has changed stays for the code after it.
+
+        After the last step all is forgotten, which functions of TensorFlow would hold.
+        """
+        first = self._own[0] if self._own else {}
+        self.put_back(first)
+        self._left = {key: self._places[key].read() for key in first}
+        if is_last:
+            self._places, self._left, self._own = {}, {}, []
+
+    def has_new_tensors(self) -> bool:
+        """Returns whether tensors have been kept since the step began."""
+        taken = self.take()
+        self.put_back(taken)
+        return any(map(_holds_tensors, taken.values()))
+
+    def _own_changes(self, place: Place) -> Any:
+        """Returns the new contents of a changed place, as far as they are the replica's own.
+
+        All else becomes common: what a first call makes, and of shared places what is no tensor.
+        """
+        now = place.read()
+        if isinstance(place, Attributes):
+            return self._own_attributes(place, now)
+        if isinstance(place, Name):
+            new = [now]
+        elif isinstance(now, dict | list | set):
+            known = {id(one) for one in place.values()}
+            new = [
+                one
+                for one in (now.values() if isinstance(now, dict) else now)
+                if id(one) not in known
+            ]
+        else:
+            new = []
+        if any(map(_is_made, new)) or (place.is_shared and not any(map(_holds_tensors, new))):
+            place.before = now
+            return None
+        return now
+
+    def _own_attributes(self, place: Attributes, now: dict[str, Any]) -> dict[str, Any] | None:
+        before = place.before
+        new = {name: one for name, one in now.items() if one is not before.get(name, _MISSING)}
+        is_made = any(map(_is_made, new.values())) or _attributes_of_keras() & new.keys()
+        if is_made or place.is_shared:
+            common = {name: one for name, one in new.items() if not _holds_tensors(one)}
+            place.before = {**before, **common}
+            new = {name: one for name, one in new.items() if name not in common}
+        return {**new, **dict.fromkeys(place.before.keys() - now.keys(), _MISSING)} or None
+
+    def _found(self) -> dict[Any, Place]:
+        """Returns all places that hold state, each with its contents."""
+        found: dict[Any, Place] = {}
+        waiting: list[Place] = []
+
+        def add(place: Place, is_shared: bool) -> None:
+            place.is_shared = is_shared
+            key = (id(place.at[0]), place.at[1]) if isinstance(place, Name) else id(place.at)
+            if key not in found and len(found) < most:
+                found[key] = place
+                waiting.append(place)
+
+        def look(value: Any, is_shared: bool) -> None:
+            kind = _kind_of(type(value))
+            if kind is None:
+                return
+            if kind is tuple:
+                for one in value[:_MOST_ENTRIES]:
+                    look(one, is_shared)
+            elif kind is Attributes:
+                has_dict = hasattr(value, "__dict__")
+                add(Attributes(vars(value)) if has_dict else _Slots(value), is_shared)
+            elif kind is _Array:
+                if value.nbytes <= _MOST_BYTES and value.flags.writeable:
+                    add(_Array(value), is_shared)
+            elif kind is _Numbers or len(value) <= _MOST_ENTRIES:
+                add(kind(value), is_shared)
+
+        most = _MOST_PLACES
+        for is_shared in (False, True):  # what the model holds, too, is the model's
+            most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
+            for root in self._roots:
+                if root.is_shared is is_shared:
+                    root.before = root.read()
+                    add(root, is_shared)
+            while waiting:
+                place = waiting.pop()
+                for value in place.values():
+                    look(value, is_shared)
+        return found
+
+
+@cache
+def _kind_of(kind: type) -> Any:
+    """Returns what is kept of objects of a class, None if nothing."""
+    for container, place in _CONTAINERS:
+        if issubclass(kind, container):
+            return place
+    package = kind.__module__.partition(".")[0]
+    is_own = package not in keras_compat.PACKAGES and package not in sys.stdlib_module_names
+    is_own = (is_own and not issubclass(kind, type)) or issubclass(kind, _OBJECTS)
+    return Attributes if is_own else None
+
+
+_OBJECTS = SimpleNamespace, UserDict, weakref.WeakKeyDictionary, weakref.WeakValueDictionary
+
+
+_CONTAINERS: Sequence[tuple[type, Any]] = (
+    (list, Place),
+    (deque, Place),
+    (dict, _Mapping),
+    (set, _Members),
+    (tuple, tuple),
+    (np.ndarray, _Array),
+    (random.Random, _Numbers),
+    (np.random.Generator, _Numbers),
+    (np.random.RandomState, _Numbers),
+)
+
+
+@cache
+def _attributes_of_keras() -> frozenset[str]:
+    """Returns the names of attributes that Keras gives each layer or model."""
+    return frozenset({*vars(keras.layers.Layer(name="own")), *vars(keras.Model(name="own"))})
+
+
+def _is_made(value: Any) -> bool:
+    """Returns whether a value is made once for all replicas: a layer, a variable, a function."""
+    return _holds(value, _is_function_or_variable)
+
+
+def _is_function_or_variable(value: Any) -> bool:
+    is_reference = isinstance(value, weakref.ref)
+    return (callable(value) and not is_reference) or hasattr(value, "assign")
+
+
+def _holds_tensors(value: Any) -> bool:
+    return _holds(value, keras.ops.is_tensor)
+
+
+def _holds(value: Any, are_sought: Callable[[Any], bool]) -> bool:
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple | set | deque):
+        return any(_holds(one, are_sought) for one in value)
+    return are_sought(value)

@@ -1,0 +1,52 @@
+"""The trainer of a model made in a scope, as others know it: an attribute of the model."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import keras
+
+TRAINER: Final = "_kerasdist_trainer"
+
+
+class TrainerLike(Protocol):
+    """A model's trainer, as far as others know it.
+
+    Attributes:
+        model: The model.
+        strategy: The strategy that it was made under.
+        replicas: The strategy's replica set.
+        given_metrics: What ``compile`` got as metrics and weighted metrics.
+        made: Which of ``make_train_function`` and its like have made the trainer's function.
+    """
+
+    model: Any
+    strategy: Any
+    replicas: Any
+    given_metrics: list[object]
+    made: set[str]
+
+    def has_builtin(self, step: str) -> bool:
+        """Returns whether a method of the model is Keras's own."""
+        ...
+
+    def prepare_step(self, batch: Any) -> None:
+        """Makes what a training step needs."""
+        ...
+
+
+def trainer_of(model: object) -> TrainerLike | None:
+    """Returns the trainer of a model, None for a model made outside of every scope."""
+    return vars(model).get(TRAINER)
+
+
+def require_trainer(model: object) -> TrainerLike:
+    """Returns the trainer of a model that was made in a scope."""
+    trainer = trainer_of(model)
+    assert trainer is not None, model
+    return trainer
+
+
+def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
+    """Keeps the trainer on a model, without Keras's tracking of attributes."""
+    object.__setattr__(model, TRAINER, trainer)

@@ -1,0 +1,168 @@
+"""Where users' code may keep state: attributes of its objects, and names that its functions use."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dis import opmap
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, final
+
+import keras
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.kept_state import Attributes, KeptState, Name, Place
+from kerasdist.backends.base.model_trainer import trainer_of
+
+_MOST_FUNCTIONS = 1000
+# As the values of names that no code assigns to.
+_CONSTANTS = int, float, str, bytes, type(None), ModuleType
+
+
+def kept_state_of(model: Any) -> KeptState | None:
+    """Returns the state that users' code of a model keeps, None without such code."""
+    places = _code_of(model).places
+    return KeptState(places) if places else None
+
+
+def may_draw(model: Any) -> bool:
+    """Returns whether users' code of a model may draw random numbers by Python or NumPy itself."""
+    return any("random" in name or "rng" in name.lower() for name in _code_of(model).names)
+
+
+def _code_of(model: Any) -> _Code:
+    layers = [model, *keras_compat.flat_layers(model)]
+    losses = [one for one in keras.tree.flatten(model.loss) if not isinstance(one, str)]
+    wrapper = getattr(keras.layers, "TorchModuleWrapper", ())
+    modules = [list(one.module.modules()) for one in layers if isinstance(one, wrapper)]
+    code = _Code()
+    trainer = trainer_of(model)
+    metrics = [*keras_compat.attached_metrics(model), *(trainer.given_metrics if trainer else ())]
+    for one in itertools.chain(layers, metrics, losses, *modules):
+        code.look_at(one, is_shared=False)
+        code.look(one)
+    return code
+
+
+@contextmanager
+def state_kept(model: Any) -> Iterator[None]:
+    """Restores what users' code inside keeps in Python; a layer that is built stays so."""
+    kept = kept_state_of(model)
+    if kept:
+        kept.begin(0)
+    try:
+        yield
+    finally:
+        if kept:
+            kept.take()
+
+
+@final
+class _Code:
+    """Users' objects, classes and functions, and all that these use by name."""
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.names: set[str] = set()
+        self._seen: set[int] = set()
+
+    def look_at(self, one: Any, *, is_shared: bool) -> None:
+        """Looks at an object: a layer, a metric, a loss, or what code uses by name."""
+        if hasattr(one, "__dict__") and id(one) not in self._seen:
+            self._seen.add(id(one))
+            if _is_own(type(one)):
+                self._add(Attributes(vars(one)), is_shared=is_shared)
+                for kind in type(one).__mro__:
+                    self.look(kind)
+            for value in [*vars(one).values()]:
+                self.look(value)
+
+    def look(self, value: Any) -> None:
+        """Looks at a function, at a class with all that it defines, or at an object."""
+        if id(value) in self._seen or len(self._seen) > _MOST_FUNCTIONS:
+            return
+        if isinstance(value, functools.partial):
+            given = [value.func, *value.args, *value.keywords.values()]
+            self._add(Place(given))
+            for one in given:
+                self.look(one)
+        elif isinstance(value, MethodType):
+            self.look(value.__func__)
+            self.look(value.__self__)
+        elif isinstance(value, property):
+            self.look(value.fget)
+        elif isinstance(value, staticmethod | classmethod):
+            self.look(value.__func__)
+        elif isinstance(value, type):
+            if not _is_own(value):
+                return
+            self._seen.add(id(value))
+            for name, one in [*vars(value).items()]:
+                self.look(one)
+                if not (name.startswith("__") or callable(one) or hasattr(type(one), "__get__")):
+                    self._add(Name(value, name))
+        elif isinstance(value, FunctionType):
+            if _is_own(value):
+                self._seen.add(id(value))
+                self._look_into(value)
+        elif _is_own(type(value)):
+            self.look_at(value, is_shared=True)
+
+    def _add(self, place: Place, *, is_shared: bool = True) -> None:
+        place.is_shared = is_shared
+        self.places.append(place)
+
+    def _look_into(self, function: FunctionType) -> None:
+        given = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        if given:
+            self._add(Place(given))
+        if vars(function):
+            self._add(Attributes(vars(function)))
+        for cell in function.__closure__ or ():
+            name = Name(cell, "cell_contents")
+            self.look(name.before)
+            if not isinstance(name.before, FunctionType | type | ModuleType):
+                self._add(name)
+        names, assigned = {*_names(function.__code__)}, {*_assigned(function.__code__)}
+        known = function.__globals__
+        self.names |= names | {str(getattr(known.get(name), "__module__", "")) for name in names}
+        modules = [one for name in names if isinstance(one := known.get(name), ModuleType)]
+        for space in (known, *(vars(one) for one in modules if _is_own(one))):
+            for name in names & space.keys():
+                value = space[name]
+                self.look(value)
+                is_constant = callable(value) or isinstance(value, _CONSTANTS)
+                if name in assigned or not is_constant:
+                    self._add(Name(space, name))
+
+
+def _is_own(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    package = (module or "builtins").partition(".")[0]
+    return package not in keras_compat.PACKAGES and package not in sys.stdlib_module_names
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _codes(one)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    for one in _codes(code):
+        yield from one.co_names
+
+
+def _assigned(code: CodeType) -> Iterator[str]:
+    """Yields the names of globals and attributes that code assigns to."""
+    for one in _codes(code):
+        high = 0
+        for operation, low in zip(one.co_code[::2], one.co_code[1::2], strict=True):
+            number = high | low
+            high = number << 8 if operation == opmap["EXTENDED_ARG"] else 0
+            if operation in {opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]}:
+                yield one.co_names[number]
