@@ -39,6 +39,10 @@ class ShapeError(ReplicaError, ValueError):
     """The tensors of the replicas have shapes that cannot be combined."""
 
 
+class StateLostError(KerasdistError, RuntimeError):
+    """A step that failed on the devices had consumed the model's state, which is gone."""
+
+
 class BackendError(KerasdistError, ImportError):
     """The backend that Keras is told to use does not exist, or is not installed."""
 

@@ -93,9 +93,9 @@ ADDED = {
     "functions that run eagerly, and rows of sparse products there": 57,
 }
 
-# What the tables of internals add beside their lines (ADR 106), and what looks for Python's state in
-# users' code (ADR 107): the types of what Keras, the frameworks and users do not declare, and in a
-# first fit the functions that look for each part as it is used.
+# What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
+# in users' code (ADR 107): the types of what Keras, the frameworks and users do not declare, and in
+# a first fit the functions that look for each part as it is used.
 DECLARED = {
     "files": 10,
     "files under 50 lines": 2,

@@ -150,6 +150,7 @@ FEATURES: Mapping[str, Use] = dict(
             "torch",
             False,
             (uses.train_equally, "MULTIPLY_EACH ADD_TO_EACH COPY_TO_EACH COMPILER_ERROR"),
+            (uses.train_in_modes, "FUNCTION_MODES DISPATCH_MODES SAVED_TENSORS_HOOKS"),
             (uses.normalize, "BATCH_NORM NORMALIZE_ROWS REDUCE_NORMALIZED ARE_TRANSFORMS_ACTIVE"),
         ),
     ]

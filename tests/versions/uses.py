@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -566,3 +567,21 @@ def convert_variables(here: Here):
     with here.strategy.scope():
         variable = here.keras.Variable(0.0)
     assert bool(variable.value)
+
+
+def train_in_modes(here: Here):
+    """Modes of the code around `fit` hold in the first replica at least."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    threads = []
+
+    class Notes(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            threads.append(threading.get_ident())
+            return function(*args, **(kwargs or {}))
+
+    same = lambda tensor: tensor  # noqa: E731
+    with Notes(), torch.autograd.graph.saved_tensors_hooks(same, same):
+        here.fit(here.model())
+    assert threading.get_ident() in threads

@@ -268,6 +268,33 @@ def an_interrupted_step_loses_no_value(strategy):
 
 
 @case
+def a_step_that_consumed_the_state_and_failed_says_so(strategy):
+    """No read waits for a value that a failed step has taken; loaded weights train again."""
+    from kerasdist import keras_compat
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+    x, y, weights = np.ones((8, 3), "float32"), np.ones((8, 2), "float32"), model.get_weights()
+
+    def lose(batch, logs=None):
+        if batch == 1:
+            for value in jax.tree.leaves(keras_compat.state_of(model)):
+                value.delete()
+
+    losing = keras.callbacks.LambdaCallback(on_train_batch_begin=lose)
+    with pytest.raises(RuntimeError, match="deleted"):
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[losing])
+    with pytest.raises(kd.errors.StateLostError, match=r"kernel.*load_weights"):
+        model.get_weights()
+    with strategy.scope():
+        model.compile("adam", "mse")
+    model.set_weights(weights)
+    model.fit(x, y, batch_size=4, verbose=0)
+    assert np.all(np.isfinite(model.get_weights()[0]))
+
+
+@case
 def keras_scopes_inside_of_a_step_see_its_variables(strategy):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     kernel = model.trainable_variables[0]

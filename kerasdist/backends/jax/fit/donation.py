@@ -74,14 +74,16 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     """Reads a Keras variable, in spite of steps that have its value; `mark_read` comes first."""
     known = _in_steps.get(variable)
     while known is not None and keras_compat.get_stateless_scope() is None:
-        is_stored = keras_compat.stored_value(variable) is not None
-        copied = known.copied()
-        if copied is None or (is_stored and threading.get_ident() == known.thread):
+        stored, copied = keras_compat.stored_value(variable), known.copied()
+        is_own = threading.get_ident() == known.thread
+        if copied is None or (is_own and stored is not None and not stored.is_deleted()):
             break
-        # The next step consumes what is stored, too, which this thread does not know to wait for.
+        # The next step consumes what is stored too, for which another thread cannot wait.
         copy = copied(variable, known.name, known.index)
         if copy is not None:
             return keras_compat.autocast(variable, copy)
+        if is_own:
+            break
         time.sleep(0.001)
     stored = keras_compat.stored_value(variable)
     own = here(stored)

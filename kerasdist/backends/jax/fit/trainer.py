@@ -21,7 +21,7 @@ from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.backends.jax.mesh.layout import note_all
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
-from kerasdist.errors import UnsupportedError
+from kerasdist.errors import StateLostError, UnsupportedError
 from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
@@ -73,6 +73,8 @@ class JaxTrainer(ReplicatedTrainer):
 
     # The thread whose steps have taken the values out of the variables, of the last that did.
     _steps_thread = 0
+    # Whether a step has failed that had consumed the state.
+    _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
         """Prepares nothing of the model."""
@@ -183,7 +185,8 @@ class JaxTrainer(ReplicatedTrainer):
                 # Keras has taken the values out of the variables for the time of the step. Whatever
                 # went wrong, they go back, or a variable would start again from its initializer. A
                 # step that failed on the devices, say for a lost worker, has consumed them already.
-                if not any(value.is_deleted() for value in jax.tree.leaves(state)):
+                self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
+                if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))
                     model.jax_state_sync()
                 raise
@@ -217,6 +220,7 @@ class JaxTrainer(ReplicatedTrainer):
             raise self._in_use()
         state = replicas.arrays.state(values, tuple(variables.values()))
         if purge_model_variables:
+            self._is_lost = False
             keras_compat.put_state(model, dict(zip(variables, state, strict=True)))
             self._steps_thread = threading.get_ident()
             for name, several in variables.items():
@@ -230,9 +234,17 @@ class JaxTrainer(ReplicatedTrainer):
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():
                 return copied(here(stored))
-            if state is None or state[name][index].is_deleted():
-                return None
-            return copied(here(state[name][index]))
+            if state is not None and not state[name][index].is_deleted():
+                return copied(here(state[name][index]))
+        if self._is_lost:
+            raise StateLostError(
+                "Expected a value of a variable. Received: "
+                f"variable={variable.path!r} of model={self.model.name!r}, whose last step failed "
+                "on the devices, after they had taken the state to write over it. Load a "
+                "checkpoint (model.load_weights), or start again with "
+                "kerasdist.callbacks.BackupAndRestore, which goes on from the last backup."
+            )
+        return None
 
 
 def _rows_here(leaf: Any) -> Any:
