@@ -158,6 +158,9 @@ def layout_map(lab):
     lab.equal([0.5, 0.5, 0.25, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
     slots = [part(one) for one in model.optimizer.variables if tuple(one.shape)]
     lab.equal([0.5] * 4 + [0.25] * 2 + [1.0] * 6, slots)
+    layouts[".*uq/kernel"] = (None, "model")
+    with lab.raises(ValueError, r"Received: key='.\*uq/kernel'.*nearest paths are .*up/kernel"):
+        model.predict(x, verbose=0)
     layouts[".*odd"] = ("model",)
     with strategy.scope(), lab.raises(ValueError, "Expected an axis.*Received: layout=.*odd"):
         keras.Variable("zeros", shape=(3,), name="odd")

@@ -18,7 +18,7 @@ from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.batches import take
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
-from kerasdist.backends.jax.mesh.layout import note_all
+from kerasdist.backends.jax.mesh.layout import ByLayoutMap, note_all
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import StateLostError, UnsupportedError
@@ -219,6 +219,8 @@ class JaxTrainer(ReplicatedTrainer):
         if any(one is None for several in values for one in several):
             raise self._in_use()
         state = replicas.arrays.state(values, tuple(variables.values()))
+        if isinstance(replicas.arrays.layout.rule, ByLayoutMap):
+            replicas.arrays.layout.rule.require_used()
         if purge_model_variables:
             self._is_lost = False
             keras_compat.put_state(model, dict(zip(variables, state, strict=True)))

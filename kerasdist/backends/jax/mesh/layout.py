@@ -6,6 +6,7 @@ Also which axes of a variable the devices shard (`sharding=`), and whose an opti
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
@@ -140,10 +141,24 @@ class ByLayoutMap:
         self._map = layout_map
         self._sizes = sizes
         self._names = names
+        self._paths: set[str] = set()  # of all variables that were looked for in the map
+
+    def require_used(self) -> None:
+        """Raises a ValueError if a key of the map belongs to no variable that there is."""
+        used = {id(self._map[path]) for path in self._paths}
+        for key, layout in self._map.items():
+            if id(layout) not in used:
+                near = difflib.get_close_matches(key, self._paths, 3, cutoff=0.0)
+                raise ValueError(
+                    "Expected each key of the LayoutMap to be the path of a variable, or a regular "
+                    f"expression for all of one. Received: key={key!r}, which no variable has; the "
+                    f"nearest paths are {', '.join(near)}. Correct the key, or leave it out."
+                )
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns what the map has for the variable; for an optimizer's, for the weight's."""
         owner = weight_of(variable)
+        self._paths.add(owner.path)
         layout = self._map[owner.path]
         if layout is None or tuple(owner.shape) != tuple(variable.shape):
             return WHOLE
