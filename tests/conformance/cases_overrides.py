@@ -171,7 +171,7 @@ def used(model):
     return [*map(plain_values, shown), dict(model.counts)]
 
 
-@case("steps", replicas=(2,))
+@case("custom steps", replicas=(2,))
 def in_eighty_ways(lab):
     """Ten methods of a model in eight ways of writing each: in a class, a mixin, on the object."""
     keras.utils.set_random_seed(3)
