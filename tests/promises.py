@@ -1,14 +1,12 @@
-"""Prints each promise and the tests that hold it: contracts, defects, sentences of the docs.
+"""Prints each promise and the tests that hold it: contracts, repairs, sentences of the docs.
 
     python -m tests.promises
 
-Entries stand in `tests/docs/claims.toml`; of defects the tests themselves say which they hold.
-`tests/docs/test_promises.py` fails if an entry has none.
+Entries stand in `tests/docs/claims.toml`. `tests/docs/test_promises.py` fails if one has none.
 """
 
 import ast
 import functools
-import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +15,6 @@ from tests.conformance import registry
 from tests.fresh import ROOT
 
 PROMISES = tomllib.loads((ROOT / "tests" / "docs" / "claims.toml").read_text("utf-8"))
-_NUMBER = r"\d+[a-z]?"
-_IN_A_NAME = re.compile(rf"defects?_({_NUMBER}(?:_{_NUMBER})*)_")
-_IN_A_DOCSTRING = re.compile(rf"DEFECTS ({_NUMBER}(?:(?:, | and ){_NUMBER})*)")
 _SHOWN = 4
 
 
@@ -31,19 +26,6 @@ def functions(path: Path) -> list[tuple[str, str]]:
     found = [one for one in ast.walk(tree) if isinstance(one, kinds)]
     own = [(one.name, ast.get_docstring(one) or "") for one in found]
     return [("", ast.get_docstring(tree) or ""), *own]
-
-
-def of_defects() -> dict[str, list[str]]:
-    """The tests that say that they hold an entry, by its number."""
-    found: dict[str, list[str]] = {number: [] for number in PROMISES["defects"]}
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        if path == Path(__file__):
-            continue
-        for name, text in functions(path):
-            said = [*_IN_A_NAME.findall(name), *_IN_A_DOCSTRING.findall(text)]
-            for number in dict.fromkeys(re.findall(_NUMBER, " ".join(said))):
-                found[number].append(f"{path.relative_to(ROOT)}:{name}".rstrip(":"))
-    return found
 
 
 def held_by(test: str) -> Iterator[str]:
@@ -64,11 +46,9 @@ def held_by(test: str) -> Iterator[str]:
 
 def promises() -> Iterator[tuple[str, str, list[str]]]:
     """Each entry's kind, its words, and what holds it."""
-    for one in PROMISES["contract"]:
-        yield one["clause"], one["says"], [held for test in one["tests"] for held in held_by(test)]
-    known = of_defects()
-    for number, says in PROMISES["defects"].items():
-        yield f"defect {number}", says, known[number]
+    for one in (*PROMISES["contract"], *PROMISES["repaired"]):
+        held = [held for test in one["tests"] for held in held_by(test)]
+        yield one.get("clause", "repaired"), one["says"], held
     for one in PROMISES["claim"]:
         yield one["page"], one["says"], [*held_by(one["test"])]
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from kerasdist.errors import UnsupportedError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
 
 E = TypeVar("E", bound=enum.Enum)
-Options = TypeVar("Options", bound="DataclassInstance")
+Options = TypeVar("Options", bound=_Dataclass)
 
 
 class ReduceOp(enum.Enum):

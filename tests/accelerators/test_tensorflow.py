@@ -49,7 +49,7 @@ def test_pieces_wait_on_their_devices_and_other_batches_are_divided_on_the_host(
 
 
 def test_a_dataset_owns_the_functions_that_feed_devices(found):
-    """A second epoch traces none, and none outlives the dataset (DEFECTS 13's like)."""
+    """A second epoch traces none, and none outlives the dataset."""
     again, at_first, outlive = found["retraced"]
     assert (again, outlive) == (0, 0)
     assert at_first == 3 * 2  # of each device

@@ -16,7 +16,7 @@ X, Y = regression(N)
 
 @case("bad input")
 def no_device(lab):
-    """No device, one that is not there, or named twice, a name that is none (DEFECTS 10)."""
+    """No device, one that is not there, or named twice, a name that is none."""
     for names in (["gpu:7"], ["cpux:0"], [3], ["cpu:0", "cpu:63"], ["cpu:99"]):
         # Which one is not there, and on CPUs what there is, and how there are more.
         is_cpu = "cpu:" in str(names[-1])
@@ -168,7 +168,7 @@ def trained_beside(lab, act):
 
 @case("bad input", replicas=(2,), like="bad_input.a_thread_predicts_by_a_model_in_training")
 def a_thread_copies_the_weights_of_a_model_in_training(lab):
-    """A thread predicts by a copy of a model that another thread trains (DEFECTS 4)."""
+    """A thread predicts by a copy of a model that another thread trains."""
     copies = []
 
     def act(strategy, model):
@@ -239,7 +239,7 @@ def wrong_label_or_ragged_batch(lab):
 
 @case("bad input", backends=("tensorflow", "torch"), replicas=(2,))
 def a_fixed_batch_size(lab):
-    """A layer that makes arrays of the author's batch size: the error says why (DEFECTS 12b)."""
+    """A layer that makes arrays of the author's batch size: the error says why."""
 
     class Noisy(keras.layers.Layer):
         def call(self, x):

@@ -193,7 +193,7 @@ def built_by_step(lab):
 
 @case(TOPIC, replicas=(2,))
 def other_threads(lab):
-    """Other threads' variables, optimizers and draws are left alone (DEFECTS 3 and 8c)."""
+    """Other threads' variables, optimizers and draws are left alone."""
     fresh()
     other = threads.Other()
     model = lab.made(lambda: threads.waiting_model(other))
@@ -206,7 +206,7 @@ def other_threads(lab):
 
 @case(TOPIC, replicas=(2,))
 def two_fits(lab):
-    """Two threads that fit two models under one strategy, both right (DEFECTS 3)."""
+    """Two threads that fit two models under one strategy, both right."""
     fresh()
     start, found = threads.fit_together(lab.strategy())
     if lab.backend == "tensorflow":
@@ -236,7 +236,7 @@ def per_word(repaired: bool):
 
 @case(TOPIC, backends=CHECKED, replicas=(2, 3))
 def later_batch(lab):
-    """A first batch that weighs evenly, and a ragged one that does not (DEFECTS 8e)."""
+    """A first batch that weighs evenly, and a ragged one that does not."""
     x, y = regression(31)
     rows = np.arange(31)
     weights = np.where(rows < 24, 1.0, rows % 5).astype("float32")
@@ -258,7 +258,7 @@ def later_batch(lab):
 
 @case(TOPIC, backends=CHECKED, replicas=(2,))
 def metrics_beside(lab):
-    """A metric that draws does not end it; one may return its variable (DEFECTS 8e and 8f)."""
+    """A metric that draws does not end it; one may return its variable."""
 
     class Ties(keras.metrics.Metric):
         def __init__(self, name):
@@ -306,7 +306,7 @@ def metrics_beside(lab):
 
 @case(TOPIC, backends=CHECKED, replicas=(2,), like="check.later_batch")
 def little_memory(lab):
-    """Without room for copies it is left out, and one line says so (DEFECTS 18)."""
+    """Without room for copies it is left out, and one line says so."""
     for free, level, expected in (
         (10_000_000, logging.DEBUG, "compared"),
         (1_000, logging.INFO, "not compared with one device: copies"),

@@ -53,7 +53,7 @@ def no_trace_after_the_first_epoch(lab):
 
 @case("cost of a step", backends=("tensorflow",), replicas=(2,))
 def a_layer_is_traced_few_times(lab):
-    """The first `fit` traces a layer few times: shapes, replicas, the check (DEFECTS 12d)."""
+    """The first `fit` traces a layer few times: shapes, replicas, the check."""
     calls = []
 
     class Own(keras.layers.Layer):

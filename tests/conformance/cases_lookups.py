@@ -1,4 +1,4 @@
-"""Lookups in tables by indices of the batch, and by others (DEFECTS 8d).
+"""Lookups in tables by indices of the batch, and by others.
 
 On TensorFlow the gradient of a lookup has one entry per index, and Keras's optimizers square and
 clip entry by entry. The optimizers have Keras's own epsilon: a large one hides what they square.

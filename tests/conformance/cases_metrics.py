@@ -218,7 +218,7 @@ def of_the_user(lab):
 def calls_of_a_function(lab):
     """A function as metric is called once a step and replica, after its first.
 
-    One that returns a value of the whole batch is called by the first replica alone. DEFECTS 15.
+    One that returns a value of the whole batch is called by the first replica alone.
     """
     x, y = regression(23)  # in no batch fewer rows than replicas
     calls = []

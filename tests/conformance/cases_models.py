@@ -126,7 +126,7 @@ def frozen_layers(lab):
 
 @case("models")
 def sublayer_that_is_never_called(lab):
-    """A layer that is made and not called: fit, evaluate, predict (DEFECTS 12c)."""
+    """A layer that is made and not called: fit, evaluate, predict."""
 
     def build():
         class Residual(keras.layers.Layer):
@@ -231,7 +231,7 @@ def one_device_strategy(lab):
 
 @case("models", backends=("torch",))
 def sparse_gradients_of_a_torch_module(lab):
-    """DEFECTS 11: `torch.nn.Embedding(sparse=True)`."""
+    """`torch.nn.Embedding(sparse=True)`."""
     x, y = np.arange(22).reshape(11, 2) % 10, np.ones((11, 2, 1), "float32")
 
     class Embedding(torch.nn.Module):
@@ -254,7 +254,7 @@ def sparse_gradients_of_a_torch_module(lab):
 
 @case("models", replicas=(2,))
 def a_users_class_goes_with_its_last_model(lab):
-    """A user's class is freed with its last model, as in plain Keras (DEFECTS 21)."""
+    """A user's class is freed with its last model, as in plain Keras."""
 
     def used():
         class Own(keras.Model):

@@ -216,7 +216,7 @@ def centered(gradient):
 
 @case("optimizers")
 def own_apply(lab):
-    """DEFECTS 8b: an optimizer whose own `apply` changes the gradients, or applies them twice."""
+    """An optimizer whose own `apply` changes the gradients, or applies them twice."""
 
     class Centered(keras.optimizers.SGD):
         def apply(self, grads, trainable_variables=None):
@@ -236,7 +236,7 @@ def own_apply(lab):
 
 @case("optimizers")
 def one_for_some_layers(lab):
-    """DEFECTS 8b, a brother: `MultiOptimizer`, whose `apply` calls those of others."""
+    """`MultiOptimizer`, whose `apply` calls those of others."""
     if "MultiOptimizer" not in dir(keras.optimizers):  # before Keras 3.15
         return
 

@@ -83,7 +83,7 @@ def optimizer_apply(lab):
 
 @case("outside replicas")
 def gradients_by_hand(lab):
-    """A loop with a tape or `kd.value_and_grad` in the scope, out of `run` (DEFECTS 12b)."""
+    """A loop with a tape or `kd.value_and_grad` in the scope, out of `run`."""
 
     def losses(model):
         optimizer, told = keras.optimizers.Adam(0.1), []

@@ -1,4 +1,4 @@
-"""Products of weights, and their transposes (DEFECTS 1).
+"""Products of weights, and their transposes.
 
 All axes are of one size, so that shapes would not tell an exchange of operands or axes.
 """

@@ -1,4 +1,4 @@
-"""What users' steps return, by whatever key: DEFECTS 8a, and issue 28 point 5.
+"""What users' steps return, by whatever key.
 
 Each entry of a dict below is one way of writing a step; all of them were looked for in published
 programs. History, each batch's logs and `evaluate` equal plain Keras's.

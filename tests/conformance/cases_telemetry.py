@@ -85,7 +85,7 @@ def require_sound(lab, lines):
 def counts(lab):
     """`Telemetry` counts every example once, in lines and TensorBoard's file, and says the MFU.
 
-    Of devices that are not in its table it says null (issue 30.6).
+    Of devices that are not in its table it says null.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -146,7 +146,7 @@ def network(name):
 
 @case("callbacks", replicas=(2,))
 def flops(lab):
-    """The FLOPs of dense layers, convolutions and attention are as by hand (issue 30.6)."""
+    """The FLOPs of dense layers, convolutions and attention are as by hand."""
     from kerasdist.backends.base.interface import ReplicaSet
     from kerasdist.callbacks import telemetry
 
@@ -258,7 +258,7 @@ def profile(lab):
 
 
 @case("callbacks", replicas=(2,))
-def defect_29_telemetry_on_a_full_disk(lab):
+def telemetry_on_a_full_disk(lab):
     """A full disk takes no line of telemetry: a warning says so, and training goes on."""
     model = lab.made(lambda: dense("sgd"))
     with tempfile.TemporaryDirectory() as folder, lab.told("takes no more lines") as said:

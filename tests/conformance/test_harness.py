@@ -62,7 +62,7 @@ def skeleton(page):
 
 
 def test_the_support_page_is_the_generators():
-    """Issue 30.4: `make support` gives this page, but for figures; nothing in it is by hand."""
+    """`make support` gives this page, but for figures; nothing in it is by hand."""
     results = [
         runner.Result(item.key, backend, "refused" if backend in item.case.refused else "passed")
         for backend in registry.BACKENDS

@@ -46,7 +46,7 @@ def test_formulas_are_drawn_by_files_of_the_site(site):
 
 
 def test_code_on_the_home_page_fits_its_column():
-    """At 1,300 pixels the column has room for 80 characters (issue 30)."""
+    """At 1,300 pixels the column has room for 80 characters."""
     blocks = list(blocks_of("docs/index.md"))
     assert blocks
     assert {line for block in blocks for line in block.text.splitlines() if len(line) > 80} == set()

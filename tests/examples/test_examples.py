@@ -145,7 +145,7 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("backend", ALONE)
 def test_examples_alone(backend, alone):
-    """They run, and draw their figures (issue 30)."""
+    """They run, and draw their figures."""
     folder, outputs = alone(backend)
     for name, output in outputs.items():
         check(name, output, folder)
@@ -188,7 +188,7 @@ def test_the_pages_are_those_of_the_scripts_and_of_what_is_recorded():
 
 @pytest.mark.parametrize("example", gallery.GALLERY, ids=lambda example: example.name)
 def test_the_figure_of_an_example_fits_its_card(example):
-    """Each has one (issue 30), as large as the others, small as a file, and not transparent."""
+    """Each has one, as large as the others, small as a file, and not transparent."""
     figure = example.figure.read_bytes()
     assert size_of(example.figure) == (640, 400)
     assert len(figure) < 40_000

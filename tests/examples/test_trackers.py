@@ -1,4 +1,4 @@
-"""The recipe of Weights & Biases and MLflow: the chief alone logs, each epoch once (issue 30.6).
+"""The recipe of Weights & Biases and MLflow: the chief alone logs, each epoch once.
 
 Stand-ins for the two packages write down the calls; the packages themselves were run by hand.
 """

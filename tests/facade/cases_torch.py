@@ -134,7 +134,7 @@ def replicas_take_turns(strategy):
 
 @case
 def a_replica_that_comes_too_late_writes_nothing(strategy):
-    """DEFECTS 21."""
+    """It meets the others after their time limit, and its step is given up."""
     strategy.replica_set.timeout = 0.1
     kinds = [{}, {"synchronization": "on_read", "aggregation": "sum"}]
     written = [variable_of(strategy, 1.0, trainable=False, **kind) for kind in kinds]
@@ -159,7 +159,7 @@ def a_replica_that_comes_too_late_writes_nothing(strategy):
 
 @case
 def a_replica_waits_as_long_as_the_meeting_timeout_says(strategy):
-    """DEFECTS 21: 600 s, whatever the variable said."""
+    """600 s, whatever the variable said."""
     never = threading.Event()
     with mock.patch.dict(os.environ, KERASDIST_MEETING_TIMEOUT="1"):
         others = kd.MirroredStrategy(["cpu:0", "cpu:1"])

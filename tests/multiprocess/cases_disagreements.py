@@ -73,7 +73,7 @@ def on_the_call(lab):
     model = _model(lab)
     x, y = regression(ROWS)
     moved = np.array(x)
-    moved[7, 2] += 1  # DEFECTS 26: any row
+    moved[7, 2] += 1  # Any row
     swapped = np.array(x)
     swapped[[4, 5]] = swapped[[5, 4]]
 
@@ -154,7 +154,7 @@ def _assigns(lab, name, by):
 
 @case("workers")
 def on_a_weight(lab):
-    """A weight, or a moving statistic (DEFECTS 26), that one worker alone has changed is named."""
+    """A weight, or a moving statistic, that one worker alone has changed is named."""
     model = _model(lab)
     said = "same weights at the end of epoch 1. Received: .*last/bias='norm .*' on worker "
     with lab.raises(kd.errors.DisagreementError, said):
@@ -198,7 +198,7 @@ def _settings(lab):
 
 @case("workers")
 def on_a_setting_of_the_framework(lab):
-    """DEFECTS 27: another PRNG (JAX), or functions that run eagerly (TensorFlow), are named."""
+    """Another PRNG (JAX), or functions that run eagerly (TensorFlow), are named."""
     names = {"jax": "jax_default_prng_impl", "tensorflow": "run_functions_eagerly"}
     x, y = regression(ROWS)
     model = _model(lab)
@@ -227,7 +227,7 @@ def _cut(x, y):
 
 @case("workers")
 def on_what_is_trainable(lab):
-    """DEFECTS 27: a callback of one worker that freezes a layer is named, and nobody waits."""
+    """A callback of one worker that freezes a layer is named, and nobody waits."""
 
     def freezing(event, freezes=lab.is_last):
         def freeze(self, number, logs=None):
@@ -323,7 +323,7 @@ def on_the_order_of_a_source(lab):
 
 @case("workers")
 def on_a_later_batch(lab):
-    """DEFECTS 26: a row that differs after the first batch is found at the end of the epoch."""
+    """A row that differs after the first batch is found at the end of the epoch."""
     odd, model = lab.is_last, _model(lab)
     x, y = regression(5 * BATCH)
     wide = np.repeat(x, 40000, 1)  # more bytes than count
@@ -383,7 +383,7 @@ def on_a_program(lab):
 
 @case("workers", backends=("jax",))
 def on_a_later_program(lab):
-    """DEFECTS 7: the program for another shape is compared, too, and so are large constants."""
+    """The program for another shape is compared, too, and so are large constants."""
     scale = np.arange(100, dtype="float32")
     scale[70] += lab.is_last
     late = {"factor": lab.pick(3.0, 2.0)}
@@ -445,7 +445,7 @@ def _losses_by_what_they_use(factor):
 
 @case("workers")
 def on_what_code_uses(lab):
-    """DEFECTS 26: what a loss or layer uses is found at the first step, wherever it is kept.
+    """What a loss or layer uses is found at the first step, wherever it is kept.
 
     What is compared is what they compute.
     """

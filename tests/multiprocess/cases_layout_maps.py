@@ -62,7 +62,7 @@ def custom_loop(lab):
 
 @case("workers", backends=("jax",))
 def one_component_a_replica(lab):
-    """A value has a component for each replica of a worker, not for each device (DEFECTS 12)."""
+    """A value has a component for each replica of a worker, not for each device."""
     each = lab.replicas // lab.job.num_workers
     strategy = lab.strategy(sharding=_layouts(lab, each))
     with strategy.scope():

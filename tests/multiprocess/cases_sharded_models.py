@@ -79,7 +79,7 @@ def _alive():
 
 @case(TOPIC, backends=TORCH)
 def gathered_by_groups(lab):
-    """No more than two groups of weights are gathered at any time (DEFECTS 19, ADR 62)."""
+    """No more than two groups of weights are gathered at any time (ADR 62)."""
     strategy = _by_layers(lab)
     if strategy is None:
         return
@@ -99,7 +99,7 @@ def gathered_by_groups(lab):
 def as_many_collectives_as_fsdp2(lab):
     """A step gathers and sums no more often than FSDP2's of the same layers, by torch's own count.
 
-    N groups: N - 1 gathers a pass, N sums of parts, and the sum of the flags (DEFECTS 19, ADR 62).
+    N groups: N - 1 gathers a pass, N sums of parts, and the sum of the flags (ADR 62).
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -153,7 +153,7 @@ def as_many_collectives_as_fsdp2(lab):
 def gathered_while_one_computes(lab):
     """A timeline of a step over a network that is late: gathers arrive while layers compute.
 
-    Forward and backward (DEFECTS 19, ADR 62). By order of events: the next group's gather starts
+    Forward and backward (ADR 62). By order of events: the next group's gather starts
     before the layer of this one computes, and is waited for after that.
     """
     from benchmarks.timeline import recorded
@@ -237,7 +237,7 @@ def in_bfloat16(lab):
 
 @case(TOPIC, backends=TORCH)
 def compressed(lab):
-    """Gradients travel in bfloat16, those of sharded weights too (found with DEFECTS 19)."""
+    """Gradients travel in bfloat16, those of sharded weights too."""
     x, y = regression(9)
     options = kd.CommunicationOptions(compression="bf16")
     strategy = lab.strategy(communication_options=options)
@@ -254,7 +254,7 @@ def in_double(lab):
 
 @case(TOPIC, backends=BACKENDS, like="sharded_models.frozen_and_unfrozen")
 def clipping_in_another_thread(lab):
-    """While sharded state is updated, another thread clips whole gradients (issue 31, point 2)."""
+    """While sharded state is updated, another thread clips whole gradients."""
     x, y = regression(8)
     found = []
 

@@ -120,7 +120,7 @@ def variables_in_the_place_of_others_are_compared(lab):
 def layers_in_some_steps(lab):
     """Layers that some steps leave out, on all workers or on one alone; freezing between fits.
 
-    DEFECTS 20: all workers launch their collectives in one order; NCCL's would wait for each other
+    All workers launch their collectives in one order; NCCL's would wait for each other
     for ever, unlike Gloo's.
     """
     train = fit(X, Y, batch_size=BATCH, epochs=2)
@@ -176,7 +176,7 @@ def compression(lab):
 
 @case("workers", backends=TORCH)
 def types_that_torch_does_not_add(lab):
-    """DEFECTS 11: they are gathered, and a sum is refused by name; so are several devices."""
+    """They are gathered, and a sum is refused by name; so are several devices."""
     with lab.raises(kd.errors.UnsupportedError, "kerasdist run --workers N"):
         kd.MultiWorkerMirroredStrategy(devices=["cpu:0", "cpu:1"])
     strategy, workers = lab.strategy(), lab.job.num_workers

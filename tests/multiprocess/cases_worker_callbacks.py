@@ -201,7 +201,7 @@ def auto_backups(lab):
 def torn_backups(lab):
     """A backup that is torn, or a part of it, is refused, the one before used; unfinished ones go.
 
-    DEFECTS 29: a backup of another model is refused on every worker, and stays.
+    A backup of another model is refused on every worker, and stays.
     """
     with lab.folder() as folder:
         kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
@@ -235,8 +235,8 @@ def torn_backups(lab):
 
 
 @case("workers", like="worker_callbacks.restart_of_shards")
-def defect_29_a_full_disk(lab):
-    """DEFECTS 29: where one worker's disk takes no backup, all of them train on."""
+def a_full_disk(lab):
+    """Where one worker's disk takes no backup, all of them train on."""
     ended = {}
     for rank in (None, 0, lab.job.num_workers - 1):
         with lab.folder() as folder, lab.told("could not be written") as told:

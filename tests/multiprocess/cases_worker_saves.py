@@ -60,7 +60,7 @@ def save_on_all_workers(lab):
 
 @case("workers")
 def chief_alone_in_the_scope(lab):
-    """What the chief alone makes in the scope and drops, as for a checkpoint (DEFECTS 12a)."""
+    """What the chief alone makes in the scope and drops, as for a checkpoint."""
     x, y = regression(12)
     with lab.folder() as folder, lab.strategy().scope():
         keras.backend.clear_session(free_memory=False)  # Keras forgets what it knows of optimizers

@@ -46,7 +46,7 @@ def equal_order(lab):
 
 @case("workers")
 def dropout_in_a_batch_of_one_row(lab):
-    """DEFECTS 5: weights stay equal, where the workers' generators differ as those of GPUs do."""
+    """Weights stay equal, where the workers' generators differ as those of GPUs do."""
     x, y = regression(9)
     layers = keras.layers
 
@@ -65,7 +65,7 @@ def dropout_in_a_batch_of_one_row(lab):
 
 @case("workers")
 def states_of_the_chief(lab):
-    """DEFECTS 28: the chief's random states replace the others', with a warning."""
+    """The chief's random states replace the others', with a warning."""
     x, _ = regression(8)
     model = lab.made(dense)
     keras.utils.set_random_seed(7)
@@ -108,7 +108,7 @@ def equal_results(lab):
 
 @case("workers", backends=("jax",))
 def equal_start_in_few_programs(lab):
-    """DEFECTS 16: however large a model is, few programs send it, and no second copy is made."""
+    """However large a model is, few programs send it, and no second copy is made."""
     values = np.random.default_rng(lab.job.rank).normal
     compiled, peaks = [], []
 
@@ -142,7 +142,7 @@ def equal_start_in_few_programs(lab):
 
 @case("workers", backends=("jax",))
 def predictions_come_by_the_host(lab):
-    """DEFECTS 16: no device holds the rows of all others, whether or not replicas have as many."""
+    """No device holds the rows of all others, whether or not replicas have as many."""
     layers = keras.layers
     model = lab.made(lambda: stack([layers.Dense(3), layers.RepeatVector(500)]))
     x, _ = regression(10 * lab.replicas + 3)
@@ -168,7 +168,7 @@ def predictions_come_by_the_host(lab):
 
 @case("workers", backends=("jax",))
 def a_step_converts_no_variables(lab):
-    """DEFECTS 16: what a custom step moves or makes is its batch and result, however many weights.
+    """What a custom step moves or makes is its batch and result, however many weights.
 
     Code that reads two variables between the steps costs two reads, and a copy of what it read.
     """

@@ -168,7 +168,7 @@ def check(found, expected):
 
 
 def have_data_that_ends(strategy):
-    """DEFECTS 27: the others wait for that worker in the step for which it has no batch."""
+    """The others wait for that worker in the step for which it has no batch."""
     x, y = regression(ROWS)
 
     def batches():
@@ -179,7 +179,7 @@ def have_data_that_ends(strategy):
 
 
 def freeze_a_layer(strategy):
-    """DEFECTS 27: the others may have begun a step that needs that worker's gradients."""
+    """The others may have begun a step that needs that worker's gradients."""
 
     class Freezes(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -189,7 +189,7 @@ def freeze_a_layer(strategy):
 
 
 def hang_in_a_later_program(strategy):
-    """DEFECTS 7: for a last batch of another size worker 1 has a collective more, in JAX."""
+    """For a last batch of another size worker 1 has a collective more, in JAX."""
 
     def loss(y, p):
         error = y - p

@@ -136,7 +136,7 @@ def stand_still_in_other_collectives(job: Job):
 
 
 def hang_in_other_batches(job: Job):
-    """DEFECTS 7: in collectives that differ, where no step comes by which it would be found."""
+    """In collectives that differ, where no step comes by which it would be found."""
     history = BatchHistory()
     job.report_batches(history.report)
     with job.translating_failures("fit"):

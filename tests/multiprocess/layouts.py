@@ -37,6 +37,8 @@ NOT_HERE = (
     "from_outside.fit_alone_in_the_scope",  # each worker would train by itself: `ScopeError`
     "from_outside.new_head_after_the_scope",  # likewise
     "check.",  # on workers the chief warns for all: `cases_worker_checks`
+    "python_state.shared_and_found",  # workers share nothing
+    "overrides.",  # many cases in one
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
 
@@ -146,7 +148,7 @@ SHARDED = {
         Layout(4, 1, f"optimizer{_WITHIN_HOST}"),
     ),
 }
-_ON_SHARDED = ("sharded_state.", "sharded_backups.", "sharded_models.")
+_ON_SHARDED = ("sharded_state.", "sharded_backups.", "sharded_models.", "sharded_layers.")
 # In a run of the tests: what reads or writes state by itself, and what goes over all weights.
 _SELECTED_ON_SHARDED = (
     *_ON_SHARDED,

@@ -54,7 +54,7 @@ print("passed trains", flush=True)
 """
 
 
-def test_defect_11_a_group_of_the_script_for_gpus_alone(tmp_path):
+def test_a_group_of_the_script_for_gpus_alone(tmp_path):
     (tmp_path / "script.py").write_text(GROUP_OF_THE_SCRIPT, encoding="utf-8")
     workers = run(str(tmp_path / "script.py"), "torch", TEST_PORT=str(free_port()))
     require(workers, 0, "(?s)passed refuses.*passed trains")

@@ -107,7 +107,7 @@ def test_both_sides_of_a_partition_name_the_other(jobs):
     assert re.search(said, cut_off.output), report([cut_off])
 
 
-def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
+def test_data_that_end_early_end_the_job_at_once(jobs):
     ended = jobs["have_data_that_ends"].join(SECONDS)
     said = (
         "the workers do not train on the same batches: batch 4='none, at the end of its data' on "
@@ -116,7 +116,7 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
     require(ended, 1, said)
 
 
-def test_defects_27_a_layer_that_one_worker_freezes_in_an_epoch_is_named(jobs):
+def test_a_layer_that_one_worker_freezes_in_an_epoch_is_named(jobs):
     ended = jobs.begin("freeze_a_layer").join(SECONDS)
     said = "same trainable weights at the end of batch 3 of epoch 1.*kernel=False on (this )?worker"
     assert re.search(said, ended[1].output), report(ended)
@@ -124,7 +124,7 @@ def test_defects_27_a_layer_that_one_worker_freezes_in_an_epoch_is_named(jobs):
 
 
 @pytest.mark.parametrize("jobs", ["jax"], indirect=True)
-def test_defect_7_a_later_program_that_differs_is_named(jobs):
+def test_a_later_program_that_differs_is_named(jobs):
     """On JAX alone a program has the collectives of all; they wait until none has gone on."""
     ended = jobs.begin("hang_in_a_later_program").join(SECONDS)
     said = r"batch 6='.* program \w+' on worker 1, '.* program \w+' on worker 0"

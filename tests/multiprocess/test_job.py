@@ -78,7 +78,7 @@ ENDS = {
     "chief_is_killed": ([-9, LOST, LOST], "the chief, worker 0, is lost"),
     "chief_fails_to_save": ([1, LOST, LOST], _NOT_SAVED),
     "wait_at_exit": ([0, 0, 0], r"\Awaited\s\Z"),
-    "all_are_suspended": ([0, 0, 0], r"\Awent on \[0, 1, 2\]\s\Z"),  # DEFECTS 30
+    "all_are_suspended": ([0, 0, 0], r"\Awent on \[0, 1, 2\]\s\Z"),
     "own_error": ([1, 1, 1], "ValueError: a mistake of the user's"),
     "all_exit_with_3": ([3, 3, 3], ""),
 }
@@ -114,8 +114,8 @@ def test_survivors_end_and_name_the_lost_worker(jobs, behaviour, code, said, sec
 
 
 @pytest.mark.parametrize("behaviour", ENDS)
-def test_defects_30_all_end_as_they_should(jobs, behaviour):
-    """A job whose workers were all suspended goes on (DEFECTS 30)."""
+def test_all_end_as_they_should(jobs, behaviour):
+    """A job whose workers were all suspended goes on."""
     ended, (codes, said) = jobs[behaviour].join(SLACK + 6 * HEARTBEAT), ENDS[behaviour]
     assert [worker.code for worker in ended] == codes, report(ended)
     for worker in ended:

@@ -298,7 +298,7 @@ def test_threads_are_shared_by_the_workers_of_a_machine(given):
     assert int(output) == int(given or max(1, supervisor.cores() // 2))
 
 
-def test_defects_24_the_supervisor_does_not_keep_the_coordinators_port_open():
+def test_the_supervisor_does_not_keep_the_coordinators_port_open():
     """A worker that has ended, or has closed it, leaves nobody who listens."""
     code = "import os, sys, time\nos.close(int(sys.argv[1]))\nprint('closed', flush=True)\n"
     code += "time.sleep(60)"

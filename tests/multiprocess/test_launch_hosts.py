@@ -61,8 +61,8 @@ def test_each_host_gets_its_share(tmp_path, path):
     }
 
 
-def test_defect_24_no_variable_is_an_argument(tmp_path, path):
-    """DEFECTS 24: every user of a machine sees arguments; Terraform's secrets stay here."""
+def test_no_variable_is_an_argument(tmp_path, path):
+    """Every user of a machine sees arguments; Terraform's secrets stay here."""
     done = finish(
         *("run", "--hosts", "n1,n2", "--env", "MINE=only by the input", "--env", "SECRET"),
         write(tmp_path, TELL),
@@ -85,8 +85,8 @@ def test_defect_24_no_variable_is_an_argument(tmp_path, path):
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "n1,-oProxyCommand=touch x"])
-def test_defect_24_a_host_is_no_option_of_ssh(tmp_path, path, host):
-    """DEFECTS 24: a name that begins with a dash is refused, and ssh not called."""
+def test_a_host_is_no_option_of_ssh(tmp_path, path, host):
+    """A name that begins with a dash is refused, and ssh not called."""
     done = finish("run", f"--hosts={host}", write(tmp_path, ""), **path)
     assert done.returncode == 1
     assert "does not begin with a dash. Received: hosts='-oProxyCommand=touch x'" in done.stderr

@@ -59,7 +59,7 @@ print("imported" if "tensorflow" in sys.modules else "left out")
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_defects_31_joining_and_fitting_import_no_tensorflow_that_keras_does_not(tmp_path, backend):
+def test_joining_and_fitting_import_no_tensorflow_that_keras_does_not(tmp_path, backend):
     script = tmp_path / "script.py"
     script.write_text(_FIT, encoding="utf-8")
     done = finish("run", "--workers", 2, script, "job", KERAS_BACKEND=backend)

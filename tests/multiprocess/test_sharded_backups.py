@@ -82,8 +82,8 @@ if restart == 0:
 """
 
 
-def test_defect_30_an_error_after_fit_trains_no_epoch_again(tmp_path):
-    """DEFECTS 30: the restart of a run whose `fit` had ended goes on behind it.
+def test_an_error_after_fit_trains_no_epoch_again(tmp_path):
+    """The restart of a run whose `fit` had ended goes on behind it.
 
     Its workers have the launcher's variables. Without them: `restarts.two_calls_of_fit`.
     """

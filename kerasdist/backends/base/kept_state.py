@@ -433,7 +433,12 @@ def _is_function_or_variable(value: Any) -> bool:
 
 
 def _holds_tensors(value: Any) -> bool:
-    return _holds(value, keras.ops.is_tensor)
+    return _holds(value, _is_tensor)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Returns whether a value is a tensor, as which Keras has TensorFlow's variables too."""
+    return keras.ops.is_tensor(value) and not hasattr(value, "assign")
 
 
 def _holds(value: Any, are_sought: Callable[[Any], bool]) -> bool:

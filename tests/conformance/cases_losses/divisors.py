@@ -158,7 +158,7 @@ def rows_for(lab):
 
 @case("several outputs")
 def loss_weights(lab):
-    """Outputs with `loss_weights`, metrics and sample weights of their own (DEFECTS 8)."""
+    """Outputs with `loss_weights`, metrics and sample weights of their own."""
     n = rows_for(lab)
     x, number = regression(n)
     y = {"number": number, "kind": classification(n)[1]}

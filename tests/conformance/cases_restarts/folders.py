@@ -112,8 +112,8 @@ def refused(lab, folder, *parts, **options):
             lab.check(part in told, f"{options}: {part!r} is not in {told!r}")
 
 
-@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
-def defect_29_of_another_script(lab):
+@case("restarts", replicas=(2,), like="restarts.crafted_backups")
+def of_another_script(lab):
     """A backup of another model or of other data is refused, with what differs."""
     with lab.folder() as whole, lab.folder() as folder:
         expected = small(lab, whole)
@@ -127,8 +127,8 @@ def defect_29_of_another_script(lab):
 
 
 @case("restarts", replicas=(2,), like="restarts.on_twice_as_many_replicas")
-def entry_32_weights_alone(lab):
-    """`resume="weights"` begins another call anew, with the weights of the backup (issue 32.6)."""
+def weights_alone(lab):
+    """`resume="weights"` begins another call anew, with the weights of the backup."""
 
     class Noting(keras.callbacks.Callback):
         """Notes the weights and the number of updates, once."""
@@ -165,8 +165,8 @@ def entry_32_weights_alone(lab):
         refused(lab, folder, "Expected the weights of the backup", change="units", resume="weights")
 
 
-@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
-def defect_29_what_may_differ(lab):
+@case("restarts", replicas=(2,), like="restarts.crafted_backups")
+def what_may_differ(lab):
     """With another learning rate, or other rows, a warning says what goes on."""
     said = {"learning rate": "learning_rate is 0.0", "rows": "data.x.checksum of rows is"}
     for change, part in said.items():
@@ -180,8 +180,8 @@ def defect_29_what_may_differ(lab):
                 lab.check(same(found, small(lab, folder)), "the rate is not the backup's")
 
 
-@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
-def defect_29_a_full_disk(lab):
+@case("restarts", replicas=(2,), like="restarts.crafted_backups")
+def a_full_disk(lab):
     """Where the disk takes no backup, a warning says so, and training goes on."""
     noting = lab.told("could not be written")
     with lab.folder() as whole, lab.folder() as folder, noting as told:
@@ -228,8 +228,8 @@ def another_run(lab, folder):
     lab.everyone("ended")
 
 
-@case("restarts", replicas=(2,), like="restarts.defect_29_crafted_backups")
-def defect_29_two_runs_in_one_folder(lab):
+@case("restarts", replicas=(2,), like="restarts.crafted_backups")
+def two_runs_in_one_folder(lab):
     """A second run in a folder is refused, until the first has ended."""
     with lab.folder() as folder:
         interrupted(lab, folder)
@@ -245,7 +245,7 @@ def defect_29_two_runs_in_one_folder(lab):
 
 
 @case("restarts", replicas=(2,), like="restarts.py_dataset")
-def defect_24_backups_are_the_owners(lab):
+def backups_are_the_owners(lab):
     """Other users cannot read a backup, unless the script allows it."""
     for options, mode in (({}, 0o600), ({"file_mode": 0o640}, 0o640)):
         with lab.folder() as folder:
@@ -257,7 +257,7 @@ def defect_24_backups_are_the_owners(lab):
 
 
 @case("restarts", replicas=(2,))
-def defect_29_crafted_backups(lab):
+def crafted_backups(lab):
     """Values of another kind in a backup with a valid digest end in a clear error."""
     from kerasdist.callbacks.backup import storage
 

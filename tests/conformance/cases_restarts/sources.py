@@ -222,8 +222,8 @@ LOADERS = (grain_map, grain_loader, stateful_loader)
 
 
 @case("restarts", replicas=(2,), like="restarts.data_loader")
-def entry_30_loaders_with_places(lab):
-    """Grain and stateful loaders are exact in mid-epoch, and read nothing again (issue 30.8)."""
+def loaders_with_places(lab):
+    """Grain and stateful loaders are exact in mid-epoch, and read nothing again."""
     for made in LOADERS:
         read = []  # by each run
 
@@ -241,8 +241,8 @@ def entry_30_loaders_with_places(lab):
 
 
 @case("restarts", replicas=(2,), backends=("jax",))
-def entry_30_read_ahead(lab):
-    """The same where Keras reads a batch ahead, as on JAX's accelerators (issue 30.8)."""
+def read_ahead(lab):
+    """The same where Keras reads a batch ahead, as on JAX's accelerators."""
     from keras.src.backend.jax.trainer import JAXEpochIterator
 
     def read_ahead(self):

@@ -30,7 +30,7 @@ def components(strategy, value):
 
 @case
 def a_function_keeps_no_model_alive(strategy):
-    """DEFECTS 13: up to 128 programs were kept, with their models."""
+    """Up to 128 programs were kept, with their models."""
 
     @kd.function
     def step(model, x):
@@ -57,7 +57,7 @@ def a_function_keeps_no_model_alive(strategy):
 
 @case
 def the_program_that_was_used_least_lately_goes_first(strategy):
-    """DEFECTS 13: the oldest went, also one that each step uses."""
+    """The oldest went, also one that each step uses."""
     traced = []
 
     @kd.function
@@ -74,7 +74,7 @@ def the_program_that_was_used_least_lately_goes_first(strategy):
 
 @case
 def a_lambda_in_a_loop_is_traced_once(strategy):
-    """DEFECTS 14: each iteration compiled anew, since each makes another function."""
+    """Each iteration compiled anew, since each makes another function."""
     traced, scale = [], np.ones(2, "float32")
 
     def note(factor):
@@ -113,7 +113,7 @@ def a_lambda_sees_the_globals_of_its_call(strategy):
 
 @case
 def zero_and_minus_zero_are_two_constants(strategy):
-    """DEFECTS 21: they shared a compiled program; NaN had a new one in each call."""
+    """They shared a compiled program; NaN had a new one in each call."""
     traced = []
 
     @kd.function
@@ -131,7 +131,7 @@ def zero_and_minus_zero_are_two_constants(strategy):
 
 @case
 def a_strategy_that_divides_state_goes_with_its_last_reference(strategy):
-    """DEFECTS 21: a table of ours kept it."""
+    """A table of ours kept it."""
     divides = kd.MirroredStrategy(["cpu:0", "cpu:1"], sharding="full")
     with divides.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(8)])
@@ -146,7 +146,7 @@ def a_strategy_that_divides_state_goes_with_its_last_reference(strategy):
 
 @case
 def a_replica_of_several_devices_needs_no_cpu_device(strategy):
-    """DEFECTS 11: with JAX_PLATFORMS=tpu or cuda there is none, where variables were made."""
+    """With JAX_PLATFORMS=tpu or cuda there is none, where variables were made."""
     local_devices = jax.local_devices
 
     def without_cpu(*args, backend=None, **kwargs):
@@ -188,7 +188,7 @@ def arrays_that_others_hold_live_on(strategy):
 
 @case
 def code_on_the_host_may_call_a_function(strategy):
-    """DEFECTS 21: it waited for ever for the step, which waited for it."""
+    """It waited for ever for the step, which waited for it."""
     total = variable_of(strategy, 0.0, aggregation="mean")
     noted = set()
     double = kd.function(lambda x: x * 2)

@@ -84,7 +84,7 @@ def test_addresses_and_the_order_of_sets_are_no_difference():
 
 def test_arrays_are_known_by_their_rows():
     x = np.arange(4000.0).reshape(1000, 4)
-    for row in (0, 10, 500, 998):  # DEFECTS 26: not six of them alone
+    for row in (0, 10, 500, 998):  # Not six of them alone
         other = x.copy()
         other[row, 2] += 1
         assert difference(of_array(x), of_array(other)) is not None

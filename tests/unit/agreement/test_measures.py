@@ -23,7 +23,7 @@ def weights(count):
 
 @pytest.mark.parametrize("count", [100, 1_000, 10_000, 1_000_000])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_defect_2_noise_is_no_rounding_whatever_the_size(count, dtype):
+def test_noise_is_no_rounding_whatever_the_size(count, dtype):
     kernel = weights(count).astype(dtype)
     noise = 1e-3 * np.float32(0.05) * np.random.default_rng(count).standard_normal(count, "float32")
     assert apart(kernel, kernel + noise.astype(dtype))
@@ -34,7 +34,7 @@ def test_defect_2_noise_is_no_rounding_whatever_the_size(count, dtype):
     assert not np.array_equal(kernel, kernel + rounding)
 
 
-def test_defect_2_a_change_in_one_of_seven_of_many_weights():
+def test_a_change_in_one_of_seven_of_many_weights():
     """A hundred million are 400 MB, whose measures add up block by block."""
     kernel = np.resize(DRAWS * np.float32(0.05), 100_000_000 if everything() else 10_000_000)
     other = kernel.copy()
@@ -42,14 +42,14 @@ def test_defect_2_a_change_in_one_of_seven_of_many_weights():
     assert apart(kernel, other)
 
 
-def test_defect_2_sixteen_bits_one_rounding_is_a_thousandth():
+def test_sixteen_bits_one_rounding_is_a_thousandth():
     kernel = weights(10_000).astype("float16")
     flips = np.random.default_rng(0).integers(-1, 2, kernel.size)  # of the last bit
     assert not apart(kernel, (kernel.view("int16") + flips.astype("int16")).view("float16"))
     assert apart(kernel, (kernel * np.float16(1.05)).astype("float16"))
 
 
-def test_defect_2_nearly_constant_small_whole_and_infinite_values():
+def test_nearly_constant_small_whole_and_infinite_values():
     scales = np.ones(1000, "float32")
     assert not apart(scales, scales + np.float32(1e-6))
     assert apart(scales, scales + np.float32(1e-3))
@@ -59,7 +59,7 @@ def test_defect_2_nearly_constant_small_whole_and_infinite_values():
     assert not apart(scales * np.float32(np.inf), scales * np.float32(np.inf))
 
 
-def test_defect_6_checksums_see_the_order_of_elements():
+def test_checksums_see_the_order_of_elements():
     for array in (np.arange(10.0), np.eye(3, dtype="float32"), np.array([True, False])):
         assert checksum_of(array) == checksum_of(array.copy())
         assert checksum_of(array) != checksum_of(array[::-1].copy())
@@ -100,6 +100,6 @@ print("seen")
         ),
     ],
 )
-def test_defect_6_so_do_those_on_devices(backend, checksum, dtypes):
+def test_so_do_those_on_devices(backend, checksum, dtypes):
     code = ON_A_DEVICE.format(checksum=checksum, dtypes=dtypes)
     assert run_forked(code, backend).splitlines()[-1] == "seen"

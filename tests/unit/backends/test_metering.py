@@ -46,7 +46,7 @@ def test_waits_and_steps_add_up_to_the_whole_time(clock):
     assert (again.steps, again.samples, again.seconds) == (0, 0, 0.0)
 
 
-def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
+def test_a_thread_has_a_meter_of_its_own(clock):
     """The steps and waits of a `fit` in another thread are not counted to this one's."""
     first, second = (Meter(knows_collectives=True, steps_ahead=1) for _ in range(2))
     windows = [one.window(math.inf, print) for one in (first, second)]

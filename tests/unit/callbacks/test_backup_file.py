@@ -115,7 +115,7 @@ def test_a_variable_that_changes_its_form_meanwhile_is_an_error(folder):
         *({"facts": {}, "arrays": [["no type", [1]]]}, {"facts": {}, "arrays": [["int8", "one"]]}),
     ],
 )
-def test_defect_29_a_header_of_another_form_is_refused(folder, header):
+def test_a_header_of_another_form_is_refused(folder, header):
     folder.mkdir()
     path = folder / "backup-000000000003.kdb"
     text = json.dumps(header).encode()
@@ -125,8 +125,8 @@ def test_defect_29_a_header_of_another_form_is_refused(folder, header):
         storage.read(path)
 
 
-def test_defect_29_all_arrays_are_read_though_the_disk_is_full(folder):
-    """DEFECTS 29: workers gather some variables together; none may stop in between."""
+def test_all_arrays_are_read_though_the_disk_is_full(folder):
+    """Workers gather some variables together; none may stop in between."""
     read = []
 
     def array(number):

@@ -31,7 +31,7 @@ def decided(one, other):
     ]
 
 
-def test_defect_8d_a_change_of_weights_counts_where_gradients_agree():
+def test_a_change_of_weights_counts_where_gradients_agree():
     one = step([1.0, 2.0], [-RATE, -RATE])
     other = step([1.0, 2.0], [-RATE * 1.41, -RATE * 1.41])
     assert decided(one, one) == []

@@ -60,7 +60,7 @@ class TestOneMachine:
             ("torch", "2.4.0+cu124", "2.9", "pip install 'torch>=2.9'"),
         ],
     )
-    def test_defect_9_old_packages(self, installed, package, version, floor, command):
+    def test_old_packages(self, installed, package, version, floor, command):
         installed({package: version})
         bad, good = machine._versions()
         assert (bad.verdict, good.verdict) == ("problem", "ok")

@@ -57,8 +57,8 @@ def arrays(*sizes):
 
 
 @pytest.mark.parametrize(("policy", "each"), [(DATA, 4), (OFF, 8)])
-def test_defect_17_the_sizes_of_a_batch_are_exchanged_once(policy, each):
-    """DEFECTS 17: not once a step, where a batch is the rows of several steps."""
+def test_the_sizes_of_a_batch_are_exchanged_once(policy, each):
+    """Not once a step, where a batch is the rows of several steps."""
     batches, labels = arrays(*[4] * 8), []
 
     def work(job):

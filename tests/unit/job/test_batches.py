@@ -36,7 +36,7 @@ def test_the_first_batch_that_differs_is_named(one, other, said):
     assert (found is None) if said is None else (found is not None and said in found)
 
 
-def test_defect_7_workers_that_stand_still_have_no_steps_to_come():
+def test_workers_that_stand_still_have_no_steps_to_come():
     reports = [report((3, 4), (1, "4 program a")), report((3, 4), (1, "4 program b"))]
     assert came_apart(reports) is None
     said = "batch 4='4 program b' on worker 1, '4 program a' on worker 0"
@@ -51,7 +51,7 @@ def test_workers_in_other_epochs_or_without_a_word_are_not_compared():
     assert came_apart([report((60, 4)), None]) is None
 
 
-def test_defects_22_thousands_of_workers_are_compared_in_one_pass():
+def test_thousands_of_workers_are_compared_in_one_pass():
     """Each worker against each would be 16 million comparisons a second."""
     reads = []
 
@@ -69,7 +69,7 @@ def test_defects_22_thousands_of_workers_are_compared_in_one_pass():
     assert sum(reads) < 2 * 4097
 
 
-def test_defect_27_a_worker_at_the_end_of_its_data_is_named_while_another_trains_on():
+def test_a_worker_at_the_end_of_its_data_is_named_while_another_trains_on():
     ended = BatchHistory()
     for _ in range(7):
         ended.add(4)
@@ -83,7 +83,7 @@ def test_defect_27_a_worker_at_the_end_of_its_data_is_named_while_another_trains
     assert came_apart([report((8, 4), clears=1), ended.report()]) is None
 
 
-def test_defect_27_a_step_that_ends_late_counts_as_it_begins():
+def test_a_step_that_ends_late_counts_as_it_begins():
     """On TensorFlow a graph reads the batch: the history gets the step when it has ended."""
     begun = 7
     ended, waiting = BatchHistory(), BatchHistory(count_begun=lambda: begun)

@@ -115,7 +115,7 @@ def test_many_silent_peers_do_not_keep_workers_out(coordinator):
 
 
 def test_generated_frames(coordinator, capsys):
-    """DEFECTS 25: the job goes on."""
+    """The job goes on."""
     coordinator.gather()
     rng = random.Random(0)
     frames = [generated(rng) for _ in range(FRAMES)]
@@ -165,7 +165,7 @@ def _value(rng: random.Random, depth: int):
     return rng.choice(scalars)
 
 
-def test_defects_24_half_a_surrogate_pair_is_refused_like_any_other_number(coordinator, capsys):
+def test_half_a_surrogate_pair_is_refused_like_any_other_number(coordinator, capsys):
     for _ in range(30):
         with coordinator.stranger() as one:
             protocol.receive(one)
@@ -190,7 +190,7 @@ MALFORMED_FACTS = ({"given": 5}, {"given": ["a:1"]}, {"num_workers": None})
 
 
 @pytest.mark.parametrize("facts", [*({"rank": one} for one in NO_RANKS), *MALFORMED_FACTS], ids=str)
-def test_defects_24_a_malformed_beginning_is_refused(coordinator, facts):
+def test_a_malformed_beginning_is_refused(coordinator, facts):
     worker = SimulatedWorker(1, 2, MINE, facts)
     refused = asyncio.run(_join_and_hear(worker, coordinator.port))
     assert refused["type"] == "refused"
@@ -250,7 +250,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("message", MALFORMED, ids=str)
-def test_defects_24_a_malformed_message_is_named_at_once(coordinator, message):
+def test_a_malformed_message_is_named_at_once(coordinator, message):
     """And not as a lost network after the heartbeat's time-out, which is 30 s here."""
     asyncio.run(asyncio.wait_for(_say_and_hear(coordinator, message), 20))
 
@@ -270,7 +270,7 @@ async def _say_and_hear(coordinator, message):
         await worker.close()
 
 
-def test_defects_24_too_much_for_one_exchange_is_named_with_its_size(coordinator, monkeypatch):
+def test_too_much_for_one_exchange_is_named_with_its_size(coordinator, monkeypatch):
     monkeypatch.setattr(protocol, "MAX_BYTES", 1000)
     coordinator.gather()
     with ThreadPoolExecutor(2) as pool:
@@ -284,7 +284,7 @@ def test_defects_24_too_much_for_one_exchange_is_named_with_its_size(coordinator
                 call.result(timeout=20)
 
 
-def test_defects_23_a_connection_that_nobody_answers_is_tried_again(monkeypatch):
+def test_a_connection_that_nobody_answers_is_tried_again(monkeypatch):
     """As one that the kernel has dropped, of thousands at once."""
     monkeypatch.setattr(client_module, "_FIRST_WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:

@@ -1,4 +1,4 @@
-"""Jobs of hundreds and thousands of workers on one coordinator: DEFECTS 22 and 23.
+"""Jobs of hundreds and thousands of workers on one coordinator.
 
 `make test-everything` takes 4,096 workers. What is asserted are bytes and lines of code that run,
 never seconds; the limits on time end a test that hangs.
@@ -51,7 +51,7 @@ async def hear_all(everyone):
     return said, sum(worker.heard for worker in everyone) - before
 
 
-def test_defects_22_23_many_workers_join_meet_save_and_leave():
+def test_many_workers_join_meet_save_and_leave():
     asyncio.run(asyncio.wait_for(a_whole_job(), LIMIT_SECONDS))
 
 
@@ -131,7 +131,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("send", MESSAGES.values(), ids=MESSAGES)
-def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(send, monkeypatch):
+def test_a_message_costs_the_same_in_a_job_of_any_size(send, monkeypatch):
     """The figures are those of the second worker's message, where all others have sent theirs."""
     costs = set()
     for workers in (3, 64, 4096):
@@ -149,7 +149,7 @@ def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(send, monkeypa
 
 
 @pytest.mark.parametrize("what", ["meeting", "patrol", "files"])
-def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
+def test_what_concerns_all_passes_over_them_once(what, monkeypatch):
     """Lines and bytes a worker do not grow with the number of workers."""
     costs = {}
     for workers in (1, 64, 4096):
@@ -174,7 +174,7 @@ def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
     assert of_bytes <= few_bytes + 4, costs  # a number of four digits
 
 
-def test_defects_23_too_few_file_descriptors_are_named(monkeypatch):
+def test_too_few_file_descriptors_are_named(monkeypatch):
     resource = pytest.importorskip("resource")
     limits = [(256, 1024)]
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])

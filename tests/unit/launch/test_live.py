@@ -40,8 +40,8 @@ def _write(file, lines):
 
 
 @pytest.mark.parametrize("kind", ["log", "screen"])
-def test_defect_29_a_full_disk_blocks_no_worker(kind):
-    """DEFECTS 29: all that a worker writes is read, though no line finds room."""
+def test_a_full_disk_blocks_no_worker(kind):
+    """All that a worker writes is read, though no line finds room."""
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         shown = LogFile(Path("/dev/full")) if kind == "log" else Screen()
         pump = Pump(shown, "[worker 0/1]", 0)
@@ -58,7 +58,7 @@ def test_defect_29_a_full_disk_blocks_no_worker(kind):
                 file.close()
 
 
-def test_defect_29_a_full_disk_takes_no_state():
+def test_a_full_disk_takes_no_state():
     board_of({}, {}, folder=Path("/dev/full/logs")).write()
 
 
@@ -101,7 +101,7 @@ def test_gpus_and_what_is_not_known():
 
 
 def test_utilization_of_devices_whose_peak_is_known():
-    """Issue 30.6: the head says it once; nothing where it is not known."""
+    """The head says it once; nothing where it is not known."""
     assert "MFU" not in drawn(board_of({"mfu": None}, {"mfu": None}).state())[0]
     head = drawn(board_of({"mfu": 0.4137}, {"mfu": 0.4137}).state())[0]
     assert head.split(" · ")[1:3] == ["1,234 samples/s", "41.4% MFU"]

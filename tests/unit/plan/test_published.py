@@ -1,4 +1,4 @@
-"""The formulas against scaling that others have published (issue 31.6)."""
+"""The formulas against scaling that others have published."""
 
 import pytest
 
