@@ -29,7 +29,7 @@ SLOW = (
     "versions/test_nightly_keras.py",
 )
 # Where tests, but for cases on several workers, run on the cheapest backend alone.
-_CHEAPEST_ALONE = ("in_scope/", "multiprocess/")
+_CHEAPEST_ALONE = ("in_scope/", "multiprocess/", "versions/test_gone.py")
 
 
 def is_slow(item) -> bool:
