@@ -56,6 +56,27 @@ def a_function_keeps_no_model_alive(strategy):
 
 
 @case
+def a_compiled_version_goes_with_its_strategy(strategy):
+    """Another strategy may get its place in memory, and ran on its devices."""
+    from kerasdist.backends.jax.loops.functions import Program
+
+    def versions():
+        gc.collect()
+        programs = [one for one in gc.get_objects() if type(one) is Program]
+        return sum(len(one._executables._entries) for one in programs)
+
+    step = kd.function(lambda x: x + 1.0)
+
+    def used():
+        with kd.MirroredStrategy(["cpu:0"]).scope():
+            step(ops.ones((3,)))
+
+    before = versions()
+    used()
+    assert versions() == before
+
+
+@case
 def the_program_that_was_used_least_lately_goes_first(strategy):
     """The oldest went, also one that each step uses."""
     traced = []

@@ -216,13 +216,15 @@ class Program:
             args, kwargs = arguments.inside(arrays)
             return function(*args, **kwargs)
 
-        key = arguments.form, id(context.scoped_strategy()), keras_compat.settings()
+        strategy = context.scoped_strategy()
+        key = arguments.form, id(strategy), keras_compat.settings()
+        objects = [*arguments.objects, strategy]
         with self._lock:
             executable = self._executables.get(key)
             if executable is None:
-                executable = self._keep(key, Executable({}, {}, [], None), arguments)
+                executable = self._keep(key, Executable({}, {}, [], None), objects)
             elif executable.is_outdated():
-                executable = self._keep(key, executable.extended(None), arguments)
+                executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
                     # Code on the host, for which the launch may wait, may call other functions.
@@ -234,14 +236,13 @@ class Program:
                 finally:
                     # Also after a failure, since the layers that were built keep their variables.
                     keras_compat.initialize_waiting_variables()
-                executable = self._keep(key, executable.extended(scope), arguments)
+                executable = self._keep(key, executable.extended(scope), objects)
             else:
                 raise _never_settles(scope.variables.values())
         return executable.finish(outputs)
 
-    def _keep(self, key: Hashable, executable: Executable, arguments: _Arguments) -> Executable:
-        objects = [*executable.variables().values(), *arguments.objects]
-        self._executables.put(key, executable, objects)
+    def _keep(self, key: Hashable, executable: Executable, objects: Iterable[Any]) -> Executable:
+        self._executables.put(key, executable, [*executable.variables().values(), *objects])
         return executable
 
 
