@@ -163,10 +163,10 @@ class BackgroundFile:
     def __init__(self) -> None:
         self.memory = keras_compat.Memory(list)
         self._writing: Future[None] | None = None
-        atexit.register(self.settle)  # which is after the end of all threads
 
     def write(self, snapshot: keras_compat.Snapshot, path: str) -> None:
         """Begins to write a file, after `wait`."""
+        atexit.register(self.settle)  # which is after the end of all threads
         threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
         self._writing = threads.submit(_write, snapshot, path)
         threads.shutdown(wait=False)
@@ -201,6 +201,7 @@ class BackgroundFile:
             return None
         failed = self._writing.exception()  # waits; an interrupt may end the wait
         self._writing = None
+        atexit.unregister(self.settle)
         return failed
 
 

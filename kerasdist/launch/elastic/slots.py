@@ -75,7 +75,7 @@ class ElasticSlots:
         self._slots = list(slots)
         self._down = {slot.host for slot in slots if slot.host is not None}
         self._answers: set[str] = set()
-        self._asking = threading.Lock()
+        self._asking, self._joining = threading.Lock(), threading.Lock()
         self._failures: Counter[int] = Counter()
         self._away_until: dict[int, float] = {}
         self._used: Sequence[int] = ()
@@ -165,8 +165,9 @@ class ElasticSlots:
     def _usable(self, answering: Collection[str] = ()) -> list[int]:
         """Returns the slots that can be used; those that failed last, if they are needed."""
         down = self._down.difference(answering)
-        seats = [] if self._seats is None else self._seats.waiting()
-        self._slots += [slot for slot in seats if slot not in self._slots]
+        with self._joining:  # the reports of workers come in threads of their own
+            seats = [] if self._seats is None else self._seats.waiting()
+            self._slots += [slot for slot in seats if slot not in self._slots]
         there = [
             one
             for one, slot in enumerate(self._slots)

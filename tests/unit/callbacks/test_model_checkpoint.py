@@ -3,9 +3,11 @@
 That they are those of Keras, of the moment, show the exactness suite's cases `async_checkpoint`.
 """
 
+import gc
 import signal
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import h5py
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 from kerasdist import keras_compat
+from kerasdist.callbacks.model_checkpoint import BackgroundFile
 from tests.environment import ABSENT, ROOT
 
 # Keras's variables on NumPy, by which Keras itself saves.
@@ -49,6 +52,16 @@ def model():
 
 def snapshot(model, *, weights_only=False):
     return keras_compat.Snapshot(model, keras_compat.Memory(list), weights_only=weights_only)
+
+
+def test_a_writer_goes_with_its_last_file(tmp_path, model):
+    file = BackgroundFile()
+    file.write(snapshot(model), str(tmp_path / "m.keras"))
+    file.wait()
+    reference = weakref.ref(file)
+    del file
+    gc.collect()
+    assert reference() is None
 
 
 def test_an_array_of_a_layer_is_copied(tmp_path):

@@ -295,7 +295,9 @@ class GradientSum:
             return
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
         self._job.assert_equal("gradients", {"number of gradients": gradients, **paths})
-        self._agreed[key] = list(map(weakref.ref, variables))
+        agreed = self._agreed.items()
+        there = {ids: of for ids, of in agreed if all(one() is not None for one in of)}
+        self._agreed = {**there, key: list(map(weakref.ref, variables))}
 
 
 def _shape_of(variable: keras.Variable) -> torch.Tensor:
