@@ -110,6 +110,7 @@ DECLARED = {
 TESTS_BESIDE = {
     "defects found from outside": (
         "conformance/*python_state.py",
+        "conformance/cases_copies.py",
         "conformance/cases_lookups.py",
         "conformance/cases_overrides.py",
         "conformance/cases_products.py",

@@ -27,8 +27,8 @@ EXACT = {
     "losses": "losses. metrics. step_logs.",
     "optimizers": "optimizers. normalization. ragged. random. passes.",
     "data": "data. own_data. few_rows. lookups.",
-    "models": "models. layers. steps. overrides. python_state. strategies. outside_replicas. "
-    "reading. cost. sharding.",
+    "models": "models. layers. steps. overrides. python_state. copies. strategies. "
+    "outside_replicas. reading. cost. sharding.",
     "training": "training. callbacks. saving. telemetry. async_checkpoint.",
     "restarts": "restarts. calls. products. generated. newer_keras. executions.",
     "checks": "bad_input. from_outside. check.",

@@ -38,7 +38,8 @@ NOT_HERE = (
     "from_outside.new_head_after_the_scope",  # likewise
     "check.",  # on workers the chief warns for all: `cases_worker_checks`
     "python_state.shared_and_found",  # workers share nothing
-    "overrides.",  # many cases in one
+    "copies.",  # many cases in one
+    "overrides.",  # likewise
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
 
