@@ -91,7 +91,7 @@ ADDED = {
     "what code keeps in Python, by replica (ADR 107)": 433,
     "what the public tests of tf.distribute rely on": 92,
     "functions that run eagerly, and rows of sparse products there": 57,
-    "state that a failed step has consumed, and keys of a LayoutMap that are nobody's": 31,
+    "state that a failed step has consumed, and keys of a LayoutMap that are nobody's": 38,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
@@ -100,7 +100,7 @@ ADDED = {
 DECLARED = {
     "files": 10,
     "files under 50 lines": 2,
-    "mentions of Any": 213,
+    "mentions of Any": 214,
     "jax": 51,
     "tensorflow": 71,
     "torch": 60,
@@ -122,6 +122,7 @@ TESTS_BESIDE = {
         "in_scope/*.py",
         "multiprocess/cases_in_scope.py",
         "multiprocess/cases_sharded_layers.py",
+        "unit/callbacks/test_model_checkpoint.py",
         "unit/agreement/test_measures.py",
     ),
     "versions and newer Keras": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -121,7 +122,8 @@ class TensorFlowCollectives(Collectives):
         waits: bool = False,
     ) -> None:
         self._replica = replica
-        self._kept = kept
+        # Weakly: TensorFlow keeps functions of `tf.custom_gradient`, which refer to us, for good.
+        self._kept = None if kept is None else weakref.ref(kept)
         self._local_batch = local_batch
         self._lookups = lookups
         self._loss_is_weighted = False
@@ -406,12 +408,13 @@ class TensorFlowCollectives(Collectives):
 
         replica_context = tf.distribute.get_replica_context()
         # As one object: merge_call does not group a tensor that is the same in all replicas.
-        taken = self._kept.take() if self._kept else {}
+        kept = self._kept and self._kept()
+        taken = kept.take() if kept else {}
         result = replica_context.merge_call(
             tf.autograph.experimental.do_not_convert(merged), args=(Given(call, given),)
         )
-        if self._kept:
-            self._kept.put_back(taken)
+        if kept:
+            kept.put_back(taken)
         return result
 
     def _sums(
