@@ -285,7 +285,7 @@ CLIP_GRADIENTS = _internal(
 
 RANDOM = _internal("keras.src.backend:random", "random draws in replicas", backends=_BY_REPLICA)
 REMAT = Internal(
-    {"keras.src.backend:ops.core.remat": "3.16", "keras.src.backend:core.remat": "3.12 to 3.15"},
+    {"keras.src.backend:ops.remat": "3.16", "keras.src.backend:core.remat": "3.12 to 3.15"},
     "gradients in replicas on GPUs, of layers in a keras.RematScope",
     "training several replicas on GPUs is refused",
     ("torch",),
