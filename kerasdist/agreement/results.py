@@ -127,10 +127,8 @@ def require_equal_results(
     }
     if job.all_have_one("results of the first step", comparison.digest(exact)):
         return
-    own = {
-        **numbers,
-        **{f"gradient of {path}": measures_of(one) for path, one in gradients.items()},
-    }
+    own: dict[str, Any] = {**numbers}
+    own.update({f"gradient of {path}": measures_of(one) for path, one in gradients.items()})
     chiefs = job.broadcast_object("results of the first step on the chief", own)
     rounding = _DEVICES if dtypes is None else max(map(rounding_of, dtypes), default=_DEVICES)
     shown = {

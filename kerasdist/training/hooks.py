@@ -127,9 +127,8 @@ def _variable_created(
         raise never_synchronized()
     original(variable, *args, **batch_norm.statistics_options(kwargs))
     is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
-    if (
-        has_copies and is_apart and keras_compat.backend_name() != "tensorflow"
-    ):  # which refuses it by itself
+    # TensorFlow's own variable refuses to be read.
+    if has_copies and is_apart and keras_compat.backend_name() != "tensorflow":
         bind(variable, WithoutCommonValue)
     if strategy is not None:
         keras_compat.internals.VALUE.require()

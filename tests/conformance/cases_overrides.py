@@ -56,28 +56,19 @@ def reset_metrics(own, model):
         variable.assign(value)
 
 
-def make_train_function(own, model, force=False):
+def count_makes(own, model, force=False):
     """Counts its calls."""
     model.counts["made"] += 1
     return own(force)
 
 
-def make_test_function(own, model, force=False):
-    """Counts its calls too."""
-    model.counts["made"] += 1
-    return own(force)
-
-
-def make_predict_function(own, model, force=False):
-    """Counts its calls too."""
-    model.counts["made"] += 1
-    return own(force)
-
-
-CHANGES = (
-    *(train_step, test_step, predict_step, compute_loss, compute_metrics, get_metrics_result),
-    *(reset_metrics, make_train_function, make_test_function, make_predict_function),
-)
+CHANGES = {
+    one.__name__: one
+    for one in (
+        *(train_step, test_step, predict_step, compute_loss, compute_metrics),
+        *(get_metrics_result, reset_metrics),
+    )
+} | {f"make_{one}_function": count_makes for one in ("train", "test", "predict")}
 
 
 def with_more(out, more):
@@ -87,29 +78,38 @@ def with_more(out, more):
     return {**out, **more(out)}
 
 
-def by_super(change, home):
+def by_super(name, home):
     """A method that calls `super()`; ``home`` has its class, once that is made."""
 
     def method(self, *args, **kwargs):
-        own = getattr(super(home[0], self), change.__name__)
-        return change(own, self, *args, **kwargs)
+        own = getattr(super(home[0], self), name)
+        return CHANGES[name](own, self, *args, **kwargs)
 
     return method
 
 
-def by_name(change):
+def by_name(name):
     """A method that calls Keras's by the name of its class."""
 
     def method(self, *args, **kwargs):
-        own = getattr(keras.Model, change.__name__)
-        return change(functools.partial(own, self), self, *args, **kwargs)
+        own = getattr(keras.Model, name)
+        return CHANGES[name](functools.partial(own, self), self, *args, **kwargs)
 
     return method
 
 
-def by_bound_method(change, model):
-    """A function for the object, around what the object had."""
-    return functools.partial(change, getattr(model, change.__name__), model)
+def on_object(way, name, model):
+    """What an object is given by this name, around what it had."""
+    bound = functools.partial(CHANGES[name], getattr(model, name), model)
+
+    def closure(*args, **kwargs):
+        return bound(*args, **kwargs)
+
+    if way == "partial":
+        return bound
+    if way == "closure after":
+        return closure
+    return types.MethodType(lambda self, *args, **kwargs: closure(*args, **kwargs), model)
 
 
 # Where a method stands: on the class, on a class beside Keras's, on the class after the model was
@@ -119,40 +119,30 @@ WAYS = ("class", "mixin", "by name", "later", "method", "partial", "method after
 
 def built(turn):
     """A compiled model with all `CHANGES`, each in another of the `WAYS`: as many as turns."""
-    ways = {change: WAYS[(turn + place) % len(WAYS)] for place, change in enumerate(CHANGES)}
-    written = lambda *names: [change for change in CHANGES if ways[change] in names]  # noqa: E731
+    ways = {name: WAYS[(turn + place) % len(WAYS)] for place, name in enumerate(CHANGES)}
+    written = lambda *them: [name for name in CHANGES if ways[name] in them]  # noqa: E731
     home, beside = [], []
-    aside = {change.__name__: by_super(change, beside) for change in written("mixin")}
-    beside.append(type("Beside", (), aside))
-    own = {change.__name__: by_super(change, home) for change in written("class")}
-    own |= {change.__name__: by_name(change) for change in written("by name")}
+    beside.append(type("Beside", (), {name: by_super(name, beside) for name in written("mixin")}))
 
     class Own(beside[0], keras.Sequential):
         @property
         def metrics(self):
             return [*super().metrics, self.more]
 
-    for name, method in own.items():
-        setattr(Own, name, method)
     home.append(Own)
+    for name in written("class"):
+        setattr(Own, name, by_super(name, home))
+    for name in written("by name"):
+        setattr(Own, name, by_name(name))
     model = Own([keras.Input((X.shape[1],)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.more, model.counts = keras.metrics.Mean(name="more"), {"made": 0}
-    for change in written("later"):
-        setattr(Own, change.__name__, by_super(change, home))
-    for change in written("method"):
-        own = getattr(model, change.__name__)
-        method = lambda self, *a, _own=own, _do=change, **kw: _do(_own, self, *a, **kw)  # noqa: E731
-        setattr(model, change.__name__, types.MethodType(method, model))
-    for change in written("partial"):
-        setattr(model, change.__name__, by_bound_method(change, model))
+    for name in written("later"):
+        setattr(Own, name, by_super(name, home))
+    for name in written("method", "partial"):
+        setattr(model, name, on_object(ways[name], name, model))
     model.compile(keras.optimizers.SGD(0.1, 0.9), "mse", metrics=["mae"])
-    for change in written("method after"):
-        bound = by_bound_method(change, model)
-        method = lambda self, *a, _do=bound, **kw: _do(*a, **kw)  # noqa: E731
-        setattr(model, change.__name__, types.MethodType(method, model))
-    for change in written("closure after"):
-        bound = by_bound_method(change, model)
-        setattr(model, change.__name__, lambda *a, _do=bound, **kw: _do(*a, **kw))
+    for name in written("method after", "closure after"):
+        setattr(model, name, on_object(ways[name], name, model))
     return model
 
 

@@ -26,7 +26,7 @@ def kept_apart(lab):
 
 @case(TOPIC, backends=CHECKED, replicas=(2,))
 def counted_by_a_metric(lab):
-    """A metric of the user's that appends to a list takes each batch once."""
+    """A user's metric that appends to a list takes each batch once."""
 
     class Batches(keras.metrics.Metric):
         def __init__(self):

@@ -298,7 +298,7 @@ def _(lab, s):
     lab.equal(5, total)
 
 
-@behaviour("An error of the user's comes out of `run` as it is, and the strategy goes on")
+@behaviour("A user's error comes out of `run` as it is, and the strategy goes on")
 def _(lab, s):
     def step():
         raise ZeroDivisionError("own words")

@@ -142,9 +142,13 @@ class ByLayoutMap:
         self._sizes = sizes
         self._names = names
         self._paths: set[str] = set()  # of all variables that were looked for in the map
+        self._looked_through = 0, 0  # how many paths, and keys, there were at the last look
 
     def require_used(self) -> None:
         """Raises a ValueError if a key of the map belongs to no variable that there is."""
+        there = len(self._paths), len(self._map)
+        if there == self._looked_through:  # steps ask again and again
+            return
         used = {id(self._map[path]) for path in self._paths}
         for key, layout in self._map.items():
             if id(layout) not in used:
@@ -154,6 +158,7 @@ class ByLayoutMap:
                     f"expression for all of one. Received: key={key!r}, which no variable has; the "
                     f"nearest paths are {', '.join(near)}. Correct the key, or leave it out."
                 )
+        self._looked_through = there
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns what the map has for the variable; for an optimizer's, for the weight's."""

@@ -71,11 +71,10 @@ class PlacedTrainer(ReplicatedTrainer):
         if model.train_function is not None and not force:
             return model.train_function
         original(force)
-        function: Any = model.train_function
+        function = self._in_strategy(model.train_function)
 
         def metered(iterator: object) -> Any:
-            with whole_step(self.strategy):
-                logs = function(iterator)
+            logs = function(iterator)
             if current.meter is not None:
                 current.meter.done(model.steps_per_execution, None, logs)
             return logs

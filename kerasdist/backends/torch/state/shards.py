@@ -22,6 +22,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of, unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.backends.torch.workers.process_group import bytes_of
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import GROUP_BYTES, HeldShard, Region
@@ -169,9 +170,8 @@ def _meet(work: str, variable: keras.Variable, value: torch.Tensor | None = None
     """
     job = current_job()
     assert job is not None  # one process shards nothing
-    checksum = 0
-    if value is not None:  # its bytes, as NumPy lacks some types
-        checksum = checksum_of(value.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
+    # Of its bytes, as NumPy lacks some types.
+    checksum = 0 if value is None else checksum_of(bytes_of(value, "cpu").numpy())
     label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 

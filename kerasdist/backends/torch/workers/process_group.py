@@ -370,7 +370,7 @@ class ProcessGroup(Group):
         """Returns the chief's tensors, in one message."""
         if not tensors:
             return []
-        parts = [_bytes(tensor, self.device) for tensor in tensors]
+        parts = [bytes_of(tensor, self.device) for tensor in tensors]
         flat = torch.cat(parts)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
@@ -387,7 +387,7 @@ class ProcessGroup(Group):
 
     def _gathered(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Returns the workers' tensors, stacked along a new axis 0, sent from a device."""
-        own = _bytes(tensor, device)
+        own = bytes_of(tensor, device)
         every = own.new_empty(self.size * len(own))
         self._record("all_gather", own)
         with metering.waiting_for_workers():
@@ -406,7 +406,7 @@ class ProcessGroup(Group):
         longest: list[int] = sizes.amax(0).tolist()
         rows = [tensor.movedim(axis, 0) if tensor.ndim else tensor[None] for tensor in tensors]
         parts = [
-            _bytes(_pad(one, size) if like.ndim else one, self.device)
+            bytes_of(_pad(one, size) if like.ndim else one, self.device)
             for one, size, like in zip(rows, longest, tensors, strict=True)
         ]
         own = torch.cat(parts)
@@ -481,7 +481,8 @@ def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> 
     return flat.view(dtype) if flat.is_complex() else flat.to(dtype)
 
 
-def _bytes(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Returns a tensor's bytes, wherever its values stand in memory, on a device."""
     return tensor.detach().to(device).contiguous().view(-1).view(torch.uint8)
 
 
