@@ -86,9 +86,10 @@ def is_of(versions: str, version: Version) -> bool:
 
 
 def spellings_here(internal: Internal) -> list[str]:
-    """The spellings that the table declares for the installed version."""
-    version = Version(framework_version(internal.package) or "0")
-    return [path for path, versions in internal.spellings.items() if is_of(versions, version)]
+    """The spellings that the table declares for the installed version, if one is."""
+    version = framework_version(internal.package)
+    spellings = internal.spellings.items() if version else ()
+    return [path for path, versions in spellings if is_of(versions, Version(version))]
 
 
 def modules_of_keras() -> list[str]:

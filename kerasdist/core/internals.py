@@ -71,11 +71,11 @@ class Internal:
         return self.path is not None
 
     def is_gone(self) -> bool:
-        """Returns whether it is missing in a version that should have it."""
-        if self.is_there():
-            return False
+        """Returns whether it is missing in an installed version that should have it."""
         installed = framework_version(self.package)
-        return self.since is None or installed is None or Version(installed) >= Version(self.since)
+        if installed is None or self.is_there():
+            return False
+        return self.since is None or Version(installed) >= Version(self.since)
 
     def require(self) -> None:
         """Raises a `VersionError` unless it is there."""

@@ -124,6 +124,12 @@ def reporting_model(report):
     return Model
 
 
+def scaled(optimizer, loss):
+    """As who scales only where an optimizer asks for it."""
+    asks = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.scale_loss(loss) if asks else loss
+
+
 def two_optimizer_model(losses=losses_of_two, *, together=True):
     """Works for both optimizers at once, or for each after the other's update."""
 
@@ -151,11 +157,11 @@ def two_optimizer_model(losses=losses_of_two, *, together=True):
                 found = losses(made, real, self.judge(made), self.judge(real))
                 for one in of:
                     metrics[one].update_state(keras.ops.stop_gradient(found[one]))
-                return {one: optimizers[one].scale_loss(found[one]) for one in of}
+                return {one: scaled(optimizers[one], found[one]) for one in of}
 
             for of in [(0, 1)] if together else [(0,), (1,)]:
-                scaled, gradients = own.differentiable(lambda of=of: forward(of))
-                found = {one: gradients(scaled[one], variables[one]) for one in of}
+                given, gradients = own.differentiable(lambda of=of: forward(of))
+                found = {one: gradients(given[one], variables[one]) for one in of}
                 for one in of:
                     own.apply(optimizers[one], found[one], variables[one])
             return {metric.name: metric.result() for metric in metrics}

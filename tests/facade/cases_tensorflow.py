@@ -202,3 +202,27 @@ def a_state_for_each_row_is_refused(lab, strategy):
         )
     with pytest.raises(kd.errors.UnsupportedError, match="stateful=True"):
         model.predict(np.ones((4, 3, 1), "float32"), batch_size=2, verbose=0)
+
+
+@case
+def a_strategy_of_tensorflow_beside(lab, strategy):
+    """Variables and tapes of a user's own `tf.distribute` strategy are as TensorFlow has them."""
+    with strategy.scope():
+        own = tf.Variable(0.0)
+        lab.check(not own and float(own) == 0.0, "expected a number")
+        with tf.GradientTape() as tape:
+            product = own * own
+        lab.equal(0.0, tape.gradient(product, own))
+    beside = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(lab.replicas)])
+    with beside.scope():
+        theirs = tf.Variable(0.0)
+        lab.check(bool(theirs), "expected True, as of any object")
+        for convert in (int, float, complex):
+            with lab.raises(TypeError, "Expected a number"):
+                convert(theirs)
+        with lab.raises(ValueError, "__array__ method not producing an array"):
+            np.array(theirs)
+        with tf.GradientTape() as tape:
+            product = theirs * theirs
+        with lab.raises(ValueError, "not available outside the replica context"):
+            tape.gradient(product, theirs)

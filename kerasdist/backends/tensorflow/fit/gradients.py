@@ -19,7 +19,7 @@ import tensorflow as tf
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.tensorflow.private.lookups import are_unique, merged
-from kerasdist.backends.tensorflow.private.strategies import mirrored
+from kerasdist.backends.tensorflow.private.strategies import mirrored, ours
 from kerasdist.backends.tensorflow.replica.variables import copies
 from kerasdist.core.context import current
 
@@ -103,11 +103,14 @@ def _gradient(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    if tf.distribute.in_cross_replica_context():
+    if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() in ours:
         # Code in a scope reads the first copy; TensorFlow refuses to ask which one it read.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
     replica = current.fit_replica
-    factor = None if replica is None else _factor(replica.local_batch, target)
+    if replica is None:
+        return original(target, sources, output_gradients, *args, **kwargs)
+    original = partial(replica.collectives.differentiate, original)
+    factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
     # Before the backward pass, whose collectives weight what they bring from other replicas.

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow import internals
+from kerasdist.backends.tensorflow.private.strategies import ours
 from kerasdist.core.context import current
 from kerasdist.errors import KerasdistError
 
@@ -39,26 +40,36 @@ def pass_over_own_code() -> None:
 
 
 def let_variables_be_read() -> None:
-    """Gives mirrored variables the conversions to numbers that ``tf.Variable`` has.
+    """Gives our mirrored variables the conversions to numbers that ``tf.Variable`` has.
 
     ``int``, ``float``, ``bool`` and ``np.array`` of a mirrored or sync-on-read variable then give
-    what ``.numpy()`` gives. TensorFlow leaves them out: ``bool`` is always true, the others raise.
+    what ``.numpy()`` gives. TensorFlow leaves them out, and a user's own strategy has it so:
+    ``bool`` is always true, the others raise.
     """
-
-    def array(variable: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(variable.numpy(), dtype)  # `numpy()` returns a copy
-
     if not internals.DISTRIBUTED_VARIABLE.is_there():
         return
-    conversions: dict[str, Callable[..., Any]] = {
-        "__array__": array,
+    conversions: dict[str, object] = {
+        "__array__": property(_array),
         "__bool__": _truth,
-        "__int__": lambda variable: int(variable.numpy()),
-        "__float__": lambda variable: float(variable.numpy()),
-        "__complex__": lambda variable: complex(variable.numpy()),
+        "__int__": lambda variable: int(_number(variable)),
+        "__float__": lambda variable: float(_number(variable)),
+        "__complex__": lambda variable: complex(_number(variable)),
     }
     for name, conversion in conversions.items():
         setattr(internals.DISTRIBUTED_VARIABLE.get(), name, conversion)
+
+
+def _array(variable: Any) -> Callable[..., np.ndarray]:
+    if variable.distribute_strategy not in ours:
+        raise AttributeError("__array__")  # Python then asks TensorFlow's own `__getattr__`
+    # `numpy()` returns a copy.
+    return lambda dtype=None, copy=None: np.asarray(variable.numpy(), dtype)
+
+
+def _number(variable: Any) -> Any:
+    if variable.distribute_strategy not in ours:
+        raise TypeError(f"Expected a number. Received: {type(variable).__name__}")
+    return variable.numpy()
 
 
 def _truth(variable: Any) -> bool:
@@ -68,7 +79,9 @@ def _truth(variable: Any) -> bool:
     (`check_destinations`).
     """
     asks = sys._getframe(1).f_globals["__name__"]
-    return asks.startswith("tensorflow.") or bool(tf.convert_to_tensor(variable))
+    if asks.startswith("tensorflow.") or variable.distribute_strategy not in ours:
+        return True
+    return bool(tf.convert_to_tensor(variable))
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
+from weakref import WeakSet
 
 import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
+
+# Those that kerasdist made. A user's own are left as they are.
+ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
 # In place of TensorFlow's classes, which are looked for as the first object is made.
 _Native: Any = object

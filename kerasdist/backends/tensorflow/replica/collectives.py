@@ -126,7 +126,7 @@ class TensorFlowCollectives(Collectives):
         self._kept = None if kept is None else weakref.ref(kept)
         self._local_batch = local_batch
         self._lookups = lookups
-        self._loss_is_weighted = False
+        self._differentiates = self._loss_is_weighted = False
         self._writes_equal = False
         self._group = group
         self._native_strategy = group.native_strategy
@@ -135,17 +135,33 @@ class TensorFlowCollectives(Collectives):
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss; differentiating it records whether it has been weighted."""
+        """Returns the loss; differentiating it records that it has been weighted."""
+        if not is_weighted:
+            return loss
 
         @tf.custom_gradient
         def marked(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                self._loss_is_weighted = is_weighted
+                self._loss_is_weighted = True
                 return upstream
 
             return tf.identity(given), gradient
 
         return marked(loss)
+
+    def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a tape's ``gradient``, for a loss that is weighted or not.
+
+        Recomputed code calls it while another one goes back: that one's loss decides.
+        """
+        is_outermost = not self._differentiates
+        if is_outermost:
+            self._differentiates, self._loss_is_weighted = True, False
+        try:
+            return gradient(*args, **kwargs)
+        finally:
+            if is_outermost:
+                self._differentiates = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once, in the native strategy's thread for cross-replica code."""
@@ -240,7 +256,6 @@ class TensorFlowCollectives(Collectives):
         weight = self._local_batch and numerics.weight_of_gradients(
             optimizer, self._local_batch.weight
         )
-        self._loss_is_weighted = False  # the next loss may not go through `scale_loss`
 
         def largest(parts: Columns) -> list[Any]:
             return list(map(self._group.largest, parts))

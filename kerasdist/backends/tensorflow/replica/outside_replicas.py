@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
-from weakref import WeakSet
 
 import keras
 import tensorflow as tf
@@ -18,7 +17,7 @@ from kerasdist.backends.tensorflow.private.scopes import (
     on_one_copy,
     run_without_merge_call,
 )
-from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
+from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy, ours
 from kerasdist.backends.tensorflow.replica.variables import (
     adopt,
     check_mirrored,
@@ -28,10 +27,6 @@ from kerasdist.backends.tensorflow.replica.variables import (
 )
 from kerasdist.core.context import current
 
-# The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
-_native_strategies: WeakSet[tf.distribute.Strategy] = WeakSet()
-
-
 # Whether the calling thread is inside of `apply_everywhere`.
 _is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
 
@@ -39,7 +34,7 @@ _is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
 def serve(native_strategy: tf.distribute.Strategy) -> None:
     """Lets losses and optimizers work outside of replicas in this strategy's scope."""
     _install()
-    _native_strategies.add(native_strategy)
+    ours.add(native_strategy)
 
 
 @cache
@@ -54,7 +49,7 @@ def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
 
     Keras divides it by the number of replicas wherever a strategy's scope is open.
     """
-    if current.replica is None and tf.distribute.get_strategy() in _native_strategies:
+    if current.replica is None and tf.distribute.get_strategy() in ours:
         return value
     return original(value)
 
@@ -173,13 +168,13 @@ def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | No
     """Returns the strategy whose scope is open, else the variables'; None for plain Keras."""
     here = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
-        is_ours = here in _native_strategies and tf.distribute.in_cross_replica_context()
+        is_ours = here in ours and tf.distribute.in_cross_replica_context()
         return here if is_ours else None
     natives = [native(variable) for variable in variables]
     return next(
         (
             native_strategy
-            for native_strategy in list(_native_strategies)
+            for native_strategy in list(ours)
             if any(native_strategy.extended.variable_created_in_scope(one) for one in natives)
         ),
         None,
