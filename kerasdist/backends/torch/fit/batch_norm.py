@@ -85,12 +85,11 @@ class _Moments(torch.autograd.Function):
         rows, mean = ctx.saved_tensors
         of_mean, of_variance = gradients
         slope = of_variance * (2 / len(rows))
+        offset = of_mean / len(rows)
         if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
-            return slope * (rows - rows.mean(0)) + of_mean / len(rows)
-        offset = of_mean / len(rows) - slope * mean
-        # Computes ``slope * rows + offset`` in one pass.
-        zeros, ones = torch.zeros_like(mean), torch.ones_like(mean)
-        return torch.batch_norm_elemt(rows, slope, offset, zeros, ones, 0.0)
+            return slope * (rows - rows.mean(0)) + offset
+        # The same in one pass.
+        return torch.batch_norm_elemt(rows, slope, offset, mean, torch.ones_like(mean), 0.0)
 
 
 class _Normalized(torch.autograd.Function):
