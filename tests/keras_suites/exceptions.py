@@ -1,6 +1,6 @@
 """Tests that need not pass under a strategy: backend, the beginning of their names, the reason."""
 
-_EACH_STARTS_WITH_IT = {
+_ANYWHERE = {
     "metrics/iou_metrics_test.py::MeanIoUTest::test_big_chunk": (
         "it adds a state variable with a start value of its own; each replica's part starts with "
         "it, and what is read is the sum of the parts, as in `tf.distribute`"
@@ -33,21 +33,6 @@ _COPY_BY_COPY = {
     )
 }
 
-_CLASS_OF_INNER_MODEL = {
-    f"models/sequential_test.py::SequentialTest::test_{name}": (
-        "it compares the class of a Sequential model's inner model, a private attribute; in a "
-        "scope that is a subclass, as of any model"
-    )
-    for name in (
-        "basic_flow_deferred",
-        "basic_flow_with_functional_model_as_first_layer",
-        "basic_flow_with_input",
-        "basic_flow_with_sequential_model_as_first_layer",
-        "legacy_flow_with_input_shape",
-    )
-}
-
-_ANYWHERE = {**_EACH_STARTS_WITH_IT, **_CLASS_OF_INNER_MODEL}
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "tensorflow": {**_ANYWHERE, **_STRATEGY_OF_ITS_OWN, **_COPY_BY_COPY},
     "jax": _ANYWHERE,

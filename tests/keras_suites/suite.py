@@ -3,10 +3,12 @@
     python -m tests.keras_suites.suite report           # runs under the strategy, writes the page
     python -m tests.keras_suites.suite run jax          # one backend, prints what differs
     python -m tests.keras_suites.suite run jax optimizers/sgd_test.py     # of these tests
+    python -m tests.keras_suites.suite run --keras FOLDER                 # of another Keras
 
 Nothing of Keras is copied: the installed Keras brings its tests, and they run in a fresh process
 per backend, with ``tests.keras_suites.plugin`` around each test. Those that do not pass run once
 more without a strategy: what plain Keras passes must pass, but for the tests in ``exceptions.py``.
+A Keras that brings no tests, as the nightly, gets those of the installed one, or of ``--tests``.
 """
 
 import argparse
@@ -14,6 +16,8 @@ import importlib.metadata
 import itertools
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,6 +78,8 @@ HALVED = "trainers/trainer_test.py"
 SECONDS = 3600
 # Torch's compiler is what takes a test beyond seconds.
 SECONDS_PER_TEST = 300
+# The variable that names a folder with the Keras to be tested, in place of the installed one.
+FOLDER = "KERAS_SUITES_FOLDER"
 # The variable that tells the plugin which file has what to run.
 CHOICE = "KERAS_SUITES_CHOICE"
 
@@ -111,16 +117,17 @@ def _one_process(backend, chosen, folder, outcomes) -> tuple[bool, str, str]:
     choice.write_text(
         json.dumps({**chosen, "known": sorted(outcomes), "outcomes": str(lines)}), "utf-8"
     )
+    here = os.environ.get(FOLDER, INSTALLED)
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
         CHOICE: str(choice),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), path_of_users()]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), here, path_of_users()]),
         "PYTEST_ADDOPTS": "",
         **values((*QUIET, *CPU_DEVICES)),
     }
     command = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
-    command += ["-c", os.devnull, "--rootdir", INSTALLED, "-p", "tests.keras_suites.plugin"]
+    command += ["-c", os.devnull, "--rootdir", here, "-p", "tests.keras_suites.plugin"]
     command += ["--continue-on-collection-errors"]
     process = subprocess.run(
         [*command, "--pyargs", *_modules(chosen["wanted"])],
@@ -146,6 +153,17 @@ def _one_process(backend, chosen, folder, outcomes) -> tuple[bool, str, str]:
     if running in outcomes:
         running = ""
     return finished, running, process.stdout[-4000:]
+
+
+def put_together(keras: Path, tests: Path, folder: Path):
+    """Puts a Keras, and beside its modules the tests of another one, into a folder."""
+    shutil.copytree(keras / "keras", folder / "keras")
+    for one in (tests / "keras").rglob("*_test.py"):
+        place = folder / one.relative_to(tests)
+        if place.parent.is_dir():
+            # So the trainers are called from 3.16 on.
+            text = re.sub(r"\b(JAX|TensorFlow|Torch)Trainer as Trainer", "Trainer", one.read_text())
+            place.write_text(text)
 
 
 def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -> Comparison:
@@ -185,7 +203,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=("report", "run"))
     parser.add_argument("wanted", nargs="*", help="backends, and tests or the beginnings of names")
-    arguments = parser.parse_args()
+    parser.add_argument("--keras", type=Path, help="folder with the Keras to be tested")
+    parser.add_argument("--tests", type=Path, help="folder with the Keras whose tests it gets")
+    arguments = parser.parse_intermixed_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.keras:
+            put_together(arguments.keras, arguments.tests or Path(INSTALLED), Path(folder))
+            os.environ[FOLDER] = folder
+        _report_or_run(arguments)
+
+
+def _report_or_run(arguments: argparse.Namespace):
     backends = [one for one in arguments.wanted if one in BACKENDS] or BACKENDS
     wanted = [one for one in arguments.wanted if one not in BACKENDS]
     if arguments.command == "report":

@@ -67,7 +67,11 @@ names = [one.name for one in pkgutil.walk_packages(kerasdist.__path__, "kerasdis
 others = tuple(f"kerasdist.backends.{one}" for one in OTHERS)
 for name in names:
     if not name.startswith(others) and not name.endswith("__main__"):
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in OTHERS:  # a user may have one framework alone
+                raise
 tables = {
     "keras": importlib.import_module("kerasdist.keras_compat.internals"),
     BACKEND: importlib.import_module(f"kerasdist.backends.{BACKEND}.internals"),
