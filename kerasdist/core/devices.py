@@ -72,6 +72,11 @@ def parse_devices(names: Iterable[Any]) -> tuple[Device, ...]:
         )
     if isinstance(names, str | Device):
         names = [names]
+    if not isinstance(names, Iterable):
+        raise DeviceError(
+            f"Expected a list of the names of devices. Received: devices={names!r:.200}. Name "
+            "them, such as ['gpu:0', 'gpu:1'], or pass None for all that there are."
+        )
     devices = tuple(parse_device(name) for name in names)
     if not devices:
         raise DeviceError(

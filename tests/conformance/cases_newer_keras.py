@@ -175,10 +175,20 @@ def orbax_checkpoint(lab):
 
 @case(TOPIC, replicas=(2,))
 def one_distribution(lab):
-    """`keras.distribution.set_distribution` beside a strategy is refused, before any step."""
+    """`keras.distribution.set_distribution` beside a strategy is refused, before any step.
+
+    Models outside of the scope train under it as without a strategy.
+    """
     model = lab.made(dense)
     before = model.get_weights()
-    keras.distribution.set_distribution(object())
+    theirs, layouts = _distributions()
+    for given in filter(None, (theirs, layouts)):
+        with lab.raises(ValueError, "Of a keras.distribution.ModelParallel pass its layout_map"):
+            kd.MirroredStrategy(["cpu:0", "cpu:1"], sharding=given)
+    with lab.raises(kd.errors.DeviceError, "Expected a list of the names of devices"):
+        kd.MirroredStrategy(theirs)
+    alone = _trained_weights()
+    keras.distribution.set_distribution(theirs)
     try:
         for call in (
             lambda: model.fit(X, Y, verbose=0),
@@ -188,7 +198,28 @@ def one_distribution(lab):
         ):
             with lab.raises(kd.errors.UnsupportedError, "one distribution.*set_distribution.None"):
                 call()
+        if layouts:  # of this version of Keras
+            lab.equal(alone, _trained_weights())
     finally:
         keras.distribution.set_distribution(None)
     lab.equal(before, model.get_weights())
     model.fit(X, Y, verbose=0)
+
+
+def _distributions():
+    """Keras's own data and model parallelism; before Keras 3.16 it has none on PyTorch."""
+    own = keras.distribution
+    if keras.backend.backend() == "torch":
+        return object(), None
+    devices = own.list_devices()[:2]
+    layouts = own.LayoutMap(own.DeviceMesh((1, 2), ("batch", "model"), devices))
+    return own.DataParallel(devices=devices), own.ModelParallel(layout_map=layouts)
+
+
+def _trained_weights():
+    fresh()
+    keras.utils.set_random_seed(3)
+    model = dense("adam")
+    # Keras's own on JAX divides whole batches alone.
+    model.fit(X[:8], Y[:8], batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
