@@ -423,7 +423,10 @@ class Position:
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
         """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
-        return self._now(random) if self._is_heard_later else {**begin, "random": random}
+        if self._is_heard_later:
+            return self._now(random)
+        # By which Keras orders the rows as their first batch is read.
+        return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
         return {
