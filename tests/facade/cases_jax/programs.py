@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+import types
 import weakref
 from unittest import mock
 
@@ -74,6 +75,18 @@ def a_compiled_version_goes_with_its_strategy(strategy):
     before = versions()
     used()
     assert versions() == before
+
+
+@case
+def a_program_goes_with_its_method(strategy):
+    """A function set as an object's method may lie where one lay that is gone."""
+    holder = types.SimpleNamespace()
+    for factor in range(1, 60):
+        made = {}
+        exec(f"def step(holder, x):\n    return x * {factor}.0", made)
+        holder.step = types.MethodType(made.pop("step"), holder)
+        found = strategy.run(holder.step, args=(ops.ones(()),))
+        assert components(strategy, found)[0] == factor
 
 
 @case

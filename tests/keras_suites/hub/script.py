@@ -16,6 +16,8 @@ import keras
 import keras_hub
 import keras_tuner
 import numpy as np
+from keras_hub.src.models.mixtral import mixtral_decoder
+from keras_hub.src.models.qwen3_moe import qwen3_moe_decoder
 
 import kerasdist as kd
 
@@ -113,6 +115,42 @@ def causal_lm(strategy: kd.Strategy | None) -> dict[str, Any]:
     }
 
 
+def balance_over_the_global_batch(decoder: Any) -> None:
+    """What docs/guides/data.md says of models with a router."""
+    loss = decoder.compute_load_balancing_loss
+    decoder.compute_load_balancing_loss = lambda router_logits, attention_mask, **options: loss(
+        kd.global_batch(router_logits),
+        attention_mask=None if attention_mask is None else kd.global_batch(attention_mask),
+        **options,
+    )
+
+
+def mixture_of_experts(strategy: kd.Strategy | None) -> dict[str, Any]:
+    sizes = {"num_layers": 2, "num_query_heads": 2, "num_key_value_heads": 1, "num_experts": 4}
+    sizes |= {"hidden_dim": 8, "intermediate_dim": 16, "top_k": 2, "vocabulary_size": 20}
+    makers = (
+        lambda: keras_hub.models.MixtralBackbone(
+            **sizes, sliding_window=4, router_aux_loss_coefficient=0.5
+        ),
+        lambda: keras_hub.models.Qwen3MoeBackbone(
+            **sizes, head_dim=4, moe_intermediate_dim=8, router_aux_loss_coefficient=0.5
+        ),
+    )
+    rng = np.random.default_rng(0)
+    mask = rng.random((7, 6)) > 0.2
+    mask[:, 0] = True
+    x = {"token_ids": rng.integers(0, 20, (7, 6)), "padding_mask": mask}
+    y = rng.normal(size=(7, 6, 8)).astype("float32")
+    histories = []
+    for make in makers:
+        with scope_of(strategy):
+            model = make()
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        fitted = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        histories.append(fitted.history)
+    return {"histories": histories}
+
+
 def random_search(strategy: kd.Strategy | None) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype("float32")
@@ -149,11 +187,13 @@ def random_search(strategy: kd.Strategy | None) -> dict[str, Any]:
         }
 
 
-CASES = (text_classifier, lora, causal_lm, random_search)
+CASES = (text_classifier, lora, causal_lm, mixture_of_experts, random_search)
 
 
 def main() -> None:
     keras.utils.disable_interactive_logging()
+    for decoder in (mixtral_decoder, qwen3_moe_decoder):
+        balance_over_the_global_batch(decoder)
     distributed = kd.MirroredStrategy([f"cpu:{index}" for index in range(REPLICAS)])
     results = {}
     for case in CASES:

@@ -13,7 +13,7 @@ from tests.fresh import ROOT, run_python
 
 PACKAGES = Path(sys.prefix) / "keras-hub"
 BACKENDS = ("tensorflow", "jax", "torch")
-CASES = ("text_classifier", "lora", "causal_lm", "random_search")
+CASES = ("text_classifier", "lora", "causal_lm", "mixture_of_experts", "random_search")
 SECONDS = 1500
 # Sums of float32 in another order, through a few steps: 7e-7 was seen. Adam divides by gradients
 # that may be nearly nothing, so that LoRA's differ by more than the others'.

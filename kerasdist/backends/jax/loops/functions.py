@@ -167,7 +167,7 @@ class Programs:
         program = self._of.get(key)
         if program is None:
             program = self._alike_or_new(function)
-            self._of.put(key, program, [owner])
+            self._of.put(key, program, [owner, code])
         return program
 
     def _alike_or_new(self, function: Callable[..., Any]) -> Program:
