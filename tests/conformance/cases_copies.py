@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import pickle
 import tempfile
 from typing import Generic, TypeVar
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 def classes():
-    """Of users: a subclass, with a mixin before it, generic, and the subclass of a subclass."""
+    """Of users: a subclass, with a mixin before it, generic, and a dataclass."""
 
     @keras.saving.register_keras_serializable("copies")
     class Own(keras.Model):
@@ -50,10 +51,29 @@ def classes():
     class Typed(Own, Generic[T]):
         pass
 
-    for one in (Own, Mixed, Typed):  # as if they stood in the module, where pickle looks
+    @keras.saving.register_keras_serializable("copies")
+    @dataclasses.dataclass(eq=False)
+    class Data(keras.Model):
+        units: int = 3
+
+        def __post_init__(self):
+            super().__init__()
+            self.hidden = keras.layers.Dense(self.units, activation="tanh")
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.out(self.hidden(x))
+
+        def get_config(self):
+            return {"units": self.units}
+
+        def twin(self):
+            return self.__class__(self.units)
+
+    for one in (Own, Mixed, Typed, Data):  # as if they stood in the module, where pickle looks
         one.__qualname__ = one.__name__
         globals()[one.__name__] = one
-    return Own, Mixed, Typed
+    return Own, Mixed, Typed, Data
 
 
 def sequential():
