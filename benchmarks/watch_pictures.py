@@ -99,7 +99,9 @@ def live_view(
 
 def draw_recording(frames: Sequence[str], path: Path) -> None:
     """Draws the live view as it changes: one view after the other is seen."""
-    [box] = {re.findall(r'viewBox="([^"]+)"', frame)[0] for frame in frames}
+    # A view may have a line more than another.
+    sizes = [re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', frame)[0] for frame in frames]
+    width, height = (max(map(float, each)) for each in zip(*sizes, strict=True))
     total = len(frames) * SECONDS_A_FRAME
     style = (
         f".frame{{visibility:hidden;animation:show {total:g}s step-end infinite}}"
@@ -108,10 +110,13 @@ def draw_recording(frames: Sequence[str], path: Path) -> None:
         ".frame:last-child{visibility:visible}}"
     )
     groups = [
-        f'<g class="frame" style="animation-delay:{number * SECONDS_A_FRAME:g}s">{frame}</g>'
-        for number, frame in enumerate(frames)
+        f'<g class="frame" style="animation-delay:{number * SECONDS_A_FRAME:g}s">'
+        + frame.replace("<svg ", f'<svg width="{own[0]}" height="{own[1]}" ', 1)
+        + "</g>"
+        for number, (frame, own) in enumerate(zip(frames, sizes, strict=True))
     ]
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}"><style>{style}</style>'
+    box = f'viewBox="0 0 {width:g} {height:g}"'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {box}><style>{style}</style>'
     path.write_text("\n".join([start, *groups, "</svg>\n"]), encoding="utf-8")
 
 
