@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import threading
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from kerasdist.api.options import ReduceOp
 from kerasdist.cluster import detection
 from kerasdist.core import context
-from kerasdist.errors import KerasdistError
+from kerasdist.errors import KerasdistError, ScopeError
 from kerasdist.job.job import current_job
 
 if TYPE_CHECKING:
@@ -43,6 +46,54 @@ def has_strategy() -> bool:
     """
     strategy = context.scoped_strategy()
     return strategy is not None and strategy is not context.default_strategy()
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Opens a strategy's scope for the code that follows in this thread, as in a notebook's cells.
+
+    Example::
+
+        kd.experimental_set_strategy(strategy)
+        model = keras.Sequential([keras.layers.Dense(1)])  # as in `with strategy.scope():`
+        kd.experimental_set_strategy(None)
+
+    Args:
+        strategy: The strategy, in place of the one that was set before; None: none.
+
+    Raises:
+        ScopeError: In a ``with strategy.scope():`` or a replica.
+    """
+    if context.current.replicas or context.current.scopes[bool(_set.scopes) :]:
+        raise ScopeError(
+            "Expected experimental_set_strategy outside of scopes and replicas. Received: a call "
+            f"in the scope of {context.strategy_in_force()}. Leave the scope first."
+        )
+    while _set.scopes:
+        _set.scopes.pop().__exit__(None, None, None)
+    if strategy is not None:
+        scope = strategy.scope()
+        scope.__enter__()
+        _set.scopes.append(scope)
+
+
+class _Set(threading.local):
+    """The scope that `experimental_set_strategy` has opened in this thread."""
+
+    def __init__(self) -> None:
+        self.scopes: list[AbstractContextManager[Strategy]] = []
+
+
+_set = _Set()
+
+
+def get_loss_reduction() -> ReduceOp:
+    """Returns how losses of replicas are reduced where gradients are: their sum counts.
+
+    Example::
+
+        assert kd.get_loss_reduction() is kd.ReduceOp.SUM
+    """
+    return ReduceOp.SUM
 
 
 def get_replica_context() -> ReplicaContext | None:
