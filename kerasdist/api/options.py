@@ -37,6 +37,8 @@ class ReduceOp(enum.Enum):
         """Returns the operation for a `ReduceOp`, TensorFlow's own, or a name in any case."""
         return member_of(cls, op, "reduce_op")
 
+    from_variable_aggregation = of
+
 
 class CommunicationImplementation(enum.Enum):
     """Which collectives to use where a framework has several.

@@ -145,7 +145,6 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "host_device": "Write assignment.tpu_ordinal(replica), the device's number on its host.",
         "tpu_device": "Write assignment.tpu_ordinal(replica, logical_core), a device's number.",
     },
-    "ReduceOp": {"from_variable_aggregation": 'Write kerasdist.ReduceOp.of("SUM"), or "MEAN".'},
 }
 
 # By class or function: arguments, and what to write instead of any but None, False, 0 or "".
