@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import threading
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,27 +61,17 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     Raises:
         ScopeError: In a ``with strategy.scope():`` or a replica.
     """
-    if context.current.replicas or context.current.scopes[bool(_set.scopes) :]:
+    current = context.current
+    if current.replicas or current.scopes[current.set_scope is not None :]:
         raise ScopeError(
             "Expected experimental_set_strategy outside of scopes and replicas. Received: a call "
             f"in the scope of {context.strategy_in_force()}. Leave the scope first."
         )
-    while _set.scopes:
-        _set.scopes.pop().__exit__(None, None, None)
-    if strategy is not None:
-        scope = strategy.scope()
-        scope.__enter__()
-        _set.scopes.append(scope)
-
-
-class _Set(threading.local):
-    """The scope that `experimental_set_strategy` has opened in this thread."""
-
-    def __init__(self) -> None:
-        self.scopes: list[AbstractContextManager[Strategy]] = []
-
-
-_set = _Set()
+    if current.set_scope is not None:
+        current.set_scope.__exit__(None, None, None)
+    current.set_scope = None if strategy is None else strategy.scope()
+    if current.set_scope is not None:
+        current.set_scope.__enter__()
 
 
 def get_loss_reduction() -> ReduceOp:

@@ -142,6 +142,8 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "tpu_device_name_at_coordinates": _ORDINAL,
     },
     "DeviceAssignment": {
+        "lookup_replicas": "Write assignment.coordinates(replica, logical_core), with which "
+        "topology.task_ordinal_at_coordinates(...) says whose they are.",
         "host_device": "Write assignment.tpu_ordinal(replica), the device's number on its host.",
         "tpu_device": "Write assignment.tpu_ordinal(replica, logical_core), a device's number.",
     },
@@ -162,6 +164,12 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         )
     },
     "TPUStrategy": {"steps_per_run": "Write model.compile(steps_per_execution=...)."},
+    "kerasdist.function": {
+        "autograph experimental_attributes experimental_autograph_options input_signature "
+        "experimental_implements reduce_retracing": (
+            "Leave it out: a function is compiled once for each shape of its arguments."
+        )
+    },
     "experimental_make_numpy_dataset": {"session": _SESSIONS},
     "Topology": {"serialized": "Pickle the topology itself."},
     "DeviceAssignment.build": {"device_order_mode": "Leave it out: XLA finds the rings."},

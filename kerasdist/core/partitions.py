@@ -240,22 +240,6 @@ class DeviceAssignment:
             self.coordinates(replica, logical_core)
         )
 
-    def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """Returns the replicas whose logical device of this number is on this worker.
-
-        Raises:
-            ValueError: If there is none.
-        """
-        task = self.topology.task_ordinal_at_coordinates
-        replicas = range(self.num_replicas) if logical_core < self.num_cores_per_replica else ()
-        found = [one for one in replicas if task(self.coordinates(one, logical_core)) == task_id]
-        if not found:
-            raise ValueError(
-                "Expected a worker that has this logical device of a replica. Received: "
-                f"task_id={task_id}, logical_core={logical_core}, of {self}."
-            )
-        return found
-
     def __repr__(self) -> str:
         of_each = self.num_cores_per_replica
         return (
