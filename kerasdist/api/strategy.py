@@ -324,9 +324,6 @@ class Strategy:
         Args:
             numpy_input: Arrays with the examples along axis 0, nested in any structure.
             session: None; there are no sessions.
-
-        Returns:
-            A `RowDataset`.
         """
         refuse_arguments("experimental_make_numpy_dataset", {"session": session})
         return RowDataset(numpy_input)
@@ -615,7 +612,7 @@ class StrategyExtended:
             fn: What to do.
             args: Arguments; a value must have equal components.
             kwargs: Keyword arguments, likewise.
-            group: Whether to return one value for all devices, instead of a list of one a device.
+            group: Whether to return one value for all devices, or a list of one a device.
         """
         context.require_cross_replica("extended.update_non_slot", "merge_call")
         with self._strategy.scope():
@@ -650,16 +647,17 @@ class StrategyExtended:
         """Makes new variables where another one lives.
 
         Args:
-            colocate_with_variable: A variable of this strategy. All of them have a copy wherever
-                the strategy computes, so that there is no other place to choose.
+            colocate_with_variable: A variable of this strategy, or what `non_slot_devices`
+                returned. All have a copy wherever it computes: there is no other place.
 
         Raises:
             ValueError: If the variable is not this strategy's.
         """
-        if not self.variable_created_in_scope(colocate_with_variable):
+        place = colocate_with_variable
+        if not (isinstance(place, tuple) or self.variable_created_in_scope(place)):
             raise ValueError(
                 "Expected a variable that was made in this strategy's scope. Received: "
-                f"colocate_with_variable={colocate_with_variable!r:.200}."
+                f"colocate_with_variable={place!r:.200}."
             )
         return self._strategy.scope()
 

@@ -108,6 +108,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "finalize": "There is nothing to finalize: leave the call out.",
         "initialize": "There is nothing to initialize: leave the call out.",
         "is_single_tower": "Write strategy.num_replicas_in_sync == 1.",
+        "steps_per_run": "Write model.compile(steps_per_execution=...).",
         "run_steps_on_dataset": "Write a loop: for batch in dataset: strategy.run(...).",
         "update": "Write strategy.extended.update(variable, fn, args=(...)).",
         "update_config_proto": _SESSIONS,

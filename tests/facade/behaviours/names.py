@@ -88,6 +88,8 @@ def _(lab, s):
     with s.scope():
         devices = s.extended.non_slot_devices([counter])
         lab.equal(lab.devices, list(devices))
+        with s.extended.colocate_vars_with(devices):
+            lab.equal(2, len(lab.components(keras.Variable(0.0), s)))
         total = s.extended.reduce_to("SUM", numbered(s), counter)
         finish = lambda x, by: counter.assign_add(x * by) * 0.0 + 5.0  # noqa: E731
         one = s.extended.update_non_slot(devices, finish, (total,), {"by": 2.0})
@@ -135,7 +137,9 @@ def _(lab, s):
         ({"auto_shard_dataset": "files"}, "auto_shard_policy"),
     ):
         [(name, value)] = given.items()
-        with lab.raises(NotImplementedError, f"without {name}.*Received: {name}={value!r}.*{advice}"):
+        with lab.raises(
+            NotImplementedError, f"without {name}.*Received: {name}={value!r}.*{advice}"
+        ):
             kd.MirroredStrategy(lab.devices, **given)
     with lab.raises(TypeError, "unexpected keyword argument 'devises'"):
         kd.MirroredStrategy(devises=2)
