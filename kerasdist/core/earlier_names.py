@@ -166,10 +166,10 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "TPUStrategy": {"steps_per_run": "Write model.compile(steps_per_execution=...)."},
     "kerasdist.function": {
-        "autograph experimental_attributes experimental_autograph_options input_signature "
-        "experimental_implements reduce_retracing": (
-            "Leave it out: a function is compiled once for each shape of its arguments."
-        )
+        "autograph experimental_attributes experimental_autograph_options experimental_compile "
+        "experimental_follow_type_hints experimental_implements experimental_relax_shapes "
+        "input_signature reduce_retracing": "Leave it out: a function is compiled once for each "
+        "shape of its arguments."
     },
     "experimental_make_numpy_dataset": {"session": _SESSIONS},
     "Topology": {"serialized": "Pickle the topology itself."},

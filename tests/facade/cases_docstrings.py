@@ -207,6 +207,8 @@ def clusters(lab):
     simple = kd.cluster_resolver.SimpleClusterResolver
     second = simple(workers, task_type="worker", task_id=1, rpc_layer="grpc")
     lab.equal((1, "grpc://localhost:23456"), (second.task_id, second.master()))
+    with lab.raises(NotImplementedError, "jobs=.*'ps'.*no parameter servers.*Give a cluster of"):
+        simple(workers | {"ps": ["localhost:34567"]}, task_type="worker", task_id=1)
     refused = {
         "num_accelerators": lambda: simple(workers, num_accelerators={"GPU": 8}),
         "job_to_label_mapping": lambda: kd.cluster_resolver.KubernetesClusterResolver(

@@ -35,8 +35,8 @@ SAID = {
     "CommunicationOptions": ("bytes_per_pack", "timeout_seconds", "implementation"),
     "CollectiveHints": ("bytes_per_pack", "timeout_seconds"),
 }
-# Arguments that `**earlier` takes, by their new names.
-TAKEN = {"device_assignment", "communication"}
+# Arguments that `**earlier` takes, by their new names; and the first one of `tf.function`.
+TAKEN = {"device_assignment", "communication", "func"}
 # What Python's own classes have.
 OF_PYTHON = set(dir(tuple)) | set(dir(int)) | set(dir(enum.Enum)) | {"name", "value"}
 
@@ -52,7 +52,10 @@ class Name:
 
 def listed() -> list[Name]:
     """Every public name of TensorFlow's modules and classes, and what is here."""
-    return [one for module in MODULES for one in _of_module(module)]
+    found = [one for module in MODULES for one in _of_module(module)]
+    connect = tf.config.experimental_connect_to_cluster
+    found.extend(_arguments("tf.config.connect_to_cluster", connect, kd.connect_to_cluster))
+    return [*found, *_arguments("tf.function", tf.function, kd.function)]
 
 
 def _of_module(module: str) -> Iterator[Name]:
@@ -119,11 +122,11 @@ def _arguments(place: str, theirs: Any, ours: Any) -> Iterator[Name]:
     expected = SAID.get(name) or _parameters(theirs)
     found = _parameters(ours)
     of_class = {"MirroredStrategy": "a strategy", "DeviceAssignment": "DeviceAssignment.build"}
-    refused_by = [name, of_class.get(name, name), "a strategy"]
+    refused_by = [f"kerasdist.{name}", name, of_class.get(name, name), "a strategy"]
     refused_by += ["a resolver"] if name.endswith("Resolver") else []
     refused_by += ["TPUClusterResolver"] if name == "connect" else []
     for argument in expected:
-        if argument in found or (argument in TAKEN and "earlier" in found):
+        if argument in found or (argument in TAKEN and {"earlier", "fn"} & {*found}):
             continue
         advice = next(filter(None, (
             earlier_names.said_of(argument, earlier_names.ARGUMENTS, of) for of in refused_by
@@ -133,7 +136,7 @@ def _arguments(place: str, theirs: Any, ours: Any) -> Iterator[Name]:
 
 def _parameters(function: Any) -> list[str]:
     try:
-        found = inspect.signature(function).parameters
+        found = inspect.signature(function, follow_wrapped=False).parameters
     except (TypeError, ValueError):  # of Python's own classes
         return []
     return [name for name in found if name not in ("self", "args", "kwargs")]
