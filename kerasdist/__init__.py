@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.core import __version__
-from kerasdist.core.earlier_names import ADVICE, RENAMED, said_of
+from kerasdist.core.earlier_names import ADVICE, RENAMED, look_up
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
@@ -73,7 +73,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("callbacks", "cluster", "config", "errors", "experimental", "launch"):
         return importlib.import_module(f"kerasdist.{name}")
-    name = RENAMED["kerasdist"].get(name, name)
+    name = look_up(name, RENAMED, "kerasdist") or name
     if name not in __all__:
         raise AttributeError(_hint(name))
     choice = importlib.import_module("kerasdist.core.backend_choice")
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
 def _hint(name: str) -> str:
     """Returns the advice for a name that does not exist here."""
     said = f"module 'kerasdist' has no attribute {name!r}."
-    advice = said_of(name, ADVICE, "kerasdist")
+    advice = look_up(name, ADVICE, "kerasdist")
     if advice is not None:
         return f"{said} {advice}"
     import difflib  # imported here, since it takes 2 ms

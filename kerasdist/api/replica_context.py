@@ -11,7 +11,7 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import axis_of_rows, check_communication
 from kerasdist.backends.base.collectives import Collectives, SoleReplica, communication_of
 from kerasdist.core.context import StrategyLike, current, replica_context_in_force, replica_scope
-from kerasdist.core.earlier_names import attribute
+from kerasdist.core.earlier_names import resolve
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
@@ -183,7 +183,7 @@ class ReplicaContext:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("ReplicaContext", self, name)
+            return resolve("ReplicaContext", self, name)
 
     def __enter__(self) -> ReplicaContext:
         scope = replica_scope(self)

@@ -22,7 +22,7 @@ from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
-from kerasdist.core.earlier_names import attribute, refuse_arguments
+from kerasdist.core.earlier_names import refuse_arguments, resolve
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 from kerasdist.input.distributed import InputIterator, distributed, from_function
@@ -387,7 +387,7 @@ class Strategy:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("Strategy", self, name)
+            return resolve("Strategy", self, name)
 
     def __str__(self) -> str:
         devices = [] if self.replica_set is None else [str(d) for d in self.replica_set.devices]
@@ -664,7 +664,7 @@ class StrategyExtended:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("StrategyExtended", self, name)
+            return resolve("StrategyExtended", self, name)
 
 
 @final

@@ -23,7 +23,7 @@ from kerasdist.cluster.resolver import (
 )
 from kerasdist.cluster.source import Membership
 from kerasdist.cluster.spec import ClusterSpec
-from kerasdist.core.earlier_names import attribute
+from kerasdist.core.earlier_names import resolve
 
 __all__ = [
     "CloudTPUClusterResolver",
@@ -49,4 +49,4 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Refuses the resolvers of ``tf.distribute`` that are not here, with advice."""
-        return attribute("kerasdist.cluster", sys.modules[__name__], name)
+        return resolve("kerasdist.cluster", sys.modules[__name__], name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from kerasdist.cluster import cloud_tpu, kerasdist_variables, sources
 from kerasdist.cluster.source import Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec
-from kerasdist.core.earlier_names import attribute, refuse_arguments
+from kerasdist.core.earlier_names import refuse_arguments, resolve
 
 
 class ClusterResolver(ABC):
@@ -125,7 +125,7 @@ class ClusterResolver(ABC):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("ClusterResolver", self, name)
+            return resolve("ClusterResolver", self, name)
 
     def __repr__(self) -> str:
         place = self.membership()

@@ -55,6 +55,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "colocate_vars_with non_slot_devices parameter_devices read_var should_checkpoint "
         "should_save_summary value_container worker_devices": "extended.",
         "experimental_distribute_datasets_from_function": "distribute_datasets_from_function",
+        "experimental_run_v2": "run",
         "num_replicas num_towers": "num_replicas_in_sync",
         "require_static_shapes": "extended.experimental_require_static_shapes",
         "should_init": "extended.experimental_should_init",
@@ -197,7 +198,7 @@ _ACCEPTED = {
 }
 
 
-def attribute(of: str, owner: object, name: str) -> Any:
+def resolve(of: str, owner: object, name: str) -> Any:
     """Returns what an earlier name stands for; raises AttributeError, with advice if there is any.
 
     Args:
@@ -205,15 +206,15 @@ def attribute(of: str, owner: object, name: str) -> Any:
         owner: Where the new name is looked up.
         name: The earlier name.
     """
-    new = said_of(name, RENAMED, of)
+    new = look_up(name, RENAMED, of)
     if new is not None:
         path = new if new and not new.endswith(".") else new + name
         return operator.attrgetter(path)(owner)
-    said = f"{of} has no attribute {name!r}. {said_of(name, ADVICE, of) or ''}"
+    said = f"{of} has no attribute {name!r}. {look_up(name, ADVICE, of) or ''}"
     raise AttributeError(said.rstrip(), name=name, obj=owner)
 
 
-def said_of(name: str, table: Mapping[str, Mapping[str, str]], of: str) -> str | None:
+def look_up(name: str, table: Mapping[str, Mapping[str, str]], of: str) -> str | None:
     """Returns what a table says of a name, None if it has none."""
     known = table.get(of, {})
     return next((known[names] for names in known if name in names.split()), None)
@@ -231,7 +232,7 @@ def refuse_arguments(of: str, given: Mapping[str, Any]) -> None:
         UnsupportedError: If it had, and the value asks for something.
     """
     for name, value in given.items():
-        said = said_of(name, ARGUMENTS, of)
+        said = look_up(name, ARGUMENTS, of)
         if said is None:
             raise TypeError(f"{of} got an unexpected keyword argument {name!r}.")
         if value not in _ACCEPTED.get(name, (None, False, "")):

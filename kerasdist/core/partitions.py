@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from kerasdist.core.earlier_names import attribute, refuse_arguments
+from kerasdist.core.earlier_names import refuse_arguments, resolve
 
 
 class DeviceOrderMode(enum.IntEnum):
@@ -128,7 +128,7 @@ class Topology:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("Topology", self, name)
+            return resolve("Topology", self, name)
 
 
 @final
@@ -249,7 +249,7 @@ class DeviceAssignment:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("DeviceAssignment", self, name)
+            return resolve("DeviceAssignment", self, name)
 
 
 DeviceAssignment.SINGLE_CORE = DeviceAssignment.build()

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kerasdist.core.earlier_names import attribute
+from kerasdist.core.earlier_names import resolve
 
 if TYPE_CHECKING:
     from kerasdist.callbacks import BackupAndRestore
@@ -54,4 +54,4 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Returns what ``tf.distribute.experimental`` has, and kerasdist no longer calls so."""
-        return attribute("kerasdist.experimental", importlib.import_module("kerasdist"), name)
+        return resolve("kerasdist.experimental", importlib.import_module("kerasdist"), name)

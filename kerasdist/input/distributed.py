@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
-from kerasdist.core.earlier_names import attribute
+from kerasdist.core.earlier_names import resolve
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
@@ -68,7 +68,7 @@ class DistributedDataset(abc.ABC):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("DistributedDataset", self, name)
+            return resolve("DistributedDataset", self, name)
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            return attribute("DistributedIterator", self, name)
+            return resolve("DistributedIterator", self, name)
 
 
 @final

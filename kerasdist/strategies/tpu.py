@@ -18,7 +18,7 @@ from kerasdist.backends.base.interface import Backend, ReplicaOptions, ReplicaSe
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
-from kerasdist.core.earlier_names import attribute, refuse_arguments
+from kerasdist.core.earlier_names import refuse_arguments, resolve
 from kerasdist.core.partitions import DeviceAssignment, DeviceOrderMode, Topology
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.strategies.arguments import ShardingOption, checked_resolver, replica_options
@@ -297,4 +297,4 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Returns the module itself for ``experimental``, in which TensorFlow has these names."""
         module = sys.modules[__name__]
-        return module if name == "experimental" else attribute("kerasdist.tpu", module, name)
+        return module if name == "experimental" else resolve("kerasdist.tpu", module, name)

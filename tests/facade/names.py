@@ -104,8 +104,8 @@ def _instance(kind: Any) -> Any:
 
 
 def _compared(place: str, of: str, owner: Any, name: str) -> Iterator[Name]:
-    new = earlier_names.said_of(name, earlier_names.RENAMED, of)
-    advice = earlier_names.said_of(name, earlier_names.ADVICE, of)
+    new = earlier_names.look_up(name, earlier_names.RENAMED, of)
+    advice = earlier_names.look_up(name, earlier_names.ADVICE, of)
     if new is not None:
         said = "the same" if not new or new.endswith(".") else f"`{new}`"
         yield Name(place, name, None if said == "the same" else said)
@@ -129,7 +129,7 @@ def _arguments(place: str, theirs: Any, ours: Any) -> Iterator[Name]:
         if argument in found or (argument in TAKEN and {"earlier", "fn"} & {*found}):
             continue
         advice = next(filter(None, (
-            earlier_names.said_of(argument, earlier_names.ARGUMENTS, of) for of in refused_by
+            earlier_names.look_up(argument, earlier_names.ARGUMENTS, of) for of in refused_by
         )), None)  # fmt: skip
         yield Name(place, f"{argument}=", advice, is_missing=advice is None)
 

@@ -54,7 +54,7 @@ class JaxBackend(Backend):
         return tuple(Device(kind, index) for index in range(len(_local_devices(kind))))
 
     def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
-        """Returns what JAX says of TPUs."""
+        """Returns what JAX says of TPUs; None for several slices, each of which begins at 0."""
         return coordinates_of(jax.devices(kind)) if kind == "tpu" else None
 
     def prepare_cpu_devices(self, count: int) -> None:
@@ -145,12 +145,13 @@ class JaxBackend(Backend):
         return functions.value_and_grad(function, variables, has_aux)
 
 
-def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]]:
-    """Returns the coordinates of TPUs, those of each process in the order of its devices."""
+def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:
+    """Returns the coordinates of TPUs by process; None if they are twice there, in two slices."""
     by_process: dict[int, list[tuple[int, ...]]] = {}
     for one in devices:
         by_process.setdefault(one.process_index, []).append((*one.coords, one.core_on_chip))
-    return [by_process[process] for process in sorted(by_process)]
+    found = [by_process[process] for process in sorted(by_process)]
+    return found if len({place for own in found for place in own}) == len(devices) else None
 
 
 @final

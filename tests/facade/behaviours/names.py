@@ -50,6 +50,9 @@ def _(lab, s):
     lab.equal((5,), s.unwrap(5))
     lab.check(s.group(value, name="both") is None, "nothing")
     lab.equal(3.0, s.reduce("SUM", value))
+    lab.equal([2.0, 4.0], lab.components(s.experimental_run_v2(lambda x: x * 2, (value,)), s))
+    with lab.raises(ValueError, "type function.*use strategy.distribute_datasets_from_function"):
+        s.distribute_dataset(lambda: [ROWS])
 
 
 @behaviour("What 2018's strategies had themselves: devices, variables' values, facts")
@@ -167,7 +170,7 @@ def _(lab, s):
     for of, table in earlier_names.ADVICE.items():
         for name in " ".join(table).split():
             lab.check(not hasattr(objects[of], name), f"{of}.{name} is there")
-            advice = earlier_names.said_of(name, earlier_names.ADVICE, of)
+            advice = earlier_names.look_up(name, earlier_names.ADVICE, of)
             with lab.raises(AttributeError, f"no attribute '{name}'. {re.escape(advice)}"):
                 getattr(objects[of], name)
     for of, table in earlier_names.RENAMED.items():
