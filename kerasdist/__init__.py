@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.core import __version__
+from kerasdist.core.earlier_names import ADVICE, RENAMED, look_up
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
@@ -22,6 +23,7 @@ __all__ = [
     "CommunicationOptions",
     "DeviceAssignment",
     "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
     "InputContext",
     "InputOptions",
@@ -44,12 +46,16 @@ __all__ = [
     "auto",
     "callbacks",
     "cluster",
+    "cluster_resolver",
     "compare_with_one_device",
     "compute_average_loss",
     "config",
+    "connect_to_cluster",
     "errors",
     "experimental",
+    "experimental_set_strategy",
     "function",
+    "get_loss_reduction",
     "get_replica_context",
     "get_strategy",
     "global_batch",
@@ -59,27 +65,15 @@ __all__ = [
     "predict_to",
     "print",
     "scale_regularization_loss",
+    "tpu",
     "value_and_grad",
 ]
-
-# Names of tf.distribute and other libraries, and what to use here.
-_ELSEWHERE = {
-    "ParameterServerStrategy": (
-        "kerasdist trains synchronously, without parameter servers. Use "
-        "kerasdist.MultiWorkerMirroredStrategy(), or kerasdist.CentralStorageStrategy() to keep "
-        "the variables of one machine on one device."
-    ),
-    "HierarchicalCopyAllReduce": "The backend chooses the collectives by itself.",
-    "NcclAllReduce": "The backend chooses the collectives by itself: NCCL between NVIDIA GPUs.",
-    "ReductionToOneDevice": "The backend chooses the collectives by itself.",
-    "CrossDeviceOps": "The backend chooses the collectives by itself.",
-    "init": "There is nothing to initialize: make a strategy, for example kerasdist.auto().",
-}
 
 
 def __getattr__(name: str) -> Any:
     if name in ("callbacks", "cluster", "config", "errors", "experimental", "launch"):
         return importlib.import_module(f"kerasdist.{name}")
+    name = look_up(name, RENAMED, "kerasdist") or name
     if name not in __all__:
         raise AttributeError(_hint(name))
     choice = importlib.import_module("kerasdist.core.backend_choice")
@@ -99,8 +93,9 @@ def __getattr__(name: str) -> Any:
 def _hint(name: str) -> str:
     """Returns the advice for a name that does not exist here."""
     said = f"module 'kerasdist' has no attribute {name!r}."
-    if name in _ELSEWHERE:
-        return f"{said} {_ELSEWHERE[name]}"
+    advice = look_up(name, ADVICE, "kerasdist")
+    if advice is not None:
+        return f"{said} {advice}"
     import difflib  # imported here, since it takes 2 ms
 
     by_lower = {known.lower(): known for known in __all__}

@@ -9,6 +9,7 @@ A new name needs a line here, one in ``kerasdist.__all__``, and one in the test 
 
 from __future__ import annotations
 
+from kerasdist import cluster as cluster_resolver
 from kerasdist.api.functions import function, value_and_grad
 from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
 from kerasdist.api.options import (
@@ -19,6 +20,8 @@ from kerasdist.api.options import (
 )
 from kerasdist.api.replica_context import ReplicaContext, global_batch
 from kerasdist.api.scopes import (
+    experimental_set_strategy,
+    get_loss_reduction,
     get_replica_context,
     get_strategy,
     has_strategy,
@@ -30,7 +33,7 @@ from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
 from kerasdist.core.partitions import DeviceAssignment
 from kerasdist.core.sharding import Sharding
-from kerasdist.input.distributed import DistributedDataset
+from kerasdist.input.distributed import DistributedDataset, DistributedIterator
 from kerasdist.input.options import (
     AutoShardPolicy,
     InputContext,
@@ -39,6 +42,7 @@ from kerasdist.input.options import (
     ValueContext,
 )
 from kerasdist.launch.function import launch
+from kerasdist.strategies import tpu
 from kerasdist.strategies.mirrored import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -46,5 +50,5 @@ from kerasdist.strategies.mirrored import (
     auto,
 )
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
-from kerasdist.strategies.tpu import TPUStrategy
+from kerasdist.strategies.tpu import TPUStrategy, connect_to_cluster
 from kerasdist.training.predictions import predict_to

@@ -8,19 +8,24 @@ from typing import Any, overload
 import keras
 
 from kerasdist.backends import registry
-
-
-@overload
-def function(fn: Callable[..., Any], *, jit_compile: bool = False) -> Callable[..., Any]: ...
+from kerasdist.core.earlier_names import refuse_arguments
 
 
 @overload
 def function(
-    fn: None = None, *, jit_compile: bool = False
+    fn: Callable[..., Any], *, jit_compile: bool = False, **given: Any
+) -> Callable[..., Any]: ...
+
+
+@overload
+def function(
+    fn: None = None, *, jit_compile: bool = False, **given: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
-def function(fn: Callable[..., Any] | None = None, *, jit_compile: bool = False) -> Any:
+def function(
+    fn: Callable[..., Any] | None = None, *, jit_compile: bool = False, **given: Any
+) -> Any:
     """Compiles a step of a custom loop, as the backend compiles: a decorator.
 
     On TensorFlow ``tf.function``; on JAX ``jax.jit``, with the Keras variables that the step reads
@@ -39,10 +44,12 @@ def function(fn: Callable[..., Any] | None = None, *, jit_compile: bool = False)
             arguments are constants to it: it is compiled for each value.
         jit_compile: Whether to compile with XLA on TensorFlow, and with ``torch.compile`` on
             PyTorch. JAX always does.
+        **given: Arguments of ``tf.function``, which are refused.
 
     Returns:
         The compiled function, or without `fn` a decorator.
     """
+    refuse_arguments("kerasdist.function", given)
     if fn is None:
         return lambda decorated: function(decorated, jit_compile=jit_compile)
     return registry.current().function(fn, jit_compile)

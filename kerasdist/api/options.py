@@ -37,6 +37,8 @@ class ReduceOp(enum.Enum):
         """Returns the operation for a `ReduceOp`, TensorFlow's own, or a name in any case."""
         return member_of(cls, op, "reduce_op")
 
+    from_variable_aggregation = of
+
 
 class CommunicationImplementation(enum.Enum):
     """Which collectives to use where a framework has several.
@@ -60,7 +62,8 @@ class CommunicationOptions:
 
     On TensorFlow workers sum gradients as the strategy's options say; in `fit` the job's time-out
     (``KERASDIST_MEETING_TIMEOUT``) stands in for `timeout_seconds`. On PyTorch `bytes_per_pack` and
-    `compression` count. On JAX XLA decides, and ignores the options.
+    `compression` of a strategy count. Where an option has no effect a warning tells; on JAX none
+    has, since XLA decides. `compression` is refused where there is none.
 
     Example::
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
-from kerasdist.backends.base.checks import axis_of_rows
+from kerasdist.backends.base.checks import axis_of_rows, check_communication
 from kerasdist.backends.base.collectives import Collectives, SoleReplica, communication_of
 from kerasdist.core.context import StrategyLike, current, replica_context_in_force, replica_scope
+from kerasdist.core.earlier_names import resolve
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
@@ -163,7 +164,8 @@ class ReplicaContext:
             value: A tensor of at least one dimension, or nested lists, tuples and dicts of them;
                 equal in all replicas but for the size along `axis`.
             axis: The axis; negative values count from the end.
-            options: Without effect: each backend chooses by the size of the tensors.
+            options: Without effect, of which a warning tells: each backend chooses by the size of
+                the tensors.
 
         Returns:
             The same structure, gathered.
@@ -174,9 +176,14 @@ class ReplicaContext:
             ReplicaError: If the replicas do not all make the same call.
         """
         self._require_in_force("all_gather")
-        communication_of(options)
+        check_communication(communication_of(options), "all_gather", ())
         gather = self.collectives.all_gather
         return map_leaves(lambda leaf: gather(leaf, axis_of_rows(leaf, axis)), value)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("ReplicaContext", self, name)
 
     def __enter__(self) -> ReplicaContext:
         scope = replica_scope(self)

@@ -6,9 +6,10 @@ import builtins
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from kerasdist.api.options import ReduceOp
 from kerasdist.cluster import detection
 from kerasdist.core import context
-from kerasdist.errors import KerasdistError
+from kerasdist.errors import KerasdistError, ScopeError
 from kerasdist.job.job import current_job
 
 if TYPE_CHECKING:
@@ -43,6 +44,44 @@ def has_strategy() -> bool:
     """
     strategy = context.scoped_strategy()
     return strategy is not None and strategy is not context.default_strategy()
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Opens a strategy's scope for the code that follows in this thread, as in a notebook's cells.
+
+    Example::
+
+        kd.experimental_set_strategy(strategy)
+        model = keras.Sequential([keras.layers.Dense(1)])  # as in `with strategy.scope():`
+        kd.experimental_set_strategy(None)
+
+    Args:
+        strategy: The strategy, in place of the one that was set before; None: none.
+
+    Raises:
+        ScopeError: In a ``with strategy.scope():`` or a replica.
+    """
+    current = context.current
+    if current.replicas or current.scopes[current.set_scope is not None :]:
+        raise ScopeError(
+            "Expected experimental_set_strategy outside of scopes and replicas. Received: a call "
+            f"in the scope of {context.strategy_in_force()}. Leave the scope first."
+        )
+    if current.set_scope is not None:
+        current.set_scope.__exit__(None, None, None)
+    current.set_scope = None if strategy is None else strategy.scope()
+    if current.set_scope is not None:
+        current.set_scope.__enter__()
+
+
+def get_loss_reduction() -> ReduceOp:
+    """Returns how losses of replicas are reduced where gradients are: their sum counts.
+
+    Example::
+
+        assert kd.get_loss_reduction() is kd.ReduceOp.SUM
+    """
+    return ReduceOp.SUM
 
 
 def get_replica_context() -> ReplicaContext | None:

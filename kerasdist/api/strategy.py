@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp, RunOptions, options_of
 from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.values import equal_component
 from kerasdist.backends.base.collectives import communication_of
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
+from kerasdist.core.earlier_names import refuse_arguments, resolve
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
-from kerasdist.input.distributed import distributed, from_function
-from kerasdist.input.options import InputContext, InputOptions, ValueContext
+from kerasdist.input.distributed import InputIterator, distributed, from_function
+from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode, ValueContext
 from kerasdist.input.sources import RowDataset
 
 if TYPE_CHECKING:
@@ -196,7 +198,7 @@ class Strategy:
             return self.runner.run(self, fn, Arguments.of(args, kwargs))
 
     def reduce(
-        self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None
+        self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
     ) -> Any:
         """Returns the sum or mean over the replicas; the mean of integers is a float.
 
@@ -316,16 +318,54 @@ class Strategy:
         context.require_cross_replica("distribute_datasets_from_function", "the dataset itself")
         return from_function(dataset_fn, self, options_of(InputOptions, options, "options"))
 
-    def experimental_make_numpy_dataset(self, numpy_input: Any) -> RowDataset:
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> RowDataset:
         """Returns a dataset of the rows of arrays, one per element, to shuffle and batch.
 
         Args:
             numpy_input: Arrays with the examples along axis 0, nested in any structure.
-
-        Returns:
-            A `RowDataset`.
+            session: None; there are no sessions.
         """
+        refuse_arguments("experimental_make_numpy_dataset", {"session": session})
         return RowDataset(numpy_input)
+
+    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
+        """Returns an iterator over a distributed dataset, as `tf.distribute` 1 did.
+
+        Args:
+            dataset: What `experimental_distribute_dataset` takes.
+        """
+        return InputIterator(self.distribute_dataset(dataset))
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """Returns an iterator over what a function makes, as `tf.distribute` 1 did.
+
+        Args:
+            input_fn: What `distribute_datasets_from_function` takes.
+            replication_mode: How often it is called.
+        """
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return InputIterator(self.distribute_datasets_from_function(input_fn, options))
+
+    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """Calls a function once per replica with the next batch, as `tf.distribute` 1 did.
+
+        Args:
+            fn: The function.
+            input_iterator: An iterator of batches; None: the function takes none.
+        """
+        return self.run(fn, () if input_iterator is None else (input_iterator.get_next(),))
+
+    def group(self, value: Any, name: str | None = None) -> None:
+        """Returns None: the components of a value are there, or come by themselves.
+
+        Args:
+            value: A distributed value.
+            name: Without effect.
+        """
 
     @cached_property
     def sole_replica_context(self) -> ReplicaContext:
@@ -343,6 +383,11 @@ class Strategy:
         if counts:
             job.step_started()
         return job.translating_failures(call)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("Strategy", self, name)
 
     def __str__(self) -> str:
         devices = [] if self.replica_set is None else [str(d) for d in self.replica_set.devices]
@@ -424,6 +469,25 @@ class StrategyExtended:
     def should_save_summary(self) -> bool:
         """Whether this process writes summaries: the chief of the workers does."""
         return self._strategy.is_chief
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker runs a program of its own: in a job of several they do."""
+        replica_set = self._strategy.replica_set
+        return replica_set is not None and replica_set.job is not None
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process initializes variables: all do, and the chief's values count."""
+        return True
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Returns where an optimizer's variables are that belong to no other.
+
+        Args:
+            var_list: The variables that are optimized; without effect.
+        """
+        return self.parameter_devices
 
     def call_for_each_replica(
         self,
@@ -533,6 +597,28 @@ class StrategyExtended:
             return results * len(self.parameter_devices) if len(results) == 1 else results
         return results[0] if len(results) == 1 else self._strategy.runner.per_replica(results)
 
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls ``fn(*args, **kwargs)``, which assigns to variables, and so to all their copies.
+
+        Args:
+            colocate_with: What `non_slot_devices` returned; without effect.
+            fn: What to do.
+            args: Arguments; a value must have equal components.
+            kwargs: Keyword arguments, likewise.
+            group: Whether to return one value for all devices, or a list of one a device.
+        """
+        context.require_cross_replica("extended.update_non_slot", "merge_call")
+        with self._strategy.scope():
+            result = Arguments(*map_leaves(equal_component, Arguments.of(args, kwargs))).call(fn)
+        return result if group else [result] * len(self.parameter_devices)
+
     def read_var(self, v: Any) -> Any:
         """Returns the value of a variable as cross-replica code sees it.
 
@@ -561,18 +647,24 @@ class StrategyExtended:
         """Makes new variables where another one lives.
 
         Args:
-            colocate_with_variable: A variable of this strategy. All of them have a copy wherever
-                the strategy computes, so that there is no other place to choose.
+            colocate_with_variable: A variable of this strategy, or what `non_slot_devices`
+                returned. All have a copy wherever it computes: there is no other place.
 
         Raises:
             ValueError: If the variable is not this strategy's.
         """
-        if not self.variable_created_in_scope(colocate_with_variable):
+        place = colocate_with_variable
+        if not (isinstance(place, tuple) or self.variable_created_in_scope(place)):
             raise ValueError(
                 "Expected a variable that was made in this strategy's scope. Received: "
-                f"colocate_with_variable={colocate_with_variable!r:.200}."
+                f"colocate_with_variable={place!r:.200}."
             )
         return self._strategy.scope()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("StrategyExtended", self, name)
 
 
 @final

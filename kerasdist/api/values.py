@@ -79,6 +79,16 @@ def component(structure: object, index: int) -> Any:
     )
 
 
+def equal_component(leaf: object) -> Any:
+    """Returns a component of a value whose components are equal; anything else as it is."""
+    if isinstance(leaf, PerReplica):
+        raise ValueError(
+            "Expected arguments that are equal on all devices. Received: a PerReplica value. "
+            "Reduce it by strategy.reduce, or use strategy.extended.update(variable, fn, args)."
+        )
+    return leaf.values[0] if isinstance(leaf, Mirrored) else leaf
+
+
 def sole_component(structure: object) -> Any:
     """Returns a structure in which each distributed value is replaced by its only component."""
     for leaf in flatten(structure):

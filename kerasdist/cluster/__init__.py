@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kerasdist.cluster.detection import detect
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kerasdist.cluster.detection import TPUClusterResolver, detect
 from kerasdist.cluster.resolver import (
     CloudTPUClusterResolver,
     ClusterResolver,
@@ -20,6 +23,7 @@ from kerasdist.cluster.resolver import (
 )
 from kerasdist.cluster.source import Membership
 from kerasdist.cluster.spec import ClusterSpec
+from kerasdist.core.earlier_names import resolve
 
 __all__ = [
     "CloudTPUClusterResolver",
@@ -36,6 +40,13 @@ __all__ = [
     "SkyPilotClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TPUClusterResolver",
     "TorchrunClusterResolver",
     "detect",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Refuses the resolvers of ``tf.distribute`` that are not here, with advice."""
+        return resolve("kerasdist.cluster", sys.modules[__name__], name)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from kerasdist.cluster import cloud_tpu, kerasdist_variables, resolver, sources
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Absent, Membership, Source
+from kerasdist.core.earlier_names import refuse_arguments
 from kerasdist.errors import ClusterError, KerasdistError
 
 SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
@@ -123,3 +124,45 @@ def _differ(one: Membership | KerasdistError, other: Membership | KerasdistError
 def _described(source: Source, answer: Membership | KerasdistError) -> str:
     assert isinstance(answer, Membership)  # `choose` has raised the errors
     return f"{source.name} says rank={answer.rank}, num_workers={answer.num_workers}"
+
+
+@final
+class TPUClusterResolver(ClusterResolver):
+    """The hosts of the TPU that this process runs on; without a cluster this machine alone.
+
+    Example::
+
+        resolver = kd.cluster_resolver.TPUClusterResolver(tpu="")
+        strategy = kd.TPUStrategy(resolver)
+
+    Source:
+    https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TPUClusterResolver
+
+    Args:
+        tpu: Nothing, or ``"local"``: a script runs on the TPU's own hosts.
+        **given: Arguments of ``tf.distribute``'s, by which it finds a TPU elsewhere.
+
+    Raises:
+        UnsupportedError: If a TPU elsewhere is meant.
+        ClusterError: If the environment contradicts itself.
+    """
+
+    def __init__(self, tpu: str | None = None, **given: Any) -> None:
+        refuse_arguments("TPUClusterResolver", {"tpu": None if tpu == "local" else tpu, **given})
+        found = detect()
+        alone = Membership("worker", 0, 0, 1, (), None, type(self).__name__)
+        self._membership = alone if found is None else found.membership()
+
+    @classmethod
+    def connect(cls, tpu: str | None = None, **given: Any) -> TPUClusterResolver:
+        """Returns a resolver; a strategy connects with the others as it is made.
+
+        Args:
+            tpu: As for the class.
+            **given: As for the class.
+        """
+        return cls(tpu, **given)
+
+    def membership(self) -> Membership:
+        """Returns this process's place in the job."""
+        return self._membership

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from kerasdist.cluster import cloud_tpu, kerasdist_variables, sources
 from kerasdist.cluster.source import Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec
+from kerasdist.core.earlier_names import refuse_arguments, resolve
 
 
 class ClusterResolver(ABC):
@@ -121,6 +122,11 @@ class ClusterResolver(ABC):
         kinds = [device.kind.upper() for device in registry.current().accelerators()]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("ClusterResolver", self, name)
+
     def __repr__(self) -> str:
         place = self.membership()
         return f"{type(self).__name__}(rank={place.rank}, num_workers={place.num_workers})"
@@ -151,6 +157,7 @@ class SimpleClusterResolver(ClusterResolver):
         coordinator: ``host:port`` on the machine of rank 0 for kerasdist itself. None: rank 0's own
             address, 1000 ports further up.
         environ: Where ``KERASDIST_COORDINATOR`` is looked for; None: ``os.environ``.
+        **earlier: Arguments of ``tf.distribute``'s, which are refused.
 
     Raises:
         ClusterError: If the task is not in the cluster, or an address cannot be read.
@@ -164,7 +171,9 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int = 0,
         coordinator: str | None = None,
         environ: Mapping[str, str] | None = None,
+        **earlier: Any,
     ) -> None:
+        refuse_arguments("SimpleClusterResolver", earlier)
         variables = Variables(environ, type(self).__name__)
         cluster = ClusterSpec(cluster_spec)
         self._membership = variables.task(cluster, task_type, task_id, coordinator)
@@ -179,6 +188,7 @@ class EnvironmentResolver(ClusterResolver):
 
     Args:
         environ: The variables; None for this process's own.
+        **earlier: Arguments of ``tf.distribute``'s resolvers, which are refused.
 
     Raises:
         ClusterError: If they are missing or wrong.
@@ -187,7 +197,8 @@ class EnvironmentResolver(ClusterResolver):
 
     _source: ClassVar[Source]
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None, **earlier: Any) -> None:
+        refuse_arguments("a resolver", earlier)
         self._membership = self._source.membership(environ)
 
     def membership(self) -> Membership:

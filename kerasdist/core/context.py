@@ -13,7 +13,7 @@ import abc
 import importlib
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from kerasdist.errors import ScopeError
@@ -101,6 +101,7 @@ class Current(threading.local):
         scopes: The open scopes of strategies, the innermost last; so are the next two.
         replicas: The open contexts that users see; None: cross-replica code that a replica called.
         placements: The open placements.
+        set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 
     def __init__(self) -> None:
@@ -112,6 +113,7 @@ class Current(threading.local):
         self.scopes: list[StrategyLike] = []
         self.replicas: list[ReplicaLike | None] = []
         self.placements: list[Placement] = []
+        self.set_scope: AbstractContextManager[Any] | None = None
 
 
 current = Current()

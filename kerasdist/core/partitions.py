@@ -7,17 +7,133 @@ shards assigns axes of the mesh to axes of the tensor.
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
+
+from kerasdist.core.earlier_names import refuse_arguments, resolve
+
+
+class DeviceOrderMode(enum.IntEnum):
+    """In which order a `DeviceAssignment` takes devices: XLA finds the rings among them itself.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceOrderMode
+    """
+
+    AUTO = 0
+    RING = 1
+    MESH = 2
 
 
 @final
-@dataclass(frozen=True)
+class Topology:
+    """Where devices are in a TPU's mesh of chips: x, y, z and the core on the chip.
+
+    `kerasdist.tpu.initialize_tpu_system` returns that of this job's devices.
+
+    Example::
+
+        places = [[(0, 0, 0, 0), (1, 0, 0, 0)]]  # of one worker
+        topology = kd.tpu.Topology(mesh_shape=(2, 1, 1, 1), device_coordinates=places)
+        print(topology.num_tasks, topology.num_tpus_per_task)
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/Topology
+
+    Attributes:
+        mesh_shape: The size of the mesh along each axis.
+        device_coordinates: The coordinates of each device, by worker and number.
+    """
+
+    def __init__(
+        self,
+        serialized: None = None,
+        mesh_shape: Sequence[int] | None = None,
+        device_coordinates: Any = None,
+    ) -> None:
+        """Takes what the attributes are.
+
+        Args:
+            serialized: None; a topology is pickled as it is.
+            mesh_shape: Four positive numbers.
+            device_coordinates: Of shape (workers, devices of each, 4).
+
+        Raises:
+            ValueError: If the shapes are others, or coordinates are not in the mesh.
+        """
+        refuse_arguments("Topology", {"serialized": serialized})
+        self.mesh_shape = np.asarray(() if mesh_shape is None else mesh_shape, np.int32)
+        self.device_coordinates = np.asarray(device_coordinates, np.int32)
+        is_mesh = self.mesh_shape.shape == (4,) and self.mesh_shape.min() > 0
+        places = self.device_coordinates
+        is_placed = is_mesh and places.ndim == 3 and places.shape[2] == 4
+        if not (is_placed and (places >= 0).all() and (places < self.mesh_shape).all()):
+            raise ValueError(
+                "Expected mesh_shape to be four positive numbers, and device_coordinates of shape "
+                f"(workers, devices, 4), in the mesh. Received: mesh_shape={mesh_shape!r}, "
+                f"device_coordinates={device_coordinates!r:.200}."
+            )
+        self._devices = np.full((*self.mesh_shape, 2), -1, np.int32)
+        for task, device in np.ndindex(places.shape[:2]):
+            self._devices[tuple(places[task, device])] = task, device
+
+    @classmethod
+    def grid(cls, num_tasks: int, per_task: int) -> Topology:
+        """Returns that of devices that have no place in a mesh: as square a grid as can be.
+
+        Args:
+            num_tasks: Number of workers.
+            per_task: Number of devices of each.
+        """
+        count = num_tasks * per_task
+        width = max(one for one in range(1, math.isqrt(count) + 1) if count % one == 0)
+        places = [(i % width, i // width, 0, 0) for i in range(count)]
+        return cls(None, (width, count // width, 1, 1), np.reshape(places, (num_tasks, -1, 4)))
+
+    @property
+    def mesh_rank(self) -> int:
+        """The number of axes of the mesh."""
+        return len(self.mesh_shape)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of workers."""
+        return self.device_coordinates.shape[0]
+
+    @property
+    def num_tpus_per_task(self) -> int:
+        """The number of devices of each worker."""
+        return self.device_coordinates.shape[1]
+
+    @property
+    def missing_devices(self) -> Any:
+        """The coordinates at which there is no device."""
+        return np.argwhere(self._devices[..., 0] < 0)
+
+    def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
+        """Returns the number of the worker of the device at these coordinates."""
+        return int(self._devices[tuple(device_coordinates)][0])
+
+    def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
+        """Returns the number of the device at these coordinates, among its worker's."""
+        return int(self._devices[tuple(device_coordinates)][1])
+
+    def __repr__(self) -> str:
+        return f"Topology(mesh_shape={self.mesh_shape.tolist()}, num_tasks={self.num_tasks})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("Topology", self, name)
+
+
+@final
 class DeviceAssignment:
-    """How many replicas there are, and how many devices each of them has.
+    """How many replicas there are, and which devices each of them has.
 
     Example::
 
@@ -27,37 +143,135 @@ class DeviceAssignment:
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceAssignment
 
     Attributes:
-        num_replicas: Number of replicas.
-        computation_shape: How a replica's devices are laid out; only their number matters here.
+        SINGLE_CORE: One replica on one device.
+        topology: Where the devices are.
+        core_assignment: The coordinates of each replica's logical devices, of shape (replicas,
+            devices of a replica, 4).
     """
 
-    num_replicas: int
-    computation_shape: tuple[int, ...]
+    SINGLE_CORE: ClassVar[DeviceAssignment]
+
+    def __init__(self, topology: Topology, core_assignment: Any) -> None:
+        """Takes what the attributes are; `build` finds the coordinates.
+
+        Args:
+            topology: Where the devices are.
+            core_assignment: Coordinates of existing devices, none twice.
+
+        Raises:
+            ValueError: If they are not.
+        """
+        self.topology = topology
+        self.core_assignment = np.asarray(core_assignment, np.int32)
+        cores = self.core_assignment
+        places = {tuple(place) for place in cores.reshape(-1, cores.shape[-1]).tolist()}
+        there = {tuple(place) for place in topology.device_coordinates.reshape(-1, 4).tolist()}
+        if cores.ndim != 3 or len(places) < math.prod(cores.shape[:2]) or not places <= there:
+            raise ValueError(
+                "Expected core_assignment of shape (replicas, devices of a replica, 4), of "
+                f"coordinates of devices of {topology}, none twice. Received: "
+                f"core_assignment={core_assignment!r:.200}."
+            )
 
     @classmethod
     def build(
-        cls, num_replicas: int = 1, computation_shape: Sequence[int] = (1,)
+        cls,
+        topology: Topology | int | None = None,
+        computation_shape: Sequence[int] | None = None,
+        computation_stride: Sequence[int] | None = None,
+        num_replicas: int = 1,
+        device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> DeviceAssignment:
-        """Makes an assignment.
+        """Makes an assignment of replicas that are blocks of devices in the mesh.
 
         Args:
+            topology: What `kerasdist.tpu.initialize_tpu_system` returned; or the number of
+                replicas, or None, for devices in the order of their numbers.
+            computation_shape: Number of devices of a replica along each axis. Where chips have one
+                core each, and a replica is to have several cores of a chip, as on TPU v2 and v3, it
+                gets neighbouring chips.
+            computation_stride: The distance of a replica's devices along each axis; None: 1.
             num_replicas: Number of replicas.
-            computation_shape: Number of devices of a replica along each axis of their layout.
+            device_order_mode: AUTO or MESH: row by row.
 
         Raises:
-            ValueError: If one of the numbers is not positive.
+            ValueError: If a number is not positive, or the replicas do not fit.
+            UnsupportedError: For `DeviceOrderMode.RING`.
         """
-        if num_replicas < 1 or not computation_shape or min(computation_shape) < 1:
+        rings = device_order_mode == DeviceOrderMode.RING
+        refuse_arguments("DeviceAssignment.build", {"device_order_mode": rings and "RING"})
+        if isinstance(topology, int):
+            topology, num_replicas = None, topology
+        shape = np.atleast_1d((1, 1, 1, 1) if computation_shape is None else computation_shape)
+        stride = np.atleast_1d((1, 1, 1, 1) if computation_stride is None else computation_stride)
+        if topology is None and num_replicas > 0 and shape.min(initial=1) > 0:
+            topology = Topology.grid(1, num_replicas * math.prod(shape))
+            return cls(topology, topology.device_coordinates.reshape(num_replicas, -1, 4))
+        blocks = None if topology is None else _blocks(topology.mesh_shape, shape, stride)
+        if topology is None or blocks is None or not 0 < num_replicas <= len(blocks):
+            fit = "" if blocks is None else f", of which {len(blocks)} fit"
             raise ValueError(
-                "Expected positive numbers of replicas and of devices. Received: "
-                f"num_replicas={num_replicas}, computation_shape={tuple(computation_shape)}."
+                "Expected positive numbers of replicas and of devices, and blocks that fit in the "
+                f"topology. Received: num_replicas={num_replicas}{fit}, computation_shape="
+                f"{shape.tolist()}, computation_stride={stride.tolist()}, topology={topology}."
             )
-        return cls(num_replicas, tuple(computation_shape))
+        if topology.missing_devices.size:  # blocks would have holes
+            chips = topology.device_coordinates.reshape(-1, 4)[: num_replicas * math.prod(shape)]
+            return cls(topology, chips.reshape(num_replicas, -1, 4))
+        return cls(topology, blocks[:num_replicas])
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas."""
+        return self.core_assignment.shape[0]
 
     @property
     def num_cores_per_replica(self) -> int:
         """Number of logical devices of a replica."""
-        return math.prod(self.computation_shape)
+        return self.core_assignment.shape[1]
+
+    def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
+        """Returns the coordinates of a replica's logical device."""
+        return tuple(self.core_assignment[replica, logical_core].tolist())
+
+    def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
+        """Returns the number of a replica's logical device, among its worker's devices."""
+        return self.topology.tpu_device_ordinal_at_coordinates(
+            self.coordinates(replica, logical_core)
+        )
+
+    def __repr__(self) -> str:
+        of_each = self.num_cores_per_replica
+        return (
+            f"DeviceAssignment(num_replicas={self.num_replicas}, num_cores_per_replica={of_each})"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("DeviceAssignment", self, name)
+
+
+DeviceAssignment.SINGLE_CORE = DeviceAssignment.build()
+
+
+def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
+    """Returns the devices of each block of a mesh that a replica may have; None: none fits."""
+    if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
+        return None
+    cores, rest = divmod(int(shape[3]), int(mesh[3]))
+    fits = [axis for axis in range(3) if shape[axis] * cores * stride[axis] <= mesh[axis]]
+    if cores > 1 and not rest and fits:  # a chip has fewer cores than that: take its neighbours
+        shape = np.array([*shape[:3], mesh[3]])
+        shape[fits[0]] *= cores
+    counts = mesh // (shape * stride) * stride
+    if not counts.all():
+        return None
+    own = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 4) * stride
+    order = [2, 1, 0, 3]  # cores of a chip follow each other, then chips along x
+    numbers = np.unravel_index(np.arange(math.prod(counts)), counts[order])
+    at = np.stack(numbers, -1)[:, order]
+    return (at // stride * shape * stride + at % stride)[:, None] + own
 
 
 @final

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from kerasdist.core.earlier_names import resolve
 
 if TYPE_CHECKING:
     from kerasdist.callbacks import BackupAndRestore
@@ -45,3 +48,10 @@ def preempt(
     for number in signals:
         signal.signal(number, asked)
     backup.listens = True
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Returns what ``tf.distribute.experimental`` has, and kerasdist no longer calls so."""
+        return resolve("kerasdist.experimental", importlib.import_module("kerasdist"), name)

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
+from kerasdist.core.earlier_names import resolve
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
@@ -64,6 +65,11 @@ class DistributedDataset(abc.ABC):
             [map_leaves(keras_compat.spec_of_rows, local_batch) for local_batch in local_batches]
         )
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("DistributedDataset", self, name)
+
     @abc.abstractmethod
     def __len__(self) -> int:
         """Returns the number of batches.
@@ -82,7 +88,7 @@ class DistributedDataset(abc.ABC):
 
 
 @final
-class DistributedIterator(Iterator[Any]):
+class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
     """The batches of a `DistributedDataset`, one after another."""
 
     def __init__(self, dataset: DistributedDataset, batches: Iterator[Any]) -> None:
@@ -111,6 +117,36 @@ class DistributedIterator(Iterator[Any]):
     def element_spec(self) -> Any:
         """The types and shapes of a batch (see `DistributedDataset.element_spec`)."""
         return self._dataset.element_spec
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("DistributedIterator", self, name)
+
+
+@final
+class InputIterator(Iterator[Any]):
+    """The batches of a distributed dataset, one after another, as `tf.distribute` 1 gave them."""
+
+    def __init__(self, dataset: Any) -> None:
+        """Takes what `Strategy.distribute_dataset` returns."""
+        self._dataset = dataset
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Begins anew."""
+        self._batches = iter(self._dataset)
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def get_next(self) -> Any:
+        """Returns the next batch.
+
+        Raises:
+            StopIteration: If there is none.
+        """
+        return next(self)
 
 
 def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
@@ -283,6 +319,12 @@ def _preferred(ours: DistributedDataset) -> Any:
     """Returns the framework's equivalent of a dataset, if there is one, else the dataset."""
     own = ours.strategy.runner.native_dataset(ours)
     if own is None:
+        if ours.options.experimental_place_dataset_on_device:
+            raise UnsupportedError(
+                "Expected a tf.data.Dataset on TensorFlow, which alone can be placed on a device. "
+                "Received: experimental_place_dataset_on_device=True. Leave it out: batches go to "
+                "their replica's device."
+            )
         return ours
     _EQUIVALENTS[own] = ours
     return own

@@ -70,18 +70,19 @@ class InputOptions:
 
     Attributes:
         experimental_fetch_to_device: Whether batches go to their replica's device before they are
-            asked for.
+            asked for; None: they do.
         experimental_replication_mode: Whether the dataset function is called per worker or replica.
-        experimental_place_dataset_on_device: On TensorFlow, whether the dataset itself lives on the
-            device.
-        experimental_per_replica_buffer_size: How many batches are fetched ahead, at least 1; none
+        experimental_place_dataset_on_device: Whether the dataset itself lives on the device: on
+            TensorFlow a function's ``tf.data``, with `PER_REPLICA` and without
+            `experimental_fetch_to_device`.
+        experimental_per_replica_buffer_size: How many batches are fetched ahead; 0: none. None are
             where the replicas compute in the host's own memory.
         auto_shard_policy: Which data a worker reads; None: what the dataset's own ``tf.data.
             Options`` say, else `AutoShardPolicy.AUTO`. Enumerations may be given by name, such as
             ``"FILE"``.
     """
 
-    experimental_fetch_to_device: bool = True
+    experimental_fetch_to_device: bool | None = True
     experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False
     experimental_per_replica_buffer_size: int = 1
@@ -89,11 +90,13 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         size: Any = self.experimental_per_replica_buffer_size
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or size < 0:
             raise ValueError(
-                "Expected experimental_per_replica_buffer_size to be at least 1. Received: "
+                "Expected experimental_per_replica_buffer_size to be 0 or more. Received: "
                 f"experimental_per_replica_buffer_size={size!r}."
             )
+        if self.experimental_fetch_to_device is None:
+            object.__setattr__(self, "experimental_fetch_to_device", True)
         for name in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(
@@ -106,6 +109,15 @@ class InputOptions:
             "experimental_replication_mode",
         )
         object.__setattr__(self, "experimental_replication_mode", mode)
+        on_device = self.experimental_place_dataset_on_device
+        is_ahead = mode is InputReplicationMode.PER_WORKER or self.experimental_fetch_to_device
+        if on_device and is_ahead:
+            raise ValueError(
+                "Expected experimental_place_dataset_on_device with PER_REPLICA and "
+                "experimental_fetch_to_device=False. Received: "
+                "experimental_place_dataset_on_device=True, experimental_replication_mode="
+                f"{mode.name}, experimental_fetch_to_device={self.experimental_fetch_to_device}."
+            )
         if self.auto_shard_policy is not None:
             policy = member_of(AutoShardPolicy, self.auto_shard_policy, "auto_shard_policy")
             object.__setattr__(self, "auto_shard_policy", policy)

@@ -33,8 +33,8 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
     if issubclass(kind, str | bytes | dict) or not _is_iterable(source):
         raise InputError(
             "Expected a dataset, or something to iterate over whose elements are batches. "
-            f"Received: dataset of type {kind.__name__}. Put arrays into a dataset first, "
-            "or pass a list of batches."
+            f"Received: dataset of type {kind.__name__}. Put arrays into a dataset first, or pass "
+            "a list of batches; for a function use strategy.distribute_datasets_from_function."
         )
     return lambda: iter(source)
 

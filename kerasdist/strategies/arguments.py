@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -11,11 +12,15 @@ import numpy as np
 from kerasdist.api.options import CommunicationOptions, require_choice
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import BatchNorm, Check, ReplicaOptions
+from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.core.devices import Device
+from kerasdist.core.earlier_names import refuse_arguments
 from kerasdist.core.sharding import Divided, Sharding
 from kerasdist.keras_compat import LayoutMap
 
 CHECK_VARIABLE = "KERASDIST_CHECK"
+
+_NUMBERS = ("num_gpus", "num_gpus_per_worker")
 
 ShardingOption = Any
 """None, ``"optimizer"``, ``"full"``, a `Sharding` or a ``keras.distribution.LayoutMap``."""
@@ -77,6 +82,44 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
             "strategy does by itself."
         )
     return sharding
+
+
+def named_devices(
+    devices: Sequence[str] | None, earlier: Mapping[str, Any]
+) -> Sequence[str] | None:
+    """Returns the argument `devices`, or what the arguments of 2018 say in its place.
+
+    Args:
+        devices: Names, or None.
+        earlier: `num_gpus`, or `num_gpus_per_worker`; others are refused.
+
+    Raises:
+        TypeError: If an argument is unknown, or both `devices` and a number are given.
+        UnsupportedError: If another argument of 2018 asks for something.
+    """
+    numbers = {k: n for k, n in earlier.items() if k.startswith("num_gpus") and n is not None}
+    refuse_arguments("a strategy", {k: v for k, v in earlier.items() if k not in _NUMBERS})
+    if not numbers:
+        return devices
+    if devices is not None or len(numbers) > 1:
+        raise TypeError(
+            "Expected one of devices, num_gpus and num_gpus_per_worker. Received: "
+            f"devices={devices!r}, {numbers}. Name the devices: devices=['gpu:0', 'gpu:1']."
+        )
+    [count] = numbers.values()
+    return [f"gpu:{index}" for index in range(count)] or ["cpu:0"]
+
+
+def checked_resolver(given: object) -> ClusterResolver | None:
+    """Returns a resolver that a user has given; refuses anything else but None."""
+    if given is None or isinstance(given, ClusterResolver):
+        return given
+    raise TypeError(
+        "Expected a kerasdist.cluster.ClusterResolver or None. Received: cluster_resolver="
+        f"{given!r:.200}. Make one of a cluster's addresses: kerasdist.cluster."
+        "SimpleClusterResolver(cluster_spec, task_type, task_id). Collectives are chosen by "
+        "communication_options=kerasdist.CommunicationOptions(implementation=...)."
+    )
 
 
 def described(sharding: Any) -> str:

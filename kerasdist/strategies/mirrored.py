@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
@@ -13,7 +13,7 @@ from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
 from kerasdist.core.devices import parse_devices
 from kerasdist.errors import UnsupportedError
 from kerasdist.strategies import processes
-from kerasdist.strategies.arguments import ShardingOption, replica_options
+from kerasdist.strategies.arguments import ShardingOption, named_devices, replica_options
 from kerasdist.strategies.choice import chosen_devices, require_available, require_no_other_workers
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy, replicas_of_job
 from kerasdist.training import hooks
@@ -54,6 +54,7 @@ class MirroredStrategy(Strategy):
         check: Check | None = None,
         launcher: processes.Launcher | None = None,
         sharding: ShardingOption = None,
+        **earlier: Any,
     ) -> None:
         """Makes the strategy.
 
@@ -84,6 +85,8 @@ class MirroredStrategy(Strategy):
                 replica must be a process. Small variables stay whole, see `kerasdist.Sharding`. Or,
                 on JAX, a ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the
                 batch, and whose other axes divide variables.
+            **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for so many
+                `devices`; others are refused, with what to write instead.
 
         Raises:
             JobError: In a worker of a job of several, unless ``kerasdist run --workers gpu`` or
@@ -94,6 +97,7 @@ class MirroredStrategy(Strategy):
                 this process cannot be started again, or if `cross_device_ops` is given.
             ValueError: If `batch_norm`, `check`, `launcher` or `sharding` is none of its values.
         """
+        devices = named_devices(devices, earlier)
         told = None if launcher == "threads" else processes.told_devices()
         if told is None:
             require_no_other_workers("MirroredStrategy")

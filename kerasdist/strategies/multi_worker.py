@@ -16,7 +16,13 @@ from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import Device
 from kerasdist.job.job import Job, join_job
-from kerasdist.strategies.arguments import ShardingOption, described, replica_options
+from kerasdist.strategies.arguments import (
+    ShardingOption,
+    checked_resolver,
+    described,
+    named_devices,
+    replica_options,
+)
 from kerasdist.strategies.choice import agree, chosen_devices, own_part, prepare, taken
 from kerasdist.training import hooks
 
@@ -58,6 +64,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         batch_norm: BatchNorm | None = None,
         check: Check | None = None,
         sharding: ShardingOption = None,
+        **earlier: Any,
     ) -> None:
         """Makes the strategy. All workers must call it.
 
@@ -73,21 +80,27 @@ class MultiWorkerMirroredStrategy(Strategy):
             sharding: As in `MirroredStrategy`. The mesh of a LayoutMap has the devices of all
                 workers, numbered from 0 in the order of the workers: ``"gpu:8"`` is the first one
                 of worker 1 where each has eight. A replica's devices belong to one worker.
+            **earlier: `communication`, which ``tf.distribute.experimental`` had for the
+                `implementation` of the options; and those of 2018 as in `MirroredStrategy`.
 
         Raises:
-            TypeError: If `communication_options` is something else.
+            TypeError: If an argument is something else.
             ClusterError: If the environment contradicts itself.
             JobError: If the workers do not come together.
             DisagreementError: If they differ in versions or in their number of devices.
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot have what is asked for.
         """
+        implementation = earlier.pop("communication", None)
+        if implementation is not None and communication_options is None:
+            communication_options = CommunicationOptions(implementation=implementation)
+        devices = named_devices(devices, earlier)
         communication = options_of(
             CommunicationOptions, communication_options, "communication_options"
         )
         backend = registry.current()
         options = replica_options(sharding, batch_norm, check, communication=communication)
-        self._resolver = cluster_resolver or detect()
+        self._resolver = checked_resolver(cluster_resolver) or detect()
         place = None if self._resolver is None else self._resolver.membership()
         if place is None or place.num_workers == 1:
             super().__init__(backend.replica_set(chosen_devices(backend, devices), options))

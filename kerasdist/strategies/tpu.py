@@ -1,10 +1,16 @@
-"""Replicas of several devices each: TPUs, and on JAX devices of any kind."""
+"""Replicas of several devices each: TPUs, and on JAX devices of any kind; `kerasdist.tpu`.
+
+To users `kerasdist.tpu` is this module: the way to a strategy as ``tf.distribute`` has it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
 
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
@@ -12,12 +18,15 @@ from kerasdist.backends.base.interface import Backend, ReplicaOptions, ReplicaSe
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
-from kerasdist.core.partitions import DeviceAssignment
+from kerasdist.core.earlier_names import refuse_arguments, resolve
+from kerasdist.core.partitions import DeviceAssignment, DeviceOrderMode, Topology
 from kerasdist.errors import DeviceError, UnsupportedError
-from kerasdist.strategies.arguments import ShardingOption, replica_options
+from kerasdist.strategies.arguments import ShardingOption, checked_resolver, replica_options
 from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategies.multi_worker import replicas_of_job
 from kerasdist.training import hooks
+
+__all__ = ["DeviceAssignment", "DeviceOrderMode", "Topology", "initialize_tpu_system"]
 
 
 @final
@@ -49,17 +58,19 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: bool = False,
         *,
         sharding: ShardingOption = None,
+        **earlier: Any,
     ) -> None:
         """Makes the strategy.
 
         Args:
             tpu_cluster_resolver: Who takes part, a `kerasdist.cluster.ClusterResolver`. Otherwise
                 `kerasdist.cluster.detect` finds it out, on a TPU VM from its metadata.
-            experimental_device_assignment: How many replicas there are, and how many devices each
+            experimental_device_assignment: How many replicas there are, and which devices each
                 has. None: one replica on each device.
             experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it always
                 does.
             sharding: As in `kerasdist.MirroredStrategy`; with replicas of one device each.
+            **earlier: `device_assignment`, which was the name in ``tf.distribute`` 1.
 
         Raises:
             ClusterError: If the environment contradicts itself.
@@ -75,7 +86,9 @@ class TPUStrategy(Strategy):
         if backend.tpu_refusal is not None:
             raise UnsupportedError(backend.tpu_refusal)
         options = replica_options(sharding)
-        super().__init__(_replicas(backend, place, experimental_device_assignment, options))
+        assignment = experimental_device_assignment or earlier.pop("device_assignment", None)
+        refuse_arguments("TPUStrategy", earlier)
+        super().__init__(_replicas(backend, place, assignment, options))
         hooks.install()
 
     def experimental_split_to_logical_devices(
@@ -181,7 +194,12 @@ def _replicas(
         return backend.replica_set(devices, options)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica
-    needed = assignment.num_replicas * per_replica
+    chosen = [
+        assignment.tpu_ordinal(replica, core)
+        for replica in range(assignment.num_replicas)
+        for core in range(per_replica)
+    ]
+    needed = max(chosen) + 1
     if needed > len(devices):
         raise DeviceError(
             f"Expected {needed} devices for {assignment.num_replicas} replicas of {per_replica} "
@@ -190,7 +208,7 @@ def _replicas(
             "starts."
         )
     options = dataclasses.replace(options, devices_per_replica=per_replica)
-    return backend.replica_set(devices[:needed], options)
+    return backend.replica_set([devices[number] for number in chosen], options)
 
 
 def _of_all_workers(
@@ -213,3 +231,70 @@ def _of_all_workers(
             f"job's workers. Received: experimental_device_assignment={assignment}. Leave it out."
         )
     return replicas
+
+
+def connect_to_cluster(
+    cluster_spec_or_resolver: ClusterResolver | None = None, **given: Any
+) -> None:
+    """Takes the cluster that a strategy is to connect with, which it does as it is made.
+
+    Example::
+
+        resolver = kd.cluster_resolver.TPUClusterResolver()
+        kd.connect_to_cluster(resolver)
+        strategy = kd.TPUStrategy(resolver)
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/config/experimental_connect_to_cluster
+
+    Args:
+        cluster_spec_or_resolver: A resolver, which is then passed to the strategy.
+        **given: Arguments of ``tf.distribute``'s that mean nothing here.
+
+    Raises:
+        TypeError: If it is no resolver.
+        UnsupportedError: If another argument is given.
+    """
+    refuse_arguments("connect_to_cluster", given)
+    checked_resolver(cluster_spec_or_resolver)
+
+
+def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> Topology:
+    """Returns where this job's TPUs are; in a job of several workers, all of them must call it.
+
+    Devices that are no TPUs stand in for a slice: as square a grid as can be, row by row.
+
+    Example::
+
+        topology = kd.tpu.initialize_tpu_system(kd.cluster_resolver.TPUClusterResolver())
+        print(topology.mesh_shape, topology.num_tasks, topology.num_tpus_per_task)
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/initialize_tpu_system
+
+    Args:
+        cluster_resolver: Who takes part; None: as for `kerasdist.TPUStrategy`.
+
+    Raises:
+        UnsupportedError: On TensorFlow and PyTorch.
+    """
+    backend = registry.current()
+    if backend.tpu_refusal is not None:
+        raise UnsupportedError(backend.tpu_refusal)
+    resolver = _resolver(cluster_resolver)
+    place = None if resolver is None else resolver.membership()
+    if place is not None and place.num_workers > 1:
+        devices = replicas_of_job(backend, place, None, replica_options()).devices
+        workers = place.num_workers
+    else:
+        devices, workers = chosen_devices(backend, None), 1
+    places = backend.coordinates(devices[0].kind)
+    if places is None:
+        return Topology.grid(workers, len(devices))
+    return Topology(None, np.max(places, axis=(0, 1)) + 1, places)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Returns the module itself for ``experimental``, in which TensorFlow has these names."""
+        module = sys.modules[__name__]
+        return module if name == "experimental" else resolve("kerasdist.tpu", module, name)

@@ -22,7 +22,9 @@ import numpy as np
 import kerasdist as kd
 from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import TrainingProgram
+from kerasdist.backends.jax.backend import coordinates_of
 from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.core.partitions import DeviceAssignment, Topology
 from kerasdist.plan import hlo
 from kerasdist.plan.hardware import parse_target
 from kerasdist.plan.script import devices_of
@@ -140,6 +142,12 @@ def facts(name: str, devices: list[Any]) -> dict[str, Any]:
 def main() -> None:
     target, *names = sys.argv[1:]
     devices = devices_of(parse_target(target))
+    if devices[0].platform == "tpu":
+        places = coordinates_of(devices)
+        topology = Topology(None, np.max(places, axis=(0, 1)) + 1, places)
+        blocks = DeviceAssignment.build(topology, [1, 1, 1, 2], num_replicas=2)
+        found = {"topology": str(topology), "blocks": blocks.core_assignment.tolist()}
+        print(json.dumps({"name": "topology", **found}))
     for name in names:
         print(json.dumps(facts(name, devices)), flush=True)
 

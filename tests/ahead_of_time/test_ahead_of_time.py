@@ -47,6 +47,15 @@ def programs(target):
 
 
 @pytest.mark.timeout(SECONDS + 20)
+def test_a_slice_has_a_topology_of_which_replicas_are_blocks():
+    """On chips of one core each, two cores of a replica are those of neighbours."""
+    found = programs("v5e:2x2")["topology"]
+    assert found["topology"] == "Topology(mesh_shape=[2, 2, 1, 1], num_tasks=1)"
+    rows = [[[x, y, 0, 0] for x in range(2)] for y in range(2)]
+    assert found["blocks"] == rows
+
+
+@pytest.mark.timeout(SECONDS + 20)
 @pytest.mark.parametrize(
     ("target", "name"), [(target, name) for target in CHOSEN for name in CHOSEN[target]]
 )

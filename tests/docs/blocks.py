@@ -35,7 +35,8 @@ _NOT_RUN = {
     "value_and_grad": "a part of a step; docs/guides/custom-loops.md runs it",
 }
 _NO_PAGES = ("adr", "gallery")
-_ONLY_ON_JAX = ("DeviceAssignment", "Sharding", "TPUStrategy")
+_ONLY_ON_JAX = ("DeviceAssignment", "Sharding", "TPUClusterResolver", "TPUStrategy")
+_ONLY_ON_JAX += ("connect_to_cluster", "initialize_tpu_system")
 _FENCE = re.compile(r"(?P<indent>[ ]*)(?P<ticks>```+) ?(?P<language>[\w-]*).*$")
 
 

@@ -112,8 +112,11 @@ def input_options(lab, strategy):
     mode = kd.InputReplicationMode.PER_WORKER
     data = strategy.distribute_dataset(pairs(), theirs(True, mode, False, 2))
     lab.equal(expected_pieces(2), [pieces(lab, batch, strategy) for batch in data])
-    with lab.raises(ValueError, "buffer_size to be at least 1"):
-        strategy.distribute_dataset(pairs(), theirs(True, mode, False, 0))
+    for size in (0, 3):
+        data = strategy.distribute_dataset(pairs(), theirs(None, mode, False, size))
+        lab.equal(expected_pieces(2), [pieces(lab, batch, strategy) for batch in data])
+    with lab.raises(ValueError, "buffer_size to be 0 or more"):
+        strategy.distribute_dataset(pairs(), theirs(True, mode, False, -1))
     each = kd.InputOptions(experimental_replication_mode=kd.InputReplicationMode.PER_REPLICA)
     with lab.raises(kd.errors.UnsupportedError, "PER_WORKER.*Received: options=.*from_function"):
         strategy.distribute_dataset(pairs(), each)

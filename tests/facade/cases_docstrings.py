@@ -1,6 +1,7 @@
 """The examples of tf.distribute's docstrings that no other case holds (`coverage.COVERED_BY`)."""
 
 import collections
+import json
 
 import numpy as np
 
@@ -128,6 +129,102 @@ def options_of_a_run(lab, strategy):
         run(kd.RunOptions(experimental_xla_options="o"))
 
 
+@case
+def distributed_values(lab):
+    """Values of a dataset and of `run`, as an argument of `run` and of `reduce`, and looked at."""
+    strategy = kd.MirroredStrategy(lab.devices)
+    dataset = strategy.experimental_make_numpy_dataset(np.arange(5.0, 9.0, dtype="float32"))
+    batches = iter(strategy.experimental_distribute_dataset(dataset.batch(2)))
+    values = next(batches)
+    lab.check(isinstance(values, kd.DistributedValues), "a DistributedValues")
+    lab.equal([[5.0], [6.0]], lab.components(values, strategy))
+    lab.check(str(values).startswith("PerReplica:{\n  0: "), f"{values}")
+
+    @kd.function
+    def number():
+        return kd.get_replica_context().replica_id_in_sync_group + 0
+
+    lab.equal([0, 1], lab.components(strategy.run(number), strategy))
+    more = strategy.run(kd.function(lambda value: value + 1.0), args=(values,))
+    lab.equal([[6.0], [7.0]], lab.components(more, strategy))
+    lab.equal(11.0, strategy.reduce(kd.ReduceOp.SUM, values, axis=0))
+    lab.equal([7.0, 8.0], strategy.gather(next(batches), axis=0))
+
+
+@case
+def loops_over_datasets(lab, strategy):
+    """A loop over the batches; several epochs of some steps each; a signature is left out."""
+    features, labels = np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
+    dataset = strategy.experimental_distribute_dataset([(features, labels)] * 6)
+
+    @kd.function
+    def errors(batch):
+        features, labels = batch
+        return labels - 0.3 * features
+
+    for batch in dataset:
+        loss = lab.components(strategy.run(errors, args=(batch,)), strategy)
+        lab.equal([np.full((2, 1), 0.7, "float32")] * 2, loss, FLOAT32)
+
+    @kd.function
+    def total(batch):
+        losses = strategy.run(lambda _: ops.convert_to_tensor(0.1), args=(batch,))
+        return strategy.reduce(kd.ReduceOp.SUM, losses, axis=None)
+
+    for _ in range(2):
+        batches = iter(dataset)
+        found = sum(float(lab.numpy(total(next(batches)))) for _ in range(3)) / 3
+        lab.equal(0.2, np.float32(found), FLOAT32)
+    with lab.raises(NotImplementedError, "kerasdist.function without input_signature.*Leave it"):
+        kd.function(input_signature=[dataset.element_spec])
+    square = kd.function(lambda batch: strategy.run(ops.square, args=(batch[0],)))
+    lab.equal(
+        [np.ones((2, 1), "float32")] * 2, lab.components(square(next(iter(dataset))), strategy)
+    )
+
+
+@case
+def the_last_batches(lab, strategy):
+    """`get_next`, step by step; where the data have ended, `next` gives its default."""
+    rows = np.arange(5, dtype="float32")
+    batches = iter(strategy.experimental_distribute_dataset([rows[:2], rows[2:4], rows[4:]]))
+    lab.check(isinstance(batches, kd.DistributedIterator), "a DistributedIterator")
+    found = [lab.components(strategy.run(lambda x: x + 0, args=(batches.get_next(),)), strategy)]
+    while (batch := next(batches, None)) is not None:
+        found.append(lab.components(strategy.run(lambda x: x + 0, args=(batch,)), strategy))
+    lab.equal([[[0], [1]], [[2], [3]], [[4], []]], found)
+    with lab.raises(AttributeError, r"get_next_as_optional.*Write next\(iterator, None\)"):
+        batches.get_next_as_optional()
+
+
+@case
+def clusters(lab):
+    """Resolvers of `TF_CONFIG` and of addresses in the script; what they need not be told."""
+    workers = {"worker": ["localhost:12345", "localhost:23456"]}
+    told = json.dumps({"cluster": workers, "task": {"type": "worker", "index": 0}})
+    found = kd.cluster_resolver.TFConfigClusterResolver({"TF_CONFIG": told})
+    lab.equal(("worker", 0, 2), (found.task_type, found.task_id, found.num_workers))
+    simple = kd.cluster_resolver.SimpleClusterResolver
+    second = simple(workers, task_type="worker", task_id=1, rpc_layer="grpc")
+    lab.equal((1, "grpc://localhost:23456"), (second.task_id, second.master()))
+    with lab.raises(NotImplementedError, "jobs=.*'ps'.*no parameter servers.*Give a cluster of"):
+        simple(workers | {"ps": ["localhost:34567"]}, task_type="worker", task_id=1)
+    refused = {
+        "num_accelerators": lambda: simple(workers, num_accelerators={"GPU": 8}),
+        "job_to_label_mapping": lambda: kd.cluster_resolver.KubernetesClusterResolver(
+            job_to_label_mapping={"worker": ["job-name=worker"]}
+        ),
+        "tpu": lambda: kd.cluster_resolver.TPUClusterResolver(tpu="grpc://10.0.0.1:8470"),
+        "zone": lambda: kd.cluster_resolver.TPUClusterResolver.connect(zone="us-west1"),
+    }
+    for name, make in refused.items():
+        with lab.raises(NotImplementedError, f"without {name}. Received: {name}=.*eave it out"):
+            make()
+    for name in ("GCEClusterResolver", "UnionResolver"):
+        with lab.raises(AttributeError, f"{name}'. Describe the cluster by .*SimpleCluster"):
+            getattr(kd.cluster_resolver, name)
+
+
 # Of strategies in which a replica has several devices: CPU devices stand in for TPUs.
 
 
@@ -168,3 +265,58 @@ def logical_devices(lab):
     loss = strategy.reduce("MEAN", losses, axis=None)
     lab.equal(ops.mean(ops.square(labels - model(images))), loss, FLOAT32)
     lab.equal(2 * labels, strategy.gather(doubled, axis=0))
+
+
+@case
+def the_way_to_a_tpu_strategy(lab):
+    """A resolver, a topology, an assignment, a strategy and its step, as on the strategy's page.
+
+    A slice of 2 x 2 chips, for which CPU devices stand in. Where there is none an error says so.
+    """
+    resolver = kd.cluster_resolver.TPUClusterResolver(tpu="")
+    kd.connect_to_cluster(resolver)
+    lab.equal(("worker", 0, 1, ""), (
+        resolver.task_type, resolver.task_id, resolver.num_workers, resolver.master()
+    ))  # fmt: skip
+    with lab.raises(NotImplementedError, "without protocol. Received: .*Leave it out"):
+        kd.connect_to_cluster(resolver, protocol="grpc")
+    if lab.backend != "jax":
+        for make in (kd.tpu.experimental.initialize_tpu_system, kd.TPUStrategy):
+            with lab.raises(kd.errors.UnsupportedError, "KERAS_BACKEND=jax"):
+                make(resolver)
+        return
+    topology = kd.tpu.experimental.initialize_tpu_system(resolver)
+    count = len(topology.device_coordinates[0])
+    lab.equal((1, count, 4), (topology.num_tasks, topology.num_tpus_per_task, topology.mesh_rank))
+    assignment = kd.tpu.experimental.DeviceAssignment.build(
+        topology, computation_shape=[1, 1, 1, 2], num_replicas=1
+    )
+    lab.equal([[0, 1]], ordinals(assignment))
+    strategy = kd.TPUStrategy(resolver, experimental_device_assignment=assignment)
+    lab.equal(1, strategy.num_replicas_in_sync)
+    lab.check(strategy.cluster_resolver is resolver, "the resolver")
+
+    def dataset_fn(context):
+        lab.equal((0, 1), (context.input_pipeline_id, context.num_input_pipelines))
+        return [(np.ones((2, 5), "float32"), np.zeros((2, 1), "int32"))] * 2
+
+    @kd.function
+    def step_fn(inputs):
+        features, _ = inputs
+        return strategy.experimental_assign_to_logical_device(ops.add(features, features), 0)
+
+    iterator = iter(strategy.experimental_distribute_datasets_from_function(dataset_fn))
+    found = strategy.run(step_fn, args=(next(iterator),))
+    lab.equal(np.full((2, 5), 2.0, "float32"), found)
+    single = kd.experimental.TPUStrategy(device_assignment=kd.DeviceAssignment.SINGLE_CORE)
+    lab.equal(["cpu:0"], list(single.extended.worker_devices))
+    with lab.raises(NotImplementedError, "without steps_per_run.*steps_per_execution"):
+        kd.experimental.TPUStrategy(steps_per_run=2)
+    with lab.raises(kd.errors.DeviceError, f"Expected {2 * count} devices"):
+        large = kd.tpu.Topology.grid(1, 2 * count)
+        kd.TPUStrategy(device_assignment=kd.DeviceAssignment.build(large, num_replicas=2 * count))
+
+
+def ordinals(assignment):
+    cores = range(assignment.num_cores_per_replica)
+    return [[assignment.tpu_ordinal(r, c) for c in cores] for r in range(assignment.num_replicas)]

@@ -20,29 +20,66 @@ FILES = (
     "central_storage_strategy",
     "one_device_strategy",
     "input_lib",
+    "../types/distribute",
+    "cross_device_ops",
+    "collective_util",
+    "collective_all_reduce_strategy",
+    "cluster_resolver/cluster_resolver",
+    "cluster_resolver/gce_cluster_resolver",
+    "cluster_resolver/kubernetes_cluster_resolver",
+    "cluster_resolver/tfconfig_cluster_resolver",
+    "cluster_resolver/tpu/tpu_cluster_resolver",
 )
 
 # Which case covers an example: the case, where the example stands, its numbers.
 COVERED_BY = """
+behaviours.contexts: experimental_set_strategy 1
+behaviours.names: HierarchicalCopyAllReduce 1
+behaviours.names: NcclAllReduce 1
+behaviours.names: ReductionToOneDevice 1
+behaviours.names: StrategyExtendedV1_non_slot_devices 1
 collectives.gathers_of_nests_and_types: ReplicaContext_all_gather 1 2 3
 collectives.sums_and_means_of_nests: ReplicaContextBase_all_reduce 1 2
+collectives.types_together: _OptionsExported 1
 datasets.a_function_for_all_replicas: OneDeviceStrategy_distribute_datasets_from_function 1
 datasets.a_function_for_all_replicas: StrategyV1_make_input_fn_iterator 1
 datasets.a_function_for_all_replicas: TPUStrategyV2 3
+datasets.an_iterator_in_a_function: DistributedIteratorInterface_element_spec 1
+datasets.from_list: DistributedDatasetInterface___iter__ 1
 datasets.from_list: StrategyBase_experimental_distribute_dataset 1
 datasets.from_rows: StrategyV1_experimental_make_numpy_dataset 1
 datasets.input_options: InputOptions 1
+datasets.what_an_element_is: DistributedDatasetInterface_element_spec 1
 datasets_in_fit.fit_of_one_replica: OneDeviceStrategy_experimental_distribute_dataset 1
 docstrings.central_storage: CentralStorageStrategy 1
 docstrings.central_storage: CentralStorageStrategy_experimental_distribute_dataset 1
 docstrings.central_storage: CentralStorageStrategy_reduce 1
+docstrings.clusters: ClusterResolver_task_id 1
+docstrings.clusters: ClusterResolver_task_type 1
+docstrings.clusters: CollectiveAllReduceStrategy 1
+docstrings.clusters: GCEClusterResolver 1
+docstrings.clusters: KubernetesClusterResolver 1
+docstrings.clusters: KubernetesClusterResolver___init__ 1
+docstrings.clusters: SimpleClusterResolver 1
+docstrings.clusters: StrategyBase_cluster_resolver 1
+docstrings.clusters: TFConfigClusterResolver 1 2
+docstrings.clusters: UnionClusterResolver 1 2
 docstrings.colocated_variables: StrategyExtendedV2_colocate_vars_with 1
 docstrings.devices_of_components: StrategyBase_reduce 2
+docstrings.distributed_values: DistributedValues 1 2 3 4 5
 docstrings.logical_devices: TPUStrategyV2 7
 docstrings.logical_devices: TPUStrategyV2_experimental_assign_to_logical_device 1
 docstrings.logical_devices: TPUStrategyV2_experimental_replicate_to_logical_devices 1
 docstrings.logical_devices: TPUStrategyV2_experimental_split_to_logical_devices 1
+docstrings.loops_over_datasets: DistributedDatasetInterface 1 2 3
 docstrings.options_of_a_run: TPUStrategyV1_run 2 3 4 5
+docstrings.the_last_batches: DistributedIteratorInterface_get_next 1
+docstrings.the_last_batches: DistributedIteratorInterface_get_next_as_optional 1
+docstrings.the_way_to_a_tpu_strategy: TPUClusterResolver_connect 1 2
+docstrings.the_way_to_a_tpu_strategy: TPUClusterResolver_get_tpu_system_metadata 1
+docstrings.the_way_to_a_tpu_strategy: TPUStrategy 1
+docstrings.the_way_to_a_tpu_strategy: TPUStrategyV1_run 1
+docstrings.the_way_to_a_tpu_strategy: TPUStrategyV2 1 6
 docstrings.values_made_in_a_function: StrategyBase_run 2 3
 docstrings.values_made_in_a_function: TPUStrategyV2_run 1
 docstrings.where_code_runs: get_replica_context 1
@@ -64,6 +101,7 @@ replica_context.merge_calls: StrategyExtendedV1_call_for_each_replica 1
 replica_context.the_default_strategys_context: ReplicaContextBase_merge_call 1
 replica_context.who_a_replica_is: ReplicaContextBase 1
 training.apply_gradients_and_partial_variables: TPUStrategyV2 4
+training.by_hand: CollectiveAllReduceStrategy 2 3
 training.by_hand: TPUStrategyV2 2 5
 values.gather_values: Strategy_gather 1 2
 values.reduce_values: StrategyBase_reduce 1 3 4
@@ -74,15 +112,9 @@ variables.on_read_by_each_aggregation: variable_sync_on_read_context 1
 """
 
 # Examples that stay without a case, and why.
-NOT_COVERED = {
-    "experimental_set_strategy__1": "no strategy is the whole process's: a scope says which",
-    "StrategyBase_cluster_resolver__1": "tells workers from parameter servers, of which none are",
-    "StrategyExtendedV1_non_slot_devices__1": "a call of V1's graph sessions; V2 took it out",
-    **dict.fromkeys(
-        ("TPUStrategyV2__1", "TPUStrategyV2__6", "TPUStrategy__1", "TPUStrategyV1_run__1"),
-        "TensorFlow's own start of TPU hardware by a resolver; no other backend has it",
-    ),
-}
+NOT_COVERED = dict.fromkeys(
+    ("Hints__1", "Hints__2"), "`experimental_hints`, which TensorFlow itself no longer takes"
+)
 
 
 def folder() -> Path:

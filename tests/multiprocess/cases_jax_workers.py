@@ -72,6 +72,11 @@ def a_tpu_strategy_spans_all_workers(lab):
     x, y = regression(10)
     options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     lab.same(dense, lambda model: model.fit(x, y, **options), strategy=strategy)
+    topology = kd.tpu.initialize_tpu_system(kd.cluster_resolver.TPUClusterResolver())
+    of_each = lab.replicas // lab.job.num_workers
+    lab.equal((lab.job.num_workers, of_each), (topology.num_tasks, topology.num_tpus_per_task))
+    place = topology.device_coordinates[lab.job.rank, 0]
+    lab.equal(lab.job.rank, topology.task_ordinal_at_coordinates(place))
     build = kd.DeviceAssignment.build
     with lab.raises(kd.errors.UnsupportedError, r"worker \d/\d.*one device a replica"):
         kd.TPUStrategy(experimental_device_assignment=build(2, (2,)))

@@ -5,13 +5,14 @@ from tests.fresh import run_forked
 
 NAMES = """
 AutoShardPolicy CentralStorageStrategy CommunicationImplementation CommunicationOptions
-DeviceAssignment DistributedDataset DistributedValues InputContext InputOptions
+DeviceAssignment DistributedDataset DistributedIterator DistributedValues InputContext InputOptions
 InputReplicationMode Mirrored MirroredStrategy MultiWorkerMirroredStrategy OneDeviceComparison
-OneDeviceStrategy PerReplica ReduceOp ReplicaContext RunOptions Sharding Strategy
-StrategyExtended TPUStrategy ValueContext __version__ auto callbacks cluster
-compare_with_one_device compute_average_loss config errors experimental function
-get_replica_context get_strategy global_batch has_strategy in_cross_replica_context launch
-predict_to print scale_regularization_loss value_and_grad
+OneDeviceStrategy PerReplica ReduceOp ReplicaContext RunOptions Sharding Strategy StrategyExtended
+TPUStrategy ValueContext __version__ auto callbacks cluster cluster_resolver
+compare_with_one_device compute_average_loss config connect_to_cluster errors experimental
+experimental_set_strategy function get_loss_reduction get_replica_context get_strategy global_batch
+has_strategy in_cross_replica_context launch predict_to print scale_regularization_loss tpu
+value_and_grad
 """
 PUBLIC = NAMES.split()
 

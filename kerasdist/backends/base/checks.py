@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, SupportsIndex
 
 import keras
 
+from kerasdist.api.options import CommunicationOptions
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.job import current_job
@@ -97,11 +100,24 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
     )
 
 
-def check_no_compression(compression: str | None, backend: str) -> None:
-    """Refuses compressed gradients, for a backend that does not support them."""
-    if compression is not None:
+@cache
+def check_communication(options: CommunicationOptions, on: str, heeded: tuple[str, ...]) -> None:
+    """Refuses compression, and warns of other options, where they are not heeded."""
+    if options.compression is not None and "compression" not in heeded:
         raise UnsupportedError(
-            f"Expected CommunicationOptions without compression on {backend}. Received: "
-            f"compression={compression!r}. Leave it out, or use PyTorch; "
+            f"Expected CommunicationOptions without compression on {on}. Received: "
+            f"compression={options.compression!r}. Leave it out, or use PyTorch; "
             "mixed_float16 and mixed_bfloat16 policies compute in smaller types on each backend."
+        )
+    plain = CommunicationOptions(compression=options.compression)
+    given = {
+        name: getattr(options, name)
+        for name in ("bytes_per_pack", "implementation", "timeout_seconds")
+        if name not in heeded and getattr(options, name) != getattr(plain, name)
+    }
+    if given:
+        warn_user(
+            f"Expected CommunicationOptions without {', '.join(given)} on {on}, where they have no "
+            f"effect. Received: {given}. Leave them out; KERASDIST_MEETING_TIMEOUT says how long "
+            "workers wait for each other."
         )

@@ -80,6 +80,16 @@ class Backend(abc.ABC):
             kind: ``"cpu"``, or one of `kerasdist.core.devices.ACCELERATORS`.
         """
 
+    def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
+        """Returns where the devices of each process are in a TPU slice: x, y, z and the core.
+
+        None: they are in none.
+
+        Args:
+            kind: As in `devices`.
+        """
+        return None
+
     @abc.abstractmethod
     def prepare_cpu_devices(self, count: int) -> None:
         """Makes `count` logical CPU devices, before the framework starts.

@@ -14,7 +14,7 @@ from typing import Any, final
 import jax
 import keras
 
-from kerasdist.backends.base.checks import check_no_compression
+from kerasdist.backends.base.checks import check_communication
 from kerasdist.backends.base.interface import (
     Backend,
     Event,
@@ -52,6 +52,10 @@ class JaxBackend(Backend):
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns this process's devices of one kind; this starts JAX."""
         return tuple(Device(kind, index) for index in range(len(_local_devices(kind))))
+
+    def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
+        """Returns what JAX says of TPUs; None for several slices, each of which begins at 0."""
+        return coordinates_of(jax.devices(kind)) if kind == "tpu" else None
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Configures JAX for `count` CPU devices; once JAX has started, checks that it has them."""
@@ -100,7 +104,7 @@ class JaxBackend(Backend):
         if job is None:
             _require_no_other_processes(devices[0].kind)
             return JaxReplicaSet(here, devices, options)
-        check_no_compression(options.communication.compression, "JAX")
+        check_communication(options.communication, "JAX", ())
         if len(devices) % options.devices_per_replica:
             raise UnsupportedError(
                 f"[worker {job.rank}/{job.num_workers}] Expected each worker to have all devices "
@@ -139,6 +143,15 @@ class JaxBackend(Backend):
         """Returns a function's result and its gradients, by `jax.value_and_grad`."""
         creation.install()
         return functions.value_and_grad(function, variables, has_aux)
+
+
+def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:
+    """Returns the coordinates of TPUs by process; None if they are twice there, in two slices."""
+    by_process: dict[int, list[tuple[int, ...]]] = {}
+    for one in devices:
+        by_process.setdefault(one.process_index, []).append((*one.coords, one.core_on_chip))
+    found = [by_process[process] for process in sorted(by_process)]
+    return found if len({place for own in found for place in own}) == len(devices) else None
 
 
 @final

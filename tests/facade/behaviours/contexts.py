@@ -276,11 +276,25 @@ def _(lab, s):
     lab.check(s.extended.should_checkpoint and s.extended.should_save_summary, "it writes files")
 
 
-@behaviour(
-    "A strategy set for a whole process (`experimental_set_strategy`)",
-    tensorflow="There is none: a scope says which strategy, and where.",
-    jax="There is none: a scope says which strategy, and where.",
-    torch="There is none: a scope says which strategy, and where.",
-)
+@behaviour("`experimental_set_strategy` opens a scope for the code that follows, in this thread")
 def _(lab, s):
-    lab.check(not hasattr(kd, "experimental_set_strategy"), "none")
+    found, other = [], lab.strategy()
+    kd.experimental_set_strategy(other)
+    try:
+        kd.experimental_set_strategy(s)  # in place of the other
+        lab.check(in_scope_of(s), "as in its scope")
+        variable = keras.Variable(1.0)
+        lab.equal(2, len(lab.components(variable, s)))
+        with s.scope(), lab.raises(RuntimeError, "outside of scopes.*Leave the scope"):
+            kd.experimental_set_strategy(None)
+        with lab.raises(RuntimeError, "outside of scopes and replicas"):
+            s.run(lambda: kd.experimental_set_strategy(None))
+        thread = threading.Thread(target=lambda: found.append(is_default_state()))
+        thread.start()
+        thread.join()
+        lab.equal([True], found)
+    finally:
+        kd.experimental_set_strategy(None)
+    lab.check(is_default_state(), "after it")
+    with s.scope(), lab.raises(RuntimeError, "outside of scopes"):
+        kd.experimental_set_strategy(s)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.lazy import kd, ops
+from tests.conformance.lazy import kd, ops, tf
 from tests.facade.behaviours import behaviour
 from tests.facade.lab import numbered
 
@@ -116,13 +116,37 @@ def _(lab, s):
     lab.equal([[[0, 1], [10, 11]]], parts(lab, s, data))
 
 
-@behaviour("`PER_REPLICA` of a dataset, and a buffer without a place, are errors")
+@behaviour("A buffer of 0 batches, one of several, and none of the device's: the same batches")
+def _(lab, s):
+    whole = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], [9]]]
+    for size in (0, 1, 4):
+        for fetch in (None, True, False):
+            options = kd.InputOptions(fetch, experimental_per_replica_buffer_size=size)
+            lab.equal(whole, parts(lab, s, s.distribute_dataset(BATCHES, options)))
+
+
+@behaviour(
+    "`experimental_place_dataset_on_device`: of a function's `tf.data`, with `PER_REPLICA`",
+    jax="Refused: batches go to their replica's device.",
+    torch="Refused: batches go to their replica's device.",
+)
+def _(lab, s):
+    options = kd.InputOptions(False, "PER_REPLICA", True)
+    if lab.backend == "tensorflow":
+        make = lambda _: tf.data.Dataset.from_tensor_slices(ROWS[:4]).batch(2)  # noqa: E731
+        found = parts(lab, s, s.distribute_datasets_from_function(make, options))
+        lab.equal([[[0, 1]] * 2, [[2, 3]] * 2], found)
+    with lab.raises(NotImplementedError, "Expected a tf.data.Dataset on TensorFlow.*Leave it out"):
+        s.distribute_datasets_from_function(lambda _: BATCHES, options)
+
+
+@behaviour("`PER_REPLICA` of a dataset, and a buffer of fewer batches than none, are errors")
 def _(lab, s):
     options = kd.InputOptions(experimental_replication_mode="PER_REPLICA")
     with lab.raises(NotImplementedError, "PER_WORKER"):
         s.distribute_dataset(BATCHES, options)
-    with lab.raises(ValueError, "at least 1"):
-        kd.InputOptions(experimental_per_replica_buffer_size=0)
+    with lab.raises(ValueError, "0 or more"):
+        kd.InputOptions(experimental_per_replica_buffer_size=-1)
 
 
 @behaviour("Batches of other sizes, one after another, go through a compiled step")

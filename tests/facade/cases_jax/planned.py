@@ -3,6 +3,7 @@
 import gc
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.conformance.lazy import LazyModule, jax, kd, keras
 from tests.facade.case import of_backend
 
 ahead_of_time = LazyModule("kerasdist.backends.jax.ahead_of_time")
+backend = LazyModule("kerasdist.backends.jax.backend")
 mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
 case = of_backend("jax")
 DEVICES = 4
@@ -88,3 +90,22 @@ def weights_of_a_file_are_whole_one_at_a_time(strategy):
             model.load_weights(path)
     kernel = 4 * size**2
     assert kernel <= most - before <= 1.5 * kernel  # with its own shard, a quarter
+
+
+@case
+def a_topology_has_the_coordinates_of_tpus(strategy):
+    """By process and number; of several slices, which all begin at 0, there is a grid."""
+    chips = [
+        SimpleNamespace(process_index=process, coords=(x, process, 0), core_on_chip=0)
+        for process in (1, 0)
+        for x in range(2)
+    ]
+    with mock.patch("jax.devices", return_value=chips):
+        found = backend.BACKEND.coordinates("tpu")
+    assert found == [[(x, process, 0, 0) for x in range(2)] for process in range(2)]
+    with mock.patch("jax.devices", return_value=chips * 2):
+        assert backend.BACKEND.coordinates("tpu") is None
+    with mock.patch.object(backend.JaxBackend, "coordinates", return_value=found):
+        topology = kd.tpu.initialize_tpu_system()
+    assert str(topology) == "Topology(mesh_shape=[2, 2, 1, 1], num_tasks=2)"
+    assert topology.task_ordinal_at_coordinates((1, 1, 0, 0)) == 1

@@ -58,6 +58,16 @@ def test_a_choice_by_any_name(given, read, expected):
     assert read(given) is expected
 
 
+def test_what_tf_distribute_takes_too():
+    """None is the default, 0 no batch ahead; a dataset is on a device with PER_REPLICA alone."""
+    assert InputOptions(experimental_fetch_to_device=None).experimental_fetch_to_device is True
+    assert InputOptions(experimental_per_replica_buffer_size=0)
+    for fetch, mode in ((True, "PER_REPLICA"), (None, "PER_REPLICA"), (False, "PER_WORKER")):
+        with pytest.raises(ValueError, match=r"with PER_REPLICA and.*=False. Received: exp.*=True"):
+            InputOptions(fetch, mode, True)
+    assert InputOptions(False, "PER_REPLICA", True).experimental_place_dataset_on_device
+
+
 WRONG: list[tuple[type, str, Any]] = [
     (InputOptions, "auto_shard_policy", "FILES"),
     (InputOptions, "auto_shard_policy", 7),
@@ -65,7 +75,7 @@ WRONG: list[tuple[type, str, Any]] = [
     (InputOptions, "experimental_replication_mode", None),
     (InputOptions, "experimental_fetch_to_device", "no"),
     (InputOptions, "experimental_place_dataset_on_device", 1),
-    *((InputOptions, "experimental_per_replica_buffer_size", size) for size in ("2", 0, -1)),
+    *((InputOptions, "experimental_per_replica_buffer_size", size) for size in ("2", -1)),
     *((CommunicationOptions, "bytes_per_pack", size) for size in (-1, "64")),
     *((CommunicationOptions, "timeout_seconds", seconds) for seconds in (0, -1.0, "5")),
     *((CommunicationOptions, "implementation", name) for name in ("MPI", 7)),

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.values import PerReplica
-from kerasdist.backends.base.checks import check_summable
+from kerasdist.backends.base.checks import check_communication, check_summable
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.variable_rules import (
     Assignment,
@@ -256,6 +256,8 @@ class JaxCollectives(Collectives):
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
         """Sums each tensor over the replicas, all of them in one collective."""
+        if options is not DEFAULT_COMMUNICATION:
+            check_communication(options, "JAX", ())
         return self._scope.exchange.total(list(map(keras_compat.ops.convert_to_tensor, tensors)))
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.api.replica_context import LocalBatch
-from kerasdist.backends.base.checks import check_no_compression
+from kerasdist.backends.base.checks import check_communication
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.runner import Runner, SoleRunner
@@ -205,7 +205,8 @@ def worker_replicas(
 
 
 def _check_communication(options: CommunicationOptions, devices: Sequence[Device]) -> None:
-    check_no_compression(options.compression, "TensorFlow")
+    heeded = ("bytes_per_pack", "implementation", "timeout_seconds")
+    check_communication(options, "TensorFlow", heeded)
     kinds = {device.kind for device in devices}
     if options.implementation is CommunicationImplementation.NCCL and kinds != {"gpu"}:
         warn_user(

@@ -20,6 +20,7 @@ from kerasdist.backends.tensorflow.workers.group import (
 from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.input.distributed import (
     DistributedDataset,
+    DistributedIterator,
     DividedDataset,
     GatheredDataset,
     ShardedDataset,
@@ -57,6 +58,7 @@ class TensorFlowAdapter(WrappedAdapter):
 
 
 DistributedDataset.register(tf.distribute.DistributedDataset)
+DistributedIterator.register(tf.distribute.DistributedIterator)
 
 
 def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:

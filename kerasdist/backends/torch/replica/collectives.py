@@ -220,6 +220,8 @@ class TorchCollectives(Collectives):
         self, tensors: Sequence[torch.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[torch.Tensor]:
         """Returns each tensor summed over the replicas, differentiable (see `GlobalSum`)."""
+        if options is not DEFAULT_COMMUNICATION:
+            checks.check_communication(options, "PyTorch, in all_reduce,", ())
         tensors = [as_tensor(tensor) for tensor in tensors]
         if not tensors:
             return []

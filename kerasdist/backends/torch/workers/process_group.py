@@ -23,7 +23,7 @@ import torch.distributed as dist
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.checks import check_shapes
+from kerasdist.backends.base.checks import check_communication, check_shapes
 from kerasdist.errors import JobError, ReplicaError, UnsupportedError
 from kerasdist.job import listening
 
@@ -256,6 +256,7 @@ class ProcessGroup(Group):
         self.rank = job.rank
         self.size = job.num_workers
         self.device = device
+        check_communication(communication, "PyTorch", ("bytes_per_pack", "compression"))
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
         self._group = _beside_default.get(job)  # None: torch's default group
