@@ -59,7 +59,7 @@ def _hint(name: object) -> str:
     return "Name a device by its kind and its number."
 
 
-def parse_devices(names: Iterable[Any]) -> tuple[Device, ...]:
+def parse_devices(names: Any) -> tuple[Device, ...]:
     """Reads a list of device names and refuses an empty one and duplicates.
 
     Returns the devices, in the order given.
