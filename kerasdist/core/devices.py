@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from kerasdist.errors import DeviceError
 
@@ -77,7 +77,7 @@ def parse_devices(names: Any) -> tuple[Device, ...]:
             f"Expected a list of the names of devices. Received: devices={names!r:.200}. Name "
             "them, such as ['gpu:0', 'gpu:1'], or pass None for all that there are."
         )
-    devices = tuple(parse_device(name) for name in names)
+    devices = tuple(map(parse_device, cast("Iterable[Any]", names)))
     if not devices:
         raise DeviceError(
             "Expected at least one device. Received: devices=[]. "
