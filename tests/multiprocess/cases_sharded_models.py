@@ -2,8 +2,10 @@
 
 import collections
 import contextlib
+import ctypes
 import platform
 import threading
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -93,6 +95,38 @@ def gathered_by_groups(lab):
     group = 4 * lab.shards * sum(shards)  # as the last shards are padded
     # A thread of Gloo may drop its reference to what it has gathered a moment after `wait` returns.
     lab.check(group < min(most) <= 2 * group, f"{min(most) / group} groups were gathered at once")
+
+
+def _resident(key):
+    """Bytes of memory that this process has (VmRSS), or had at most (VmHWM)."""
+    return 1024 * int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0])
+
+
+@case(TOPIC, backends=TORCH)
+def memory_of_a_step(lab):
+    """What the process of a worker takes in a step, by the system's count, not by the variables'.
+
+    Its shards of the gradients, once more for their update, and few whole weights and gradients:
+    Gloo holds a copy of each gradient until its sum is waited for.
+    """
+    strategy = _by_layers(lab)
+    if strategy is None:
+        return
+    layers, width = 16, 1024
+    block = 4 * width * width
+    assert ctypes.CDLL(None).mallopt(-3, 2**20)  # what is freed goes back to the system at once
+    ones = np.ones((8, width), "float32")
+    with strategy.scope():
+        hidden = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
+        model = stack(hidden, keras.optimizers.SGD(1e-6), inputs=(width,))
+    for _ in range(3):
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        model.fit(ones, ones, batch_size=8, verbose=0)
+    own = layers * block / lab.shards
+    most, left = _resident("VmHWM") - before, _resident("VmRSS") - before
+    lab.check(own < most <= 2 * own + 6 * block, f"{most / block} blocks beside {own / block}")
+    lab.check(left <= 2 * block, f"{left / block} blocks are left")
 
 
 @case(TOPIC, backends=TORCH)
