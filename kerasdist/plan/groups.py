@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
-from kerasdist import keras_compat
+import numpy as np
+
 from kerasdist.core.sharding import GROUP_BYTES, Sharding
 from kerasdist.plan.hardware import Target
 from kerasdist.plan.hlo import Collective
-from kerasdist.plan.shapes import nbytes
 
 if TYPE_CHECKING:
     import keras
@@ -88,7 +88,7 @@ def weight_groups(
     whole = 0
     layer = last = ""
     for variable in model.trainable_variables:
-        size, dtype = nbytes(variable), keras_compat.stored_dtype(variable)
+        size, dtype = nbytes(variable), variable.dtype
         if math.prod(variable.shape) < sharding.min_size:
             whole += size
             continue
@@ -105,3 +105,8 @@ def weight_groups(
     )
     weights = 2 * (sum(sizes) // workers + whole)  # and their gradients
     return WeightGroups(sizes, whole, weights + slots + sum(map(nbytes, others)))
+
+
+def nbytes(variable: keras.Variable) -> int:
+    """Returns how many bytes a variable's value has, whether or not there is one."""
+    return math.prod(variable.shape) * np.dtype(variable.dtype).itemsize

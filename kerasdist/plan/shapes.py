@@ -7,7 +7,6 @@ that this machine could not hold. What it assigns to such a variable is dropped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +19,7 @@ from kerasdist import keras_compat
 from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
+from kerasdist.plan.groups import nbytes
 
 # Smaller variables have values: counters and seeds, which code reads as it builds layers.
 _SMALL_BYTES = 2**20
@@ -65,6 +65,7 @@ def _keep_shape(original: Callable[..., None], variable: keras.Variable, initial
     if not _Running.is_now or nbytes(variable) < _SMALL_BYTES:
         original(variable, initializer)
         return
+    keras_compat.store_value(variable, None)
     INITIALIZER.set(variable, initializer)
     _shapes.put(variable, True)
 
@@ -95,9 +96,3 @@ def _read(original: Callable[..., Any], variable: keras.Variable) -> Any:
                 "what is planned what reads weights: copies, quantization, conversions, prints."
             )
     return original(variable)
-
-
-def nbytes(variable: keras.Variable) -> int:
-    """Returns how many bytes a variable's value has, whether or not there is one."""
-    dtype = keras_compat.stored_dtype(variable)
-    return math.prod(variable.shape) * np.dtype(dtype).itemsize
