@@ -24,7 +24,7 @@ from kerasdist.plan.groups import nbytes
 # Smaller variables have values: counters and seeds, which code reads as it builds layers.
 _SMALL_BYTES = 2**20
 # So many bytes of initial values may be computed for code that reads them, such as a quantization.
-_READ_BYTES = 2**32
+_READ_BYTES = 2**31
 
 _shapes: VariableTable[bool] = VariableTable()
 

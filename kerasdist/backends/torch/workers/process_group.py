@@ -203,7 +203,7 @@ class _WaitingThread(threading.Thread):
     def __init__(self, work: Waitable) -> None:
         super().__init__(daemon=True)
         self._work: Waitable | None = work
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
@@ -212,7 +212,7 @@ class _WaitingThread(threading.Thread):
         assert work is not None
         try:
             work.wait()
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001  raised where the step waits
             self._error = error
 
     def is_done(self, seconds: float | None) -> bool:
