@@ -61,7 +61,9 @@ def _install() -> None:
     )
 
 
-def _keep_shape(original: Callable[..., None], variable: keras.Variable, initializer: Any) -> None:
+def _keep_shape(
+    original: Callable[..., None], variable: keras.Variable, initializer: object
+) -> None:
     if not _Running.is_now or nbytes(variable) < _SMALL_BYTES:
         original(variable, initializer)
         return
@@ -78,14 +80,14 @@ def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -
         _shapes.put(variable, True)
 
 
-def _assign(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
+def _assign(original: Callable[..., object], variable: keras.Variable, value: Any) -> object:
     in_scope = keras_compat.get_stateless_scope() is not None
     if in_scope or _shapes.get(variable) is None or np.shape(value) != tuple(variable.shape):
         return original(variable, value)  # which raises the error of another shape
     return value
 
 
-def _read(original: Callable[..., Any], variable: keras.Variable) -> Any:
+def _read(original: Callable[..., object], variable: keras.Variable) -> object:
     if _shapes.get(variable) is not None and keras_compat.get_stateless_scope() is None:
         _Running.read_bytes += nbytes(variable)
         if _Running.read_bytes > _READ_BYTES:

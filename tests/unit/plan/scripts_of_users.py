@@ -1,6 +1,7 @@
 """Runs scripts up to their first step, with one device in place of the described ones.
 
-Each has 2 GB of memory. Prints a line of JSON a script. Started by test_script.py, since it needs Keras on JAX.
+Each may take 2 GB of memory. Prints a line of JSON a script. Started by test_script.py, since it
+needs Keras on JAX.
 """
 
 import json
