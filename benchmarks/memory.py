@@ -1,13 +1,17 @@
-"""What state costs each device, by `sharding`, beside what ZeRO's formula says.
+"""What state costs each device, and its process, by `sharding`, beside what ZeRO's formula says.
 
-    KERAS_BACKEND=torch python benchmarks/memory.py [--units 512] [--replicas 1 2 4]
+    KERAS_BACKEND=torch python benchmarks/memory.py [--units 512] [--layers 4] [--replicas 1 2 4]
 
-On the backend that `KERAS_BACKEND` says; on JAX without it. On PyTorch each replica is a worker.
-Parameters and the optimizer's variables are measured: the bytes of the arrays that the first device
-holds after a step of `fit`. Gradients are no arrays that outlive a step; that of them, activations
-and gathered weights together is, on JAX, what XLA has allotted for temporary values in the compiled
-step; on PyTorch by how much more than its state the process of the chief has grown at most, which
-says something for large models alone (`--units 4096`).
+On the backend that `KERAS_BACKEND` says; on JAX without it. On PyTorch each replica is a worker, on
+JAX with `--workers`. Parameters and the optimizer's variables are measured: the bytes of the arrays
+that the first device holds after a step of `fit`.
+
+A process is measured as the system does: by how much it has grown at most while the model is made
+and trained, the largest of all workers. Beside it stands what it should take: parameters, the
+optimizer's variables and the gradients by the formula, and under "full" the weights of two layers
+that are gathered; on JAX in one process, all devices'. Activations, code and what libraries keep
+come on top, so it says something for large models alone (`--units 4096`). "temporary" is what XLA
+has allotted for temporary values in the compiled step of JAX in one process.
 Exits with 1 if parameters or optimizer take more than 1.1 of the formula.
 """
 
@@ -15,6 +19,7 @@ import argparse
 import os
 import resource
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -23,18 +28,17 @@ import keras
 import numpy as np
 
 import kerasdist as kd
-from kerasdist.training.binding import require_trainer
+from kerasdist.backends.base.model_trainer import require_trainer
 
 LIMIT = 1.1
-SHARDINGS = (None, "optimizer", "full")
-ROW = "{:10} {:>8} {:>12} {:>12} {:>12} {:>12} {:>12} {:>7}"
+ROW = "{:10} {:>8}" + 7 * " {:>13}" + " {:>7}"
 
 
-def trained(strategy, units):
+def trained(strategy, units, layers):
     """The trained model, and a batch."""
     with strategy.scope():
-        layers = [keras.layers.Dense(units, activation="relu") for _ in range(4)]
-        model = keras.Sequential([keras.Input((units,)), *layers])
+        hidden = [keras.layers.Dense(units, activation="relu") for _ in range(layers)]
+        model = keras.Sequential([keras.Input((units,)), *hidden])
         model.compile(keras.optimizers.Adam(), "mse")
     x = np.random.default_rng(0).normal(size=(32, units)).astype("float32")
     model.fit(x, x, batch_size=16, verbose=0)  # type: ignore[arg-type]
@@ -60,28 +64,30 @@ def temporary(model, batch):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def of_strategy(strategy, units):
-    """How many weights a model has; the bytes of its weights, its optimizer, temporary values."""
+def of_strategy(strategy, units, layers, folder):
+    """How many weights a model has; the bytes of its weights, its optimizer, temporary values.
+
+    Leaves in the folder by how much this process has grown at most.
+    """
     before = resident()
-    model, batch = trained(strategy, units)
+    Path("/proc/self/clear_refs").write_text("5")  # the most that it had begins anew
+    model, batch = trained(strategy, units, layers)
+    Path(folder, str(os.getpid())).write_text(str(most_resident() - before))
     found = held(model.weights), held(model.optimizer.variables)
-    if keras.backend.backend() == "jax":
-        temp = temporary(model, batch)
-    else:
-        is_torch = keras.backend.backend() == "torch"
-        temp = most_resident() - before - sum(found) if is_torch else "unknown"
-    return model.count_params(), *found, temp
+    is_one_process = isinstance(strategy, kd.MirroredStrategy | kd.OneDeviceStrategy)
+    is_on_xla = keras.backend.backend() == "jax" and is_one_process
+    return model.count_params(), *found, temporary(model, batch) if is_on_xla else "unknown"
 
 
-def of_workers(replicas, sharding, units):
+def of_workers(replicas, sharding, *model):
     """The same of the chief of so many workers."""
 
     def measured():
         devices = ["cpu:0"]
         if replicas == 1:
-            return of_strategy(kd.OneDeviceStrategy(devices[0]), units)
+            return of_strategy(kd.OneDeviceStrategy(devices[0]), *model)
         return of_strategy(
-            kd.MultiWorkerMirroredStrategy(devices=devices, sharding=sharding), units
+            kd.MultiWorkerMirroredStrategy(devices=devices, sharding=sharding), *model
         )
 
     return kd.launch(measured, workers=replicas)
@@ -94,7 +100,8 @@ def resident():
 
 def most_resident():
     """How much memory this process has had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def formula(elements, replicas, sharding):
@@ -103,36 +110,51 @@ def formula(elements, replicas, sharding):
     return weights, 8 * elements / (replicas if sharding else 1)
 
 
+def formula_of_process(elements, replicas, sharding, layers):
+    """The same with gradients, and the weights of two layers where these are gathered."""
+    gradients = 4 * elements / (replicas if sharding and replicas > 1 else 1)
+    gathered = 2 * 4 * elements / layers if sharding == "full" and replicas > 1 else 0
+    return sum(formula(elements, replicas, sharding)) + gradients + gathered
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--units", type=int, default=512, help="width of four Dense layers")
+    parser.add_argument("--units", type=int, default=512, help="width of the Dense layers")
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--sharding", nargs="+", default=["None", "optimizer", "full"])
+    parser.add_argument("--workers", action="store_true", help="each replica is a process")
     arguments = parser.parse_args()
-    on_workers = keras.backend.backend() == "torch"
+    on_workers = arguments.workers or keras.backend.backend() == "torch"
     if not on_workers:
         kd.config.set_logical_cpu_devices(max(arguments.replicas))
-    head = ("sharding", "replicas", "parameters", "formula", "optimizer", "formula", "temporary")
-    print(f"on {keras.backend.backend()}\n{ROW.format(*head, 'ratio')}")
+    columns = ("parameters", "formula", "optimizer", "formula", "process", "formula", "temporary")
+    head = ROW.format("sharding", "replicas", *columns, "ratio")
+    print(f"on {keras.backend.backend()}\n{head}")
     worst = 0.0
     for replicas in arguments.replicas:
         devices = [f"cpu:{index}" for index in range(replicas)]
-        for sharding in SHARDINGS:
-            try:
-                measured = (
-                    of_workers(replicas, sharding, arguments.units)
-                    if on_workers
-                    else of_strategy(
-                        kd.MirroredStrategy(devices, sharding=sharding), arguments.units
-                    )
-                )
-            except kd.errors.UnsupportedError:
-                continue  # what the backend does not divide
+        for sharding in (None if one == "None" else one for one in arguments.sharding):
+            with tempfile.TemporaryDirectory() as folder:
+                model = arguments.units, arguments.layers, folder
+                try:
+                    if on_workers:
+                        measured = of_workers(replicas, sharding, *model)
+                    else:
+                        strategy = kd.MirroredStrategy(devices, sharding=sharding)
+                        measured = of_strategy(strategy, *model)
+                except kd.errors.UnsupportedError:
+                    continue  # what the backend does not divide
+                process = max(int(one.read_text()) for one in Path(folder).iterdir())
             elements, *found, temp = measured
             expected = formula(elements, replicas, sharding)
             ratio = max(one / other for one, other in zip(found, expected, strict=True))
             worst = max(worst, ratio)
             pairs = [n for pair in zip(found, expected, strict=True) for n in map(round, pair)]
-            print(ROW.format(str(sharding), replicas, *pairs, temp, f"{ratio:.3f}"), flush=True)
+            should = formula_of_process(elements, replicas, sharding, arguments.layers)
+            should *= 1 if on_workers else replicas
+            row = str(sharding), replicas, *pairs, process, round(should), temp, f"{ratio:.3f}"
+            print(ROW.format(*row), flush=True)
     sys.exit(0 if worst <= LIMIT else f"more than {LIMIT} of the formula")
 
 

@@ -161,10 +161,11 @@ PATCHES: tuple[Patch, ...] = (
         "strategies; slots",
         "variable_created variable_made slot_made variable_sharded",
     ),
-    _at(internals.INITIALIZE, "initialize", "shards"),
-    *_of(_VARIABLE, "assign", "values combine; shards", "assign store"),
+    _at(internals.INITIALIZE, "keep_shape initialize", "shards; a plan makes no values"),
+    _at(internals.INITIALIZE_LATER, "keep_shape_later", "a plan makes no values"),
+    *_of(_VARIABLE, "assign", "values combine; shards", "assign_shape assign store"),
     # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
-    *_of(_VARIABLE, "value", "shards; reads", "read_whole read"),
+    *_of(_VARIABLE, "value", "shards; reads", "read_shape read_whole read"),
 )
 
 REFUSALS: tuple[Patch, ...] = (

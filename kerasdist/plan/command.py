@@ -17,6 +17,11 @@ from kerasdist.plan.hardware import Chip, parse_target
 
 # What libraries say about GPUs, TPUs and hosts that they do not find here.
 _LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
+# Autotuning would need a GPU. Nothing reads the kernels' code, which LLVM need not optimize.
+_XLA_FLAGS = (
+    "--xla_gpu_autotune_level=0 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true"
+)
 _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
@@ -132,7 +137,7 @@ def _say(text: str) -> None:
 
 def _prepare_environment() -> None:
     """Sets the variables of Keras, JAX and XLA, which read them when they are imported."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"  # it would need a GPU
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {_XLA_FLAGS}"
     os.environ.update(
         {
             VARIABLE: "jax",

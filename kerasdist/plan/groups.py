@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
+import numpy as np
+
 from kerasdist.core.sharding import GROUP_BYTES, Sharding
 from kerasdist.plan.hardware import Target
 from kerasdist.plan.hlo import Collective
@@ -83,27 +85,28 @@ def weight_groups(
         limit: How many bytes the weights of small layers are together.
     """
     sizes: list[int] = []
-    last = whole = 0
-    layer = ""
+    whole = 0
+    layer = last = ""
     for variable in model.trainable_variables:
-        size, width = _bytes(variable), variable.value.dtype.itemsize
+        size, dtype = nbytes(variable), variable.dtype
         if math.prod(variable.shape) < sharding.min_size:
             whole += size
             continue
         joins = variable.path.rpartition("/")[0] == layer or sum(sizes[-1:]) + size <= limit
-        if sizes and width == last and joins:
+        if sizes and dtype == last and joins:
             sizes[-1] += size
         else:
             sizes.append(size)
-        layer, last = variable.path.rpartition("/")[0], width
+        layer, last = variable.path.rpartition("/")[0], dtype
     others = [*model.non_trainable_variables, *model.metrics_variables]
     slots = sum(
-        _bytes(one) // (workers if math.prod(one.shape) >= sharding.min_size else 1)
+        nbytes(one) // (workers if math.prod(one.shape) >= sharding.min_size else 1)
         for one in model.optimizer.variables
     )
     weights = 2 * (sum(sizes) // workers + whole)  # and their gradients
-    return WeightGroups(sizes, whole, weights + slots + sum(map(_bytes, others)))
+    return WeightGroups(sizes, whole, weights + slots + sum(map(nbytes, others)))
 
 
-def _bytes(variable: keras.Variable) -> int:
-    return math.prod(variable.shape) * variable.value.dtype.itemsize
+def nbytes(variable: keras.Variable) -> int:
+    """Returns how many bytes a variable's value has, whether or not there is one."""
+    return math.prod(variable.shape) * np.dtype(variable.dtype).itemsize

@@ -24,6 +24,7 @@ from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.keras_compat.internals import GET_JAX_STATE
+from kerasdist.plan import shapes
 from kerasdist.plan.hardware import Target, target_config
 from kerasdist.plan.hlo import Collective, collectives, device_work
 from kerasdist.plan.planning import Compilation, Compile, Work
@@ -72,7 +73,8 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
     Raises:
         InputError: If there is no training step.
     """
-    with _intercepted(), registry.used(backend), contextlib.redirect_stdout(sys.stderr):
+    silent = contextlib.redirect_stdout(sys.stderr)
+    with _intercepted(), registry.used(backend), shapes.of_large_variables(), silent:
         try:
             _run(script, arguments)
         except _Reached as reached:

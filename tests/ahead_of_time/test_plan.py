@@ -98,3 +98,33 @@ def test_full_sharding_on_gpus_is_planned_for_pytorch_too(tmp_path):
     assert plan["step"]["own"] == plan["torch_step"]["own"]
     # It is gathered once, as the backward pass still has it, and nothing hides that.
     assert plan["torch_step"]["exposed"] == plan["torch_step"]["network"] > 0
+
+
+LARGER = """
+import resource
+import sys
+from pathlib import Path
+
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+most = pages * resource.getpagesize() + 4 * 10**9
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+import keras
+import kerasdist as kd
+
+with kd.MirroredStrategy(sharding="full").scope():
+    layers = [keras.layers.Dense(2**15, "gelu", use_bias=False) for _ in range(5)]
+    model = keras.Sequential([keras.Input((2**15,)), *layers])
+    model.compile(keras.optimizers.Adam(), "mse")
+x = keras.ops.zeros((8, 2**15))
+model.fit(x, x, batch_size=8)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_model_larger_than_this_machine_is_planned(tmp_path):
+    """Its process may take 4 GB more: 21.5 GB of weights, and as much twice for Adam."""
+    memory = plan_of(LARGER, tmp_path, "--devices", "8xh100")["memory"]["by_kind"]
+    weights = 5 * 4 * 2**30
+    assert memory["parameters"] == weights / 8
+    assert 0 < memory["optimizer"] - 2 * weights / 8 < 64

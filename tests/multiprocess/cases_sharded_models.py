@@ -2,8 +2,10 @@
 
 import collections
 import contextlib
+import ctypes
 import platform
 import threading
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -93,6 +95,85 @@ def gathered_by_groups(lab):
     group = 4 * lab.shards * sum(shards)  # as the last shards are padded
     # A thread of Gloo may drop its reference to what it has gathered a moment after `wait` returns.
     lab.check(group < min(most) <= 2 * group, f"{min(most) / group} groups were gathered at once")
+
+
+def _resident(key):
+    """Bytes of memory that this process has (VmRSS), or had at most (VmHWM)."""
+    return 1024 * int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0])
+
+
+@case(TOPIC, backends=TORCH)
+def memory_of_a_step(lab):
+    """What the process of a worker takes in a step, by the system's count, not by the variables'.
+
+    Its shards of the gradients, and few whole weights and gradients: Gloo holds a copy of each
+    gradient until its sum is waited for.
+    """
+    strategy = _by_layers(lab)
+    if strategy is None:
+        return
+    layers, width = 8, 1024
+    block = 4 * width * width
+    assert ctypes.CDLL(None).mallopt(-3, 2**20)  # what is freed goes back to the system at once
+    ones = np.ones((8, width), "float32")
+    with strategy.scope():
+        hidden = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
+        model = stack(hidden, keras.optimizers.SGD(1e-6), inputs=(width,))
+    model.predict(ones, verbose=0)
+    before = _resident("VmRSS")
+    for _ in range(2):
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        model.fit(ones, ones, batch_size=8, verbose=0)
+    own = layers * block / lab.shards
+    most, left = _resident("VmHWM") - before, _resident("VmRSS") - before
+    lab.check(own < most <= own + 7 * block, f"{most / block} blocks beside {own / block}")
+    lab.check(left <= 3 * block, f"{left / block} blocks are left")
+
+
+def reached_by_some_rows():
+    class Shift(keras.layers.Layer):
+        def build(self, shape):
+            self.shift = self.add_weight(shape=shape[1:], initializer="ones", name="shift")
+
+        def call(self, x):
+            return x + self.shift
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.before = [keras.layers.Dense(WIDTH, "tanh") for _ in range(LAYERS)]
+            self.shift = Shift()
+            self.after = keras.layers.Dense(1)
+
+        def call(self, x):
+            hidden, chosen = x, x[:, :1] > 0
+            for layer in self.before:
+                hidden = layer(hidden)
+            shifted = self.shift(hidden)
+            kept = hidden + keras.ops.stop_gradient(shifted - hidden)
+            if not x.is_meta and not chosen.any():
+                shifted = kept
+            return self.after(keras.ops.where(chosen, shifted, kept))
+
+    model = compiled(Model(), keras.optimizers.SGD(0.1), "mse")
+    model(np.zeros((1, WIDTH), "float32"))
+    return model
+
+
+@case(TOPIC, backends=TORCH)
+def weight_that_only_one_worker_reaches(lab):
+    """A worker that waits for a sum goes on: another one sums after its backward pass.
+
+    And needs all workers in that pass, to gather weights.
+    """
+    from kerasdist.backends.torch.workers import buckets
+
+    x = np.random.default_rng(3).normal(size=(12, WIDTH)).astype("float32")
+    x[:, 0] = np.where(np.arange(12) < 2, 1.0, -1.0)  # all of the first worker's
+    strategy = lab.strategy(communication_options=kd.CommunicationOptions(bytes_per_pack=8))
+    with mock.patch.object(buckets, "_PATIENCE", 0.2):
+        train = fit(x, x[:, 1:2], batch_size=12, epochs=2, shuffle=False)
+        lab.same(reached_by_some_rows, train, strategy=strategy)
 
 
 @case(TOPIC, backends=TORCH)

@@ -6,29 +6,31 @@ When they start within a step: `cases_torch_workers` of the workers.
 from tests.fresh import run_forked
 
 IN_ORDER = """
+import threading
 import torch
 from kerasdist.backends.torch.workers.process_group import ReduceScatter
 
 class Work:
-    def __init__(self, is_done):
-        self.is_completed, self.wait = lambda: is_done, lambda: None
+    def __init__(self, done):
+        self.wait = done.wait
 
 summed = []
 
 def sum_between(own):
     summed.append(own.item())
     own.mul_(10)
-    return Work(True)
+    return Work(late)
 
+late, done = threading.Event(), threading.Event()
+done.set()
 sums = []
-for number, is_done in enumerate([False, True]):
+for number, event in enumerate([late, done]):
     own = torch.tensor([float(number)])
-    sums.append(ReduceScatter(Work(is_done), own, own, torch.float64, sum_between))
-    for one in sums:
-        one.free()
-assert summed == [], summed
+    sums.append(ReduceScatter(Work(event), own, torch.float64, sum_between))
+assert not sums[0].wait(0.01) and summed == [], summed
+late.set()
 for one in sums + sums:
-    one.wait()
+    assert one.wait()
 assert summed == [0, 1], summed
 assert [one.part().tolist() for one in sums] == [[0], [10]]
 """

@@ -1,9 +1,11 @@
 """Runs scripts up to their first step, with one device in place of the described ones.
 
-Prints a line of JSON a script. Started by test_script.py, since it needs Keras on JAX.
+Each may take 2 GB of memory. Prints a line of JSON a script. Started by test_script.py, since it
+needs Keras on JAX.
 """
 
 import json
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -48,6 +50,24 @@ SCRIPTS = {
     "within a machine": (
         "with kd.MirroredStrategy(sharding=kd.Sharding('full', within='host')).scope(): make()"
     ),
+    # 34 GB of weights, and as much twice for Adam; what is assigned takes no memory.
+    "larger than this machine": (
+        "with kd.MirroredStrategy(sharding='full').scope():\n"
+        "    layers = [keras.layers.Dense(2**15, use_bias=False) for _ in range(9)]\n"
+        "    m = keras.Sequential([*layers, keras.layers.Dense(1)])\n"
+        "    m.compile('adam', 'mse')\n"
+        "m.build((None, 3))\n"
+        "layers[1].kernel.assign(np.broadcast_to(np.float32(0), (2**15, 2**15)))\n"
+        "m.fit(x, y, batch_size=10)"
+    ),
+    "values of large weights": (
+        "m = keras.Sequential([keras.layers.Dense(2**15), keras.layers.Dense(2**15)])\n"
+        "m.build((None, 2**15))\nm.get_weights()"
+    ),
+    "another shape": (
+        "m = keras.Sequential([keras.layers.Dense(2**15)])\nm.build((None, 2**15))\n"
+        "m.layers[0].kernel.assign(x)"
+    ),
     "without a step": "make()",
     "exit": "raise SystemExit(3)",
 }
@@ -68,13 +88,19 @@ def look_at_all(folder):
         path.write_text(f"{MODEL}\n{SCRIPTS[name]}\nprint('went on')\n")
     asked = {name: str(path) for name, path in names.items()}
     asked |= {"function": "of_user:make_both", "wrong": "of_user:wrong", "missing": "nowhere.py"}
+    of_process, hard = resource.getrlimit(resource.RLIMIT_AS)
     for name, script in asked.items():
         try:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            most = pages * resource.getpagesize() + 2**31
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
             step = first_step(script, ["--flag"], backend)
-        except KerasdistError as error:
+        except (KerasdistError, ValueError) as error:
             found = {"error": str(error)}
         else:
             built = step.model.built and step.model.optimizer.built
             found = {"examples": examples_in(step.batch), "built": built, "by": step.strategy}
             found["in all"] = step.examples
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (of_process, hard))
         print(json.dumps({"name": name, **found}), flush=True)

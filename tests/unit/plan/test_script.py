@@ -26,6 +26,7 @@ def found():
         ("auto", 2, None, "MirroredStrategy"),  # a generator
         ("overridden", 7, 30, "MirroredStrategy"),
         ("function", 8, None, None),
+        ("larger than this machine", 10, 30, "MirroredStrategy"),
     ],
 )
 def test_model_and_batch_of_the_first_step(found, name, examples, in_all, strategy):
@@ -36,6 +37,8 @@ def test_model_and_batch_of_the_first_step(found, name, examples, in_all, strate
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("values of large weights", "the last of variable='sequential"),
+        ("another shape", "The shape of the target variable and the shape of the target value"),
         ("without a step", "the script ended before either was called"),
         ("within a machine", "Received: sharding=Sharding(state='full', min_size=65536, within="),
         ("exit", "ended with exit code 3"),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # DistributedDataParallel's default: large enough that the latency of a message hardly counts.
 _BUCKET_BYTES = 25 * 2**20
+# How many seconds a step waits for an earlier sum, before it goes on with more whole gradients.
+_PATIENCE = 20.0
 
 
 @final
@@ -63,6 +65,7 @@ class Bucket:
         assert self.work is not None
         with metering.waiting_for_workers():
             self.work.wait()
+        self.work = None  # it may hold a compressed copy
 
     def total(self, place: int) -> torch.Tensor:
         """Returns the sum of a gradient."""
@@ -112,16 +115,14 @@ class ShardedBucket:
         self._sum = self._group.start_sum_of_parts(self._numbers.view(-1))
         self._numbers = None
 
-    def free(self) -> None:
-        """Frees whole gradients that have been summed."""
-        if self._sum is not None:
-            self._sum.free()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the sum; where it goes on between machines, for its first part.
 
-    def wait(self) -> None:
-        """Waits for the sum; where it goes on between machines, for its first part."""
+        At most so long; returns whether it is done, and nothing whole is left.
+        """
         assert self._sum is not None
         with metering.waiting_for_workers():
-            self._sum.wait()
+            return self._sum.wait(seconds)
 
     def total(self, place: int) -> torch.Tensor:
         """Returns this worker's part of a sum."""
@@ -175,6 +176,7 @@ class Buckets:
         self._add(self._last, first[::-1])
         self._arrived: set[int] = set()
         self._started = 0
+        self._patience = _PATIENCE
 
     def _add(self, bucket: Bucket | ShardedBucket, indices: Sequence[int]) -> None:
         self._buckets.append(bucket)
@@ -238,15 +240,26 @@ class Buckets:
         totals: list[torch.Tensor | None] = [None] * len(gradients)
         for index, (bucket, place) in self._places.items():
             totals[index] = bucket.total(place) if present[index] else None
+        self.clear()  # the sums are the caller's alone
         return totals, present
 
     def _start(self, end: int) -> None:
         while self._started < end and not self._buckets[self._started].missing:
-            for bucket in self._buckets[: self._started]:
-                if isinstance(bucket, ShardedBucket):
-                    bucket.free()
+            if isinstance(self._buckets[self._started], ShardedBucket):
+                self._wait_for_earlier()
             self._buckets[self._started].start()
             self._started += 1
+
+    def _wait_for_earlier(self) -> None:
+        """Waits for sums under way, so that few gradients are whole, however slow the network is.
+
+        Not for good: a worker whose loss does not reach some weight sums it after its backward
+        pass, in which it needs this worker to gather weights. Such a model waits once.
+        """
+        for bucket in self._buckets[: self._started]:
+            if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):
+                self._patience = 0.0
+                break
 
 
 @final

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -196,49 +197,75 @@ class Waitable(Protocol):
         """Waits until the collective is done."""
 
 
+class _WaitingThread(threading.Thread):
+    """Waits for a work of Gloo, and lets go of it, and so of the copy of what it sends."""
+
+    def __init__(self, work: Waitable) -> None:
+        super().__init__(daemon=True)
+        self._work: Waitable | None = work
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Waits in the thread."""
+        work, self._work = self._work, None
+        assert work is not None
+        try:
+            work.wait()
+        except BaseException as error:  # noqa: BLE001  raised where the step waits
+            self._error = error
+
+    def is_done(self, seconds: float | None) -> bool:
+        """Waits at most so long; returns whether the work is done, raises what it has raised."""
+        self.join(seconds)
+        if self._error is not None:
+            raise self._error
+        return not self.is_alive()
+
+
 @final
 class ReduceScatter:
-    """A reduce-scatter that has started; where machines hold equal shards, their sum follows."""
+    """A reduce-scatter that has started; where machines hold equal shards, their sum follows.
+
+    Only torch's work holds what is sent: NCCL's the tensor itself, until `wait` has let this
+    thread's stream wait; Gloo's a copy, until its own `wait` returns, and nothing says before
+    whether that would block. So on a CPU a thread waits.
+    """
 
     def __init__(
         self,
-        work: Any,
-        sent: torch.Tensor,
+        work: Waitable,
         own: torch.Tensor,
         dtype: torch.dtype,
         between: Callable[[torch.Tensor], Waitable] | None,
     ) -> None:
-        """Keeps what is sent until it is done; `between` sums over holders of the same shard."""
-        self._work: Any = work
-        self._sent: torch.Tensor | None = sent
+        """Takes this worker's part; `between` sums over holders of the same shard."""
+        self._first = work if own.is_cuda else _WaitingThread(work)  # None once it is done
+        self._between = between
+        self._last: Waitable | None = None
         self._own = own
         self._dtype = dtype
-        self._between = between  # None once that sum has started
 
-    def free(self) -> None:
-        """Frees what was sent if it is done; never blocks this thread.
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits, on a CPU at most so long; returns whether nothing of what was sent is left.
 
-        On a GPU the sum between machines starts. On a CPU `wait` starts it: here the time at which
-        this worker's part is done would decide in which order workers sum.
+        Then the sum between machines starts. So workers wait in the order of the buckets: the time
+        at which this worker's part is done would bring each another order.
         """
-        if self._own.is_cuda:
-            self.wait()
-        elif self._work.is_completed():
-            self._sent = None
-
-    def wait(self) -> None:
-        """Waits until it is done, frees what was sent, and starts the sum between machines."""
-        if self._sent is None and self._between is None:
-            return
-        self._work.wait()
-        self._sent = None
-        if self._between is not None:
-            self._work, self._between = self._between(self._own), None
+        if self._first is not None:
+            if not isinstance(self._first, _WaitingThread):
+                self._first.wait()
+            elif not self._first.is_done(seconds):
+                return False
+            self._first = None
+            self._last = None if self._between is None else self._between(self._own)
+        return True
 
     def part(self) -> torch.Tensor:
         """Returns this worker's part of the sum, once it is done."""
         self.wait()
-        self._work.wait()
+        if self._last is not None:
+            self._last.wait()
         return self._own.to(self._dtype)
 
 
@@ -327,7 +354,7 @@ class ProcessGroup(Group):
         self._record("reduce_scatter", sent)
         work = _scatter_sum(own, sent, group=self._group, async_op=True)
         between = None if self._between is None else self._sum_between_machines
-        return ReduceScatter(work, sent, own, flat.dtype, between)
+        return ReduceScatter(work, own, flat.dtype, between)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""

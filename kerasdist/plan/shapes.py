@@ -1,0 +1,100 @@
+"""Variables of a planned script: of large ones there are shapes, no values.
+
+Keras has variables without a value, those that are made while it infers shapes: who reads one gets
+the initial value, computed anew, which costs nothing where JAX traces. So a script builds a model
+that this machine could not hold. What it assigns to such a variable is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, final
+
+import keras
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.core.ownership import VariableTable
+from kerasdist.errors import InputError
+from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
+from kerasdist.plan.groups import nbytes
+
+# Smaller variables have values: counters and seeds, which code reads as it builds layers.
+_SMALL_BYTES = 2**20
+# So many bytes of initial values may be computed for code that reads them, such as a quantization.
+_READ_BYTES = 2**31
+
+_shapes: VariableTable[bool] = VariableTable()
+
+
+@final
+class _Running:
+    """Whether a script runs now, and how many bytes of initial values it has read."""
+
+    is_now = False
+    read_bytes = 0
+
+
+@contextmanager
+def of_large_variables() -> Generator[None]:
+    """Lets the code inside make large variables without values."""
+    for internal in (INITIALIZE, INITIALIZE_LATER, INITIALIZER):
+        internal.require()
+    _install()
+    _Running.is_now, _Running.read_bytes = True, 0
+    try:
+        yield
+    finally:
+        _Running.is_now = False
+
+
+@cache
+def _install() -> None:
+    """Changes how Keras makes, reads and writes variables, once per process."""
+    keras_compat.install(
+        keep_shape=_keep_shape,
+        keep_shape_later=_keep_shape_later,
+        assign_shape=_assign,
+        read_shape=_read,
+    )
+
+
+def _keep_shape(
+    original: Callable[..., None], variable: keras.Variable, initializer: object
+) -> None:
+    if not _Running.is_now or nbytes(variable) < _SMALL_BYTES:
+        original(variable, initializer)
+        return
+    keras_compat.store_value(variable, None)
+    INITIALIZER.set(variable, initializer)
+    _shapes.put(variable, True)
+
+
+def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -> None:
+    """Leaves a variable that was made in a stateless scope as it is."""
+    if not _Running.is_now or nbytes(variable) < _SMALL_BYTES:
+        original(variable)
+    else:
+        _shapes.put(variable, True)
+
+
+def _assign(original: Callable[..., object], variable: keras.Variable, value: Any) -> object:
+    in_scope = keras_compat.get_stateless_scope() is not None
+    if in_scope or _shapes.get(variable) is None or np.shape(value) != tuple(variable.shape):
+        return original(variable, value)  # which raises the error of another shape
+    return value
+
+
+def _read(original: Callable[..., object], variable: keras.Variable) -> object:
+    if _shapes.get(variable) is not None and keras_compat.get_stateless_scope() is None:
+        _Running.read_bytes += nbytes(variable)
+        if _Running.read_bytes > _READ_BYTES:
+            raise InputError(
+                "Expected code that reads no values of large variables before the first training "
+                "step, as a plan makes none. Received: reads of more than "
+                f"{_READ_BYTES / 1e9:.1f} GB, the last of variable={variable.path!r}. Leave out of "
+                "what is planned what reads weights: copies, quantization, conversions, prints."
+            )
+    return original(variable)
