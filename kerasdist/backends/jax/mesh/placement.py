@@ -18,6 +18,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_placed
+from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
 # Takes state and batch, returns outputs and new state, all of them pytrees.
@@ -260,6 +261,8 @@ class Placement:
         self, step: Step, held: Any, entry: Any, keeps_rows: bool = False, in_loop: bool = False
     ) -> Any:
         returned = partial(self._returned, keeps_rows=keeps_rows)
+        if self.layout.rule is not None and self.layout.rule.gathers_weights:
+            step = in_groups(step)
         if in_loop:
             step = partial(_take_steps, step, held, keeps_rows)
 
