@@ -19,6 +19,7 @@ from typing import Any, final
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding
@@ -77,8 +78,10 @@ class _Value:
 
     @property
     def is_constant(self) -> bool:
-        return self.maker is None and self.array is not None and not isinstance(
-            self.array, jax.core.Tracer
+        return (
+            self.maker is None
+            and self.array is not None
+            and not isinstance(self.array, jax.core.Tracer)
         )
 
 
@@ -92,6 +95,7 @@ class _Operation:
     outputs: list[_Value] = field(default_factory=list)
     number: int = -1
     scatters: bool = False
+    scattered: Sequence[NamedSharding | None] = ()
 
     @property
     def sources(self) -> frozenset[_Value]:
@@ -102,6 +106,11 @@ class _Operation:
         """Returns what it makes of arrays."""
         if self.equation is None:
             return jax.lax.optimization_barrier(list(arrays))
+        if self.scattered:
+            arrays = [
+                array if one is None else jax.lax.with_sharding_constraint(array, one)
+                for array, one in zip(arrays, self.scattered, strict=True)
+            ]
         primitive, params = self.equation.primitive, self.equation.params
         if primitive.name in _WITH_BODIES and _has_mark(self.equation):
             is_state = [one.is_state for one in self.inputs]
@@ -134,10 +143,10 @@ class _Reader:
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
+        self._at_rest: dict[Any, NamedSharding] = {}  # of weights of a shape and type
+        self._products: dict[Any, NamedSharding] = {}  # of low-rank products
 
-    def read(
-        self, jaxpr: Jaxpr, consts: Sequence[Any], given: Sequence[_Value]
-    ) -> list[_Value]:
+    def read(self, jaxpr: Jaxpr, consts: Sequence[Any], given: Sequence[_Value]) -> list[_Value]:
         """Adds the operations of a function to those of the step; returns its results."""
         known: dict[Any, _Value] = dict(zip(jaxpr.invars, given, strict=True))
         known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
@@ -158,7 +167,8 @@ class _Reader:
     def _inline(self, equation: Any, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
             # Done again for the backward pass. As in JAX: apart from the forward pass.
-            kept = [one for one in inputs if not one.sources]
+            # Weights are kept apart where they are gathered.
+            kept = [one for one in inputs if not (one.sources or _is_weight(one))]
             apart = dict(zip(kept, self._add(None, kept, [one.type for one in kept]), strict=True))
             inputs = [apart.get(one, one) for one in inputs]
         inner = next(_jaxprs(equation.params))
@@ -174,6 +184,9 @@ class _Reader:
         is_state = all(one.is_state for one in inputs) and not equation.effects
         is_recipe = equation.primitive.name in _CHEAP and any(one.sources for one in inputs)
         if is_state and (is_recipe or _is_low_rank(equation)):
+            if not is_recipe:
+                form = _form(types[0])
+                self._products.update({form: self._at_rest[form]} if form in self._at_rest else {})
             parts = [one.sources or {one} for one in inputs if not one.is_constant]
             return self._recipe(equation, inputs, types, frozenset().union(*parts))
         return self._add(equation, inputs, types)
@@ -183,6 +196,10 @@ class _Reader:
     ) -> list[_Value]:
         operation = _Operation(equation, inputs)
         sources = frozenset(sources)
+        if equation.primitive.name == "sharding_constraint":
+            at_rest = equation.params["sharding"]
+            if not at_rest.is_fully_replicated:
+                self._at_rest[_form(types[0])] = at_rest
         operation.outputs = [_Value(one, operation, sources=sources) for one in types]
         return operation.outputs
 
@@ -190,6 +207,14 @@ class _Reader:
         operation = _Operation(equation, inputs, number=len(self.operations))
         if equation is not None and _is_scatter(equation, inputs):
             operation.inputs, operation.scatters = inputs[0].maker.inputs, True
+        elif equation is not None and equation.primitive.name == "dot_general":
+            # Of the gradient of a low-rank product, as large as a weight: that of a factor.
+            if any(one.is_state for one in inputs):
+                found = [
+                    None if one.is_state else self._products.get(_form(one.type)) for one in inputs
+                ]
+                if any(found):
+                    operation.scattered, operation.scatters = found, True
         is_state = all(one.is_state for one in inputs)
         operation.outputs = [_Value(one, operation, is_state) for one in types]
         self.operations.append(operation)
@@ -270,8 +295,8 @@ class _Run:
         own = self._groups[number].sources
         following = self._groups[number + 1 :][:1]
         self._whole = {one: array for one, array in self._whole.items() if one.sources <= own}
-        self._shards = {one: self._shards.get(one, one.array) for one in own}
         # What the step itself makes later is not there yet.
+        self._shards = {one: array for one, array in self._shards.items() if one in own}
         wanted = [
             one for group in following for one in group.sources - own if one.array is not None
         ]
@@ -292,9 +317,9 @@ class _Run:
         before = self._groups[number - 1]
         new = [one for one in given if one.maker and one.maker.number > before.last.number]
         ties = list(filter(_is_numeric, [*new, *before.last.outputs, *given]))[:1]
-        # The gradients of the group before that one are to be scattered by then.
-        while self._scattered and self._scattered[0].number < before.first.number:
-            ties += self._scattered.pop(0).outputs
+        # So are the gradients of the group before, scattered: they are not whole any more.
+        ties += [one.outputs[0] for one in self._scattered]
+        self._scattered.clear()
         return ties
 
     def _array(self, value: _Value) -> Any:
@@ -309,6 +334,14 @@ class _Run:
 
     def _part(self, value: _Value) -> Any:
         return self._shards[value] if value in self._shards else self._array(value)
+
+
+def _is_weight(value: _Value) -> bool:
+    return value.is_state and jnp.issubdtype(value.type.dtype, jnp.inexact)
+
+
+def _form(type_: Any) -> Any:
+    return type_.shape, type_.dtype
 
 
 def _is_numeric(value: _Value) -> bool:
