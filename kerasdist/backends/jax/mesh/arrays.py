@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
+from jax.core import Tracer
 from jax.sharding import Sharding
 
 
@@ -32,7 +33,7 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
 def is_traced(leaf: object) -> bool:
     """Returns whether a value is a tracer of JAX, which does not know where it will be."""
     # Asking a tracer where it is fails, and JAX looks through the whole trace for the message.
-    return isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, Tracer)
 
 
 def is_placed(leaf: object, sharding: Sharding) -> bool:

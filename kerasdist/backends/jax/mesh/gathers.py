@@ -1,27 +1,30 @@
 """Sharded weights that are whole only where a step uses them (`sharding="full"`).
 
-JAX keeps what an operation has read for the backward pass: each gathered weight, so the whole model
-at once. So a traced step is gone through once more, operation by operation. There a gathered weight,
-and what is made of weights alone (its cast, a part), is no array but a recipe: each operation that
-reads it follows it anew, and gathers again.
+JAX keeps what an operation has read for the backward pass: each gathered weight, the whole model at
+once. So a traced step is gone through once more, operation by operation. There a gathered weight,
+and what is made of weights alone (a cast, a part), is no array but a recipe: each operation that
+reads it follows it anew, and so gathers again.
 
 Operations that read weights form groups, in their order: the weights of a group are one, or small
-together. Those of the next group are gathered while one computes, not earlier, and both passes
-gather for themselves; XLA's optimization barrier sees to that. So two groups are whole at a time.
+together. While a group computes, the next one's weights are gathered and the gradients of the one
+before are scattered; XLA's optimization barrier keeps it to that, and keeps the gathers of both
+passes apart. So two groups of weights and one of gradients are whole at a time.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
 from kerasdist.core.sharding import GROUP_BYTES
@@ -29,13 +32,15 @@ from kerasdist.core.sharding import GROUP_BYTES
 _MARK = "gathered by kerasdist"
 
 # What is rather done again than kept: it moves elements, or changes each by itself.
-_CHEAP = frozenset(
-    "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims "
-    "broadcast_in_dim slice split concatenate pad rev copy copy_p neg abs sign add add_any sub mul "
-    "div max min integer_pow square sqrt rsqrt clamp select_n".split()
+_CHEAP = (
+    "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice split "
+    "broadcast_in_dim concatenate pad rev copy neg abs sign add sub mul div max min clamp select_n "
+    "square integer_pow sqrt rsqrt"
 )
 _INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"})
 _WITH_BODIES = frozenset({"scan", "while", "cond"})
+
+_orders = itertools.count()
 
 
 def gather(shard: jax.Array, at_rest: NamedSharding, whole: NamedSharding) -> jax.Array:
@@ -48,8 +53,8 @@ def in_groups(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Returns a step, of state and batch, that gathers weights for each use, group by group."""
 
     def run(state: object, batch: object) -> Any:
-        # Of a new function, since JAX would not trace one again that it has traced.
-        traced, form = jax.make_jaxpr(lambda *given: step(*given), return_shape=True)(state, batch)
+        # A new function, since JAX would not trace again one that it knows.
+        traced, form = jax.make_jaxpr(partial(step), return_shape=True)(state, batch)
         own, others = jax.tree.leaves(state), jax.tree.leaves(batch)
         is_state = [True] * len(own) + [False] * len(others)
         return jax.tree.unflatten(jax.tree.structure(form), _run(traced, own + others, is_state))
@@ -66,36 +71,44 @@ class _Value:
         type: Its shape and type.
         maker: The operation that makes it; None: it is given.
         is_state: Whether it is made of the state alone.
+        is_constant: Whether it is a number, or an array, that the code has.
         sources: Of which values a recipe makes it; empty: it is no recipe.
         array: The array, if it is no recipe, once there is one.
+        order: Grows from value to value, on all workers alike.
     """
 
     type: Any
     maker: _Operation | None = None
     is_state: bool = True
+    is_constant: bool = False
     sources: frozenset[_Value] = frozenset()
     array: Any = None
+    order: int = field(default_factory=_orders.__next__)
 
     @property
-    def is_constant(self) -> bool:
-        return (
-            self.maker is None
-            and self.array is not None
-            and not isinstance(self.array, jax.core.Tracer)
-        )
+    def form(self) -> tuple[Any, Any]:
+        """Its shape and type."""
+        return self.type.shape, self.type.dtype
 
 
 @final
 @dataclass(eq=False)
 class _Operation:
-    """An operation on values, by its place in the step; `equation`: JAX's, None for a barrier."""
+    """An operation on values.
 
-    equation: Any
-    inputs: list[_Value]
+    Attributes:
+        equation: JAX's; None: an optimization barrier.
+        number: Its place among those that make arrays.
+        shards: How its inputs are sharded before; None: as they are.
+        scatters: Whether it makes shards of what was whole, for which the next group waits.
+    """
+
+    equation: JaxprEqn | None
+    inputs: Sequence[_Value]
     outputs: list[_Value] = field(default_factory=list)
     number: int = -1
+    shards: Sequence[NamedSharding | None] = ()
     scatters: bool = False
-    scattered: Sequence[NamedSharding | None] = ()
 
     @property
     def sources(self) -> frozenset[_Value]:
@@ -104,22 +117,24 @@ class _Operation:
 
     def apply(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Returns what it makes of arrays."""
-        if self.equation is None:
+        equation = self.equation
+        if equation is None:
             return jax.lax.optimization_barrier(list(arrays))
-        if self.scattered:
+        if self.shards:
+            pairs = zip(arrays, self.shards, strict=True)
             arrays = [
-                array if one is None else jax.lax.with_sharding_constraint(array, one)
-                for array, one in zip(arrays, self.scattered, strict=True)
+                array if how is None else jax.lax.with_sharding_constraint(array, how)
+                for array, how in pairs
             ]
-        primitive, params = self.equation.primitive, self.equation.params
-        if primitive.name in _WITH_BODIES and _has_mark(self.equation):
+        params: Any = equation.params
+        if equation.primitive.name in _WITH_BODIES and _has_mark(equation):
             is_state = [one.is_state for one in self.inputs]
             params = {key: _regrouped(value, is_state) for key, value in params.items()}
-        bound = primitive.get_bind_params(params)
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)  # JAX before 0.10
-        with jax.named_scope(str(self.equation.source_info.name_stack)), self.equation.ctx.manager:
-            made = primitive.bind(*functions, *arrays, **params)
-        return made if primitive.multiple_results else [made]
+        bound: Any = equation.primitive.get_bind_params(params)
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)  # by JAX's version
+        with jax.named_scope(str(equation.source_info.name_stack)), equation.ctx.manager:
+            made = equation.primitive.bind(*functions, *arrays, **params)
+        return made if equation.primitive.multiple_results else [made]
 
 
 def _run(traced: ClosedJaxpr, arrays: Sequence[Any], is_state: Sequence[bool]) -> list[Any]:
@@ -135,16 +150,16 @@ def _run(traced: ClosedJaxpr, arrays: Sequence[Any], is_state: Sequence[bool]) -
 
 @final
 class _Reader:
-    """Reads a traced function; what makes weights whole becomes recipes.
+    """Reads a traced function: which operations make arrays, and which are of recipes.
 
     Attributes:
-        operations: The others, in their order.
+        operations: Those that make arrays, in their order.
     """
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
-        self._at_rest: dict[Any, NamedSharding] = {}  # of weights of a shape and type
-        self._products: dict[Any, NamedSharding] = {}  # of low-rank products
+        self._at_rest: dict[Any, NamedSharding] = {}  # by the forms of weights
+        self._products: dict[Any, NamedSharding] = {}  # likewise of low-rank products
 
     def read(self, jaxpr: Jaxpr, consts: Sequence[Any], given: Sequence[_Value]) -> list[_Value]:
         """Adds the operations of a function to those of the step; returns its results."""
@@ -164,77 +179,106 @@ class _Reader:
             known.update(zip(equation.outvars, made, strict=True))
         return list(map(value_of, jaxpr.outvars))
 
-    def _inline(self, equation: Any, inputs: Sequence[_Value]) -> list[_Value]:
+    def _inline(self, equation: JaxprEqn, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-            # Done again for the backward pass. As in JAX: apart from the forward pass.
-            # Weights are kept apart where they are gathered.
-            kept = [one for one in inputs if not (one.sources or _is_weight(one))]
-            apart = dict(zip(kept, self._add(None, kept, [one.type for one in kept]), strict=True))
-            inputs = [apart.get(one, one) for one in inputs]
+            # Done again for the backward pass: kept apart from the forward pass, as JAX does it.
+            # Weights are where they are gathered.
+            apart = [one for one in inputs if not (one.sources or _is_weight(one))]
+            made = self._add(_Operation(None, apart), [one.type for one in apart])
+            again = dict(zip(apart, made, strict=True))
+            inputs = [again.get(one, one) for one in inputs]
         inner = next(_jaxprs(equation.params))
         if isinstance(inner, ClosedJaxpr):
             return self.read(inner.jaxpr, inner.consts, inputs)
         return self.read(inner, (), inputs)
 
-    def _note(self, equation: Any, inputs: list[_Value]) -> list[_Value]:
-        types = [one.aval for one in equation.outvars]
+    def _note(self, equation: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
+        types, name = [one.aval for one in equation.outvars], equation.primitive.name
         if _is_mark(equation):
-            inputs = [_recast(inputs[0])]
-            return self._recipe(equation, inputs, types, inputs[0].sources or {inputs[0]})
+            source = _recast(inputs[0])
+            return _recipe(equation, [source], types, source.sources or frozenset({source}))
         is_state = all(one.is_state for one in inputs) and not equation.effects
-        is_recipe = equation.primitive.name in _CHEAP and any(one.sources for one in inputs)
-        if is_state and (is_recipe or _is_low_rank(equation)):
-            if not is_recipe:
-                form = _form(types[0])
-                self._products.update({form: self._at_rest[form]} if form in self._at_rest else {})
+        reads_weights = any(one.sources for one in inputs)
+        is_cheap = name in _CHEAP.split() and reads_weights
+        if is_state and (is_cheap or _is_low_rank(equation)):
             parts = [one.sources or {one} for one in inputs if not one.is_constant]
-            return self._recipe(equation, inputs, types, frozenset().union(*parts))
-        return self._add(equation, inputs, types)
-
-    def _recipe(
-        self, equation: Any, inputs: list[_Value], types: Sequence[Any], sources: Any
-    ) -> list[_Value]:
+            made = _recipe(equation, inputs, types, frozenset().union(*parts))
+            self._note_shardings(equation, made[0].form)
+            return made
         operation = _Operation(equation, inputs)
-        sources = frozenset(sources)
-        if equation.primitive.name == "sharding_constraint":
-            at_rest = equation.params["sharding"]
-            if not at_rest.is_fully_replicated:
-                self._at_rest[_form(types[0])] = at_rest
-        operation.outputs = [_Value(one, operation, sources=sources) for one in types]
-        return operation.outputs
+        whole = _maker_of_whole(equation, inputs)
+        if whole is not None:
+            operation.inputs, operation.scatters = whole.inputs, True
+        elif name == "dot_general" and any(one.is_state for one in inputs):
+            # The gradient of a factor, of the whole one of a low-rank product.
+            shards = [None if one.is_state else self._products.get(one.form) for one in inputs]
+            if any(shards):
+                operation.shards, operation.scatters = shards, True
+        return self._add(operation, types)
 
-    def _add(self, equation: Any, inputs: list[_Value], types: Sequence[Any]) -> list[_Value]:
-        operation = _Operation(equation, inputs, number=len(self.operations))
-        if equation is not None and _is_scatter(equation, inputs):
-            operation.inputs, operation.scatters = inputs[0].maker.inputs, True
-        elif equation is not None and equation.primitive.name == "dot_general":
-            # Of the gradient of a low-rank product, as large as a weight: that of a factor.
-            if any(one.is_state for one in inputs):
-                found = [
-                    None if one.is_state else self._products.get(_form(one.type)) for one in inputs
-                ]
-                if any(found):
-                    operation.scattered, operation.scatters = found, True
-        is_state = all(one.is_state for one in inputs)
-        operation.outputs = [_Value(one, operation, is_state) for one in types]
+    def _note_shardings(self, equation: JaxprEqn, form: Any) -> None:
+        sharding = equation.params.get("sharding")
+        if equation.primitive.name == "sharding_constraint" and not sharding.is_fully_replicated:
+            self._at_rest[form] = sharding
+        elif equation.primitive.name == "dot_general" and form in self._at_rest:
+            self._products[form] = self._at_rest[form]
+
+    def _add(self, operation: _Operation, types: Sequence[Any]) -> list[_Value]:
+        operation.number = len(self.operations)
         self.operations.append(operation)
+        is_state = all(one.is_state for one in operation.inputs)
+        operation.outputs = [_Value(one, operation, is_state) for one in types]
         return operation.outputs
-
-
-def _recast(value: _Value) -> _Value:
-    """Lets the cast of a variable, as a mixed policy has it, be done again too."""
-    maker = value.maker
-    if value.sources or maker is None or maker.equation is None or not value.is_state:
-        return value
-    if maker.equation.primitive.name != "convert_element_type":
-        return value
-    again = _Operation(maker.equation, maker.inputs)
-    again.outputs = [_Value(value.type, again, sources=frozenset(maker.inputs))]
-    return again.outputs[0]
 
 
 def _constant(array: Any) -> _Value:
-    return _Value(jax.typeof(array), array=array)
+    return _Value(jax.typeof(array), is_constant=True, array=array)
+
+
+def _recipe(
+    equation: JaxprEqn, inputs: list[_Value], types: Sequence[Any], sources: frozenset[_Value]
+) -> list[_Value]:
+    operation = _Operation(equation, inputs)
+    operation.outputs = [_Value(one, operation, sources=sources) for one in types]
+    return operation.outputs
+
+
+def _recast(value: _Value) -> _Value:
+    """Lets the cast of a variable, as of a mixed policy, be a recipe too."""
+    cast = (
+        None if value.maker is None or value.sources or not value.is_state else value.maker.equation
+    )
+    if cast is None or value.maker is None or cast.primitive.name != "convert_element_type":
+        return value
+    inputs = list(value.maker.inputs)
+    return _recipe(cast, inputs, [value.type], frozenset(inputs))[0]
+
+
+def _is_weight(value: _Value) -> bool:
+    return value.is_state and jnp.issubdtype(value.type.dtype, jnp.inexact)
+
+
+def _is_low_rank(equation: JaxprEqn) -> bool:
+    """Returns whether it is a product with more elements than its factors, as LoRA has it."""
+    if equation.primitive.name != "dot_general":
+        return False
+    made, *given = (math.prod(one.aval.shape) for one in (*equation.outvars, *equation.invars))
+    return made > sum(given)
+
+
+def _maker_of_whole(equation: JaxprEqn, inputs: Sequence[_Value]) -> _Operation | None:
+    """Returns what makes a gradient whole, if the equation scatters it: the transpose of `gather`.
+
+    Scattered directly, it need not be whole on each device.
+    """
+    maker = inputs[0].maker if inputs else None
+    if maker is None or maker.equation is None:
+        return None
+    names = equation.primitive.name, maker.equation.primitive.name
+    if names != ("sharding_constraint", "sharding_constraint"):
+        return None
+    was_whole = maker.equation.params["sharding"].is_fully_replicated
+    return maker if was_whole and not equation.params["sharding"].is_fully_replicated else None
 
 
 @final
@@ -247,21 +291,21 @@ class _Group:
     sources: frozenset[_Value]
 
 
-def _groups(operations: Sequence[_Operation]) -> list[_Group]:
+def _groups(operations: Iterable[_Operation]) -> list[_Group]:
     groups: list[_Group] = []
     for one in operations:
         if not one.sources:
             continue
-        together = one.sources | (groups[-1].sources if groups else frozenset())
-        is_full = groups and together != groups[-1].sources and _bytes_of(together) > GROUP_BYTES
-        if is_full or not groups:
+        together = one.sources.union(*(group.sources for group in groups[-1:]))
+        is_more = not groups or together != groups[-1].sources
+        if not groups or (is_more and _bytes_of(together) > GROUP_BYTES):
             groups.append(_Group(one, one, one.sources))
         else:
             groups[-1].last, groups[-1].sources = one, together
     return groups
 
 
-def _bytes_of(values: Any) -> int:
+def _bytes_of(values: Iterable[_Value]) -> int:
     return sum(math.prod(one.type.shape) * np.dtype(one.type.dtype).itemsize for one in values)
 
 
@@ -272,109 +316,67 @@ class _Run:
     def __init__(self, operations: Sequence[_Operation]) -> None:
         self._operations = operations
         self._groups = _groups(operations)
-        self._shards: dict[_Value, Any] = {}  # of this group, and the next one
+        self._shards: dict[_Value, Any] = {}  # of this group and the next one
         self._whole: dict[_Value, Any] = {}  # of this group
-        self._scattered: list[_Operation] = []  # for which no group has waited yet
+        self._scattered: list[_Value] = []  # for which no group waits yet
 
     def arrays(self, results: Sequence[_Value]) -> list[Any]:
         """Runs all operations; returns the arrays of some values."""
-        begins = {id(group.first): number for number, group in enumerate(self._groups)}
+        begins = {group.first.number: number for number, group in enumerate(self._groups)}
         for operation in self._operations:
-            number = begins.get(id(operation))
-            if number is not None:
-                self._begin(number)
+            if operation.number in begins:
+                self._begin(begins[operation.number])
             made = operation.apply([self._array(one) for one in operation.inputs])
             for value, array in zip(operation.outputs, made, strict=True):
                 value.array = array
             if operation.scatters:
-                self._scattered.append(operation)
+                self._scattered += operation.outputs
         return [self._array(one) for one in results]
 
     def _begin(self, number: int) -> None:
         """Drops the weights of the group before; lets those of the next one be gathered."""
         own = self._groups[number].sources
-        following = self._groups[number + 1 :][:1]
         self._whole = {one: array for one, array in self._whole.items() if one.sources <= own}
-        # What the step itself makes later is not there yet.
         self._shards = {one: array for one, array in self._shards.items() if one in own}
-        wanted = [
-            one for group in following for one in group.sources - own if one.array is not None
-        ]
+        following = frozenset().union(*(one.sources for one in self._groups[number + 1 :][:1]))
+        # What the step itself makes later is not there yet.
+        wanted = [one for one in following - own if one.array is not None]
+        wanted.sort(key=lambda one: one.order)
         ties = self._ties(number)
         if wanted and ties:
-            arrays = [one.array for one in [*wanted, *ties]]
-            arrays = jax.lax.optimization_barrier(arrays)
+            arrays = jax.lax.optimization_barrier([one.array for one in [*wanted, *ties]])
             self._shards.update(zip(wanted, arrays, strict=False))
             for one, array in zip(ties, arrays[len(wanted) :], strict=True):
                 one.array = array
 
     def _ties(self, number: int) -> list[_Value]:
-        """Returns what is there when a group begins, not when the one before did."""
-        first = self._groups[number].first
+        """Returns what is there when a group begins, but not when the one before did."""
+        first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
         given = [one for one in first.inputs if not (one.sources or one.is_state)]
-        if number == 0:
-            return list(filter(_is_numeric, given))[:1]
-        before = self._groups[number - 1]
-        new = [one for one in given if one.maker and one.maker.number > before.last.number]
-        ties = list(filter(_is_numeric, [*new, *before.last.outputs, *given]))[:1]
-        # So are the gradients of the group before, scattered: they are not whole any more.
-        ties += [one.outputs[0] for one in self._scattered]
-        self._scattered.clear()
+        since = before.last.number if number else -1
+        new = [one for one in given if number == 0 or (one.maker and one.maker.number > since)]
+        made = before.last.outputs if number else []
+        ties = [one for one in (*new, *made, *given) if isinstance(one.type.dtype, np.dtype)][:1]
+        ties += self._scattered
+        self._scattered = []
         return ties
 
     def _array(self, value: _Value) -> Any:
         if not value.sources:
             return value.array
         if value not in self._whole:
-            operation = value.maker
-            assert operation is not None
-            made = operation.apply(list(map(self._part, operation.inputs)))
-            self._whole.update(zip(operation.outputs, made, strict=True))
+            recipe = value.maker
+            assert recipe is not None
+            made = recipe.apply([self._part(one) for one in recipe.inputs])
+            self._whole.update(zip(recipe.outputs, made, strict=True))
         return self._whole[value]
 
     def _part(self, value: _Value) -> Any:
         return self._shards[value] if value in self._shards else self._array(value)
 
 
-def _is_weight(value: _Value) -> bool:
-    return value.is_state and jnp.issubdtype(value.type.dtype, jnp.inexact)
-
-
-def _form(type_: Any) -> Any:
-    return type_.shape, type_.dtype
-
-
-def _is_numeric(value: _Value) -> bool:
-    return isinstance(value.type.dtype, np.dtype)
-
-
-def _is_low_rank(equation: Any) -> bool:
-    """Returns whether it is a product with more elements than its factors, as LoRA has it."""
-    if equation.primitive.name != "dot_general":
-        return False
-    return _bytes_of_avals(equation.outvars) > _bytes_of_avals(equation.invars)
-
-
-def _bytes_of_avals(atoms: Sequence[Any]) -> int:
-    return sum(math.prod(one.aval.shape) * np.dtype(one.aval.dtype).itemsize for one in atoms)
-
-
-def _is_mark(equation: Any) -> bool:
+def _is_mark(equation: JaxprEqn) -> bool:
     return equation.primitive.name == "name" and equation.params["name"] == _MARK
-
-
-def _is_scatter(equation: Any, inputs: Sequence[_Value]) -> bool:
-    """Returns whether it is the transpose of `gather`, which sums and scatters a gradient."""
-    if equation.primitive.name != "sharding_constraint":
-        return False
-    maker = inputs[0].maker
-    return (
-        not equation.params["sharding"].is_fully_replicated
-        and maker is not None
-        and maker.equation is not None
-        and maker.equation.primitive.name == "sharding_constraint"
-        and maker.equation.params["sharding"].is_fully_replicated
-    )
 
 
 def _jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
@@ -384,7 +386,7 @@ def _jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
                 yield one
 
 
-def _has_mark(equation: Any) -> bool:
+def _has_mark(equation: JaxprEqn) -> bool:
     return _is_mark(equation) or any(
         _has_mark(each)
         for one in _jaxprs(equation.params)
@@ -393,7 +395,7 @@ def _has_mark(equation: Any) -> bool:
 
 
 def _regrouped(value: Any, is_state: Sequence[bool]) -> Any:
-    """Returns the body of a loop, or a branch, whose weights are gathered in groups."""
+    """Returns a loop's body, or a branch, whose weights are gathered in groups."""
     if isinstance(value, tuple):
         return tuple(_regrouped(one, is_state) for one in value)
     if not isinstance(value, ClosedJaxpr):
