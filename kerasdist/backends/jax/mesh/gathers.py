@@ -33,9 +33,9 @@ _MARK = "gathered by kerasdist"
 
 # What is rather done again than kept: it moves elements, or changes each by itself.
 _CHEAP = (
-    "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice split "
-    "broadcast_in_dim concatenate pad rev copy neg abs sign add sub mul div max min clamp select_n "
-    "square integer_pow sqrt rsqrt"
+    "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
+    "split broadcast_in_dim concatenate pad rev copy neg abs sign add sub mul div max min clamp "
+    "select_n square integer_pow sqrt rsqrt"
 )
 _INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"})
 _WITH_BODIES = frozenset({"scan", "while", "cond"})
