@@ -206,9 +206,8 @@ class _Reader:
             self._note_shardings(equation, made[0].form)
             return made
         operation = _Operation(equation, inputs)
-        whole = _maker_of_whole(equation, inputs)
-        if whole is not None:
-            operation.inputs, operation.scatters = whole.inputs, True
+        if _scatters(equation, inputs):
+            operation.scatters = True
         elif name == "dot_general" and any(one.is_state for one in inputs):
             # The gradient of a factor, of the whole one of a low-rank product.
             shards = [None if one.is_state else self._products.get(one.form) for one in inputs]
@@ -217,9 +216,8 @@ class _Reader:
         return self._add(operation, types)
 
     def _note_shardings(self, equation: JaxprEqn, form: Any) -> None:
-        sharding = equation.params.get("sharding")
-        if equation.primitive.name == "sharding_constraint" and not sharding.is_fully_replicated:
-            self._at_rest[form] = sharding
+        if _constraint(equation) is False:
+            self._at_rest[form] = equation.params["sharding"]
         elif equation.primitive.name == "dot_general" and form in self._at_rest:
             self._products[form] = self._at_rest[form]
 
@@ -266,19 +264,18 @@ def _is_low_rank(equation: JaxprEqn) -> bool:
     return made > sum(given)
 
 
-def _maker_of_whole(equation: JaxprEqn, inputs: Sequence[_Value]) -> _Operation | None:
-    """Returns what makes a gradient whole, if the equation scatters it: the transpose of `gather`.
+def _scatters(equation: JaxprEqn, inputs: Sequence[_Value]) -> bool:
+    """Returns whether it is the transpose of `gather`, of a gradient that was whole."""
+    before = None if not inputs or inputs[0].maker is None else inputs[0].maker.equation
+    ends, begins = (_constraint(one) for one in (equation, before))
+    return begins is not None and ends is not None and begins and not ends
 
-    Scattered directly, it need not be whole on each device.
-    """
-    maker = inputs[0].maker if inputs else None
-    if maker is None or maker.equation is None:
+
+def _constraint(equation: JaxprEqn | None) -> bool | None:
+    """Returns whether a constraint is to a whole array; None if it is none."""
+    if equation is None or equation.primitive.name != "sharding_constraint":
         return None
-    names = equation.primitive.name, maker.equation.primitive.name
-    if names != ("sharding_constraint", "sharding_constraint"):
-        return None
-    was_whole = maker.equation.params["sharding"].is_fully_replicated
-    return maker if was_whole and not equation.params["sharding"].is_fully_replicated else None
+    return bool(equation.params["sharding"].is_fully_replicated)
 
 
 @final
