@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.sharding import NamedSharding
-
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from kerasdist.core.sharding import GROUP_BYTES
+
+if TYPE_CHECKING:
+    from jax.core import ShapedArray
+    from jax.extend.core import JaxprEqn
+    from jax.sharding import NamedSharding
 
 _MARK = "gathered by kerasdist"
 
@@ -77,16 +80,16 @@ class _Value:
         order: Grows from value to value, on all workers alike.
     """
 
-    type: Any
+    type: ShapedArray
     maker: _Operation | None = None
     is_state: bool = True
     is_constant: bool = False
     sources: frozenset[_Value] = frozenset()
-    array: Any = None
+    array: jax.Array | None = None
     order: int = field(default_factory=_orders.__next__)
 
     @property
-    def form(self) -> tuple[Any, Any]:
+    def form(self) -> Hashable:
         """Its shape and type."""
         return self.type.shape, self.type.dtype
 
@@ -115,7 +118,7 @@ class _Operation:
         """What has to be gathered for it."""
         return frozenset().union(*(one.sources for one in self.inputs))
 
-    def apply(self, arrays: Sequence[Any]) -> Sequence[Any]:
+    def apply(self, arrays: Sequence[object]) -> Sequence[jax.Array]:
         """Returns what it makes of arrays."""
         equation = self.equation
         if equation is None:
@@ -137,7 +140,9 @@ class _Operation:
         return made if equation.primitive.multiple_results else [made]
 
 
-def _run(traced: ClosedJaxpr, arrays: Sequence[Any], is_state: Sequence[bool]) -> list[Any]:
+def _run(
+    traced: ClosedJaxpr, arrays: Sequence[jax.Array], is_state: Sequence[bool]
+) -> list[object]:
     """Evaluates a traced function, whose weights are gathered in groups."""
     reader = _Reader()
     given = [
@@ -158,15 +163,15 @@ class _Reader:
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
-        self._at_rest: dict[Any, NamedSharding] = {}  # by the forms of weights
-        self._products: dict[Any, NamedSharding] = {}  # likewise of low-rank products
+        self._at_rest: dict[Hashable, NamedSharding] = {}  # by the forms of weights
+        self._products: dict[Hashable, NamedSharding] = {}  # likewise of low-rank products
 
-    def read(self, jaxpr: Jaxpr, consts: Sequence[Any], given: Sequence[_Value]) -> list[_Value]:
+    def read(self, jaxpr: Jaxpr, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
         """Adds the operations of a function to those of the step; returns its results."""
-        known: dict[Any, _Value] = dict(zip(jaxpr.invars, given, strict=True))
+        known: dict[object, _Value] = dict(zip(jaxpr.invars, given, strict=True))
         known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
 
-        def value_of(atom: Any) -> _Value:
+        def value_of(atom: object) -> _Value:
             return _constant(atom.val) if isinstance(atom, Literal) else known[atom]
 
         for equation in jaxpr.eqns:
@@ -193,7 +198,8 @@ class _Reader:
         return self.read(inner, (), inputs)
 
     def _note(self, equation: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
-        types, name = [one.aval for one in equation.outvars], equation.primitive.name
+        types: list[Any] = [one.aval for one in equation.outvars]
+        name = equation.primitive.name
         if _is_mark(equation):
             source = _recast(inputs[0])
             return _recipe(equation, [source], types, source.sources or frozenset({source}))
@@ -215,13 +221,13 @@ class _Reader:
                 operation.shards, operation.scatters = shards, True
         return self._add(operation, types)
 
-    def _note_shardings(self, equation: JaxprEqn, form: Any) -> None:
+    def _note_shardings(self, equation: JaxprEqn, form: Hashable) -> None:
         if _constraint(equation) is False:
             self._at_rest[form] = equation.params["sharding"]
         elif equation.primitive.name == "dot_general" and form in self._at_rest:
             self._products[form] = self._at_rest[form]
 
-    def _add(self, operation: _Operation, types: Sequence[Any]) -> list[_Value]:
+    def _add(self, operation: _Operation, types: Sequence[ShapedArray]) -> list[_Value]:
         operation.number = len(self.operations)
         self.operations.append(operation)
         is_state = all(one.is_state for one in operation.inputs)
@@ -234,7 +240,10 @@ def _constant(array: Any) -> _Value:
 
 
 def _recipe(
-    equation: JaxprEqn, inputs: list[_Value], types: Sequence[Any], sources: frozenset[_Value]
+    equation: JaxprEqn,
+    inputs: list[_Value],
+    types: Sequence[ShapedArray],
+    sources: frozenset[_Value],
 ) -> list[_Value]:
     operation = _Operation(equation, inputs)
     operation.outputs = [_Value(one, operation, sources=sources) for one in types]
@@ -260,7 +269,8 @@ def _is_low_rank(equation: JaxprEqn) -> bool:
     """Returns whether it is a product with more elements than its factors, as LoRA has it."""
     if equation.primitive.name != "dot_general":
         return False
-    made, *given = (math.prod(one.aval.shape) for one in (*equation.outvars, *equation.invars))
+    types: list[Any] = [one.aval for one in (*equation.outvars, *equation.invars)]
+    made, *given = (math.prod(one.shape) for one in types)
     return made > sum(given)
 
 
@@ -313,11 +323,11 @@ class _Run:
     def __init__(self, operations: Sequence[_Operation]) -> None:
         self._operations = operations
         self._groups = _groups(operations)
-        self._shards: dict[_Value, Any] = {}  # of this group and the next one
-        self._whole: dict[_Value, Any] = {}  # of this group
+        self._shards: dict[_Value, jax.Array] = {}  # of this group and the next one
+        self._whole: dict[_Value, jax.Array] = {}  # of this group
         self._scattered: list[_Value] = []  # for which no group waits yet
 
-    def arrays(self, results: Sequence[_Value]) -> list[Any]:
+    def arrays(self, results: Sequence[_Value]) -> list[object]:
         """Runs all operations; returns the arrays of some values."""
         begins = {group.first.number: number for number, group in enumerate(self._groups)}
         for operation in self._operations:
@@ -358,7 +368,7 @@ class _Run:
         self._scattered = []
         return ties
 
-    def _array(self, value: _Value) -> Any:
+    def _array(self, value: _Value) -> jax.Array | None:
         if not value.sources:
             return value.array
         if value not in self._whole:
@@ -368,7 +378,7 @@ class _Run:
             self._whole.update(zip(recipe.outputs, made, strict=True))
         return self._whole[value]
 
-    def _part(self, value: _Value) -> Any:
+    def _part(self, value: _Value) -> jax.Array | None:
         return self._shards[value] if value in self._shards else self._array(value)
 
 
@@ -376,7 +386,7 @@ def _is_mark(equation: JaxprEqn) -> bool:
     return equation.primitive.name == "name" and equation.params["name"] == _MARK
 
 
-def _jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+def _jaxprs(params: Mapping[str, object]) -> Iterator[Jaxpr | ClosedJaxpr]:
     for value in params.values():
         for one in value if isinstance(value, list | tuple) else [value]:
             if isinstance(one, Jaxpr | ClosedJaxpr):
@@ -391,7 +401,7 @@ def _has_mark(equation: JaxprEqn) -> bool:
     )
 
 
-def _regrouped(value: Any, is_state: Sequence[bool]) -> Any:
+def _regrouped(value: object, is_state: Sequence[bool]) -> object:
     """Returns a loop's body, or a branch, whose weights are gathered in groups."""
     if isinstance(value, tuple):
         return tuple(_regrouped(one, is_state) for one in value)

@@ -5,7 +5,7 @@ workers all of them must make, read and write it, and they meet for that: a work
 alone would exchange its parts with another program of the others.
 
 Inside a step of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is
-gathered where a layer reads it; the optimizer updates parts.
+gathered for each use (`gathers.py`); the optimizer updates parts.
 """
 
 from __future__ import annotations
