@@ -25,6 +25,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
 from kerasdist.core.sharding import GROUP_BYTES
 
 if TYPE_CHECKING:
