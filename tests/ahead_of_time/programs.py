@@ -23,8 +23,10 @@ import kerasdist as kd
 from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import TrainingProgram
 from kerasdist.backends.jax.backend import coordinates_of
+from kerasdist.backends.jax.mesh import gathers
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.core.partitions import DeviceAssignment, Topology
+from kerasdist.core.sharding import GROUP_BYTES
 from kerasdist.plan import hlo
 from kerasdist.plan.hardware import parse_target
 from kerasdist.plan.script import devices_of
@@ -36,6 +38,14 @@ CLASSES = 8
 def mlp() -> keras.Model:
     hidden = [L.Dense(256, "relu"), L.Dropout(0.1), L.Dense(256, "relu")]
     return keras.Sequential([keras.Input((128,)), *hidden, L.Dense(CLASSES)])
+
+
+DEEP, UNITS = 12, 1024
+
+
+def deep() -> keras.Model:
+    hidden = [L.Dense(UNITS, "gelu", use_bias=False) for _ in range(DEEP)]
+    return keras.Sequential([keras.Input((UNITS,)), *hidden, L.Dense(CLASSES)])
 
 
 def wide() -> keras.Model:
@@ -82,6 +92,7 @@ class Program:
     logical_devices: int = 1
     splits: dict[str, tuple[int, int]] = field(default_factory=dict)
     sharding: kd.Sharding | None = None
+    group_bytes: int = GROUP_BYTES
 
 
 PROGRAMS = {
@@ -91,6 +102,7 @@ PROGRAMS = {
     "mlp, 2 logical devices": Program(logical_devices=2, splits={r"dense.*/kernel": (1, 2)}),
     "mlp, optimizer sharded": Program(sharding=kd.Sharding("optimizer", min_size=1024)),
     "mlp, all sharded": Program(sharding=kd.Sharding("full", min_size=1024)),
+    "deep, all sharded": Program(deep, sharding=kd.Sharding("full"), group_bytes=1),
     "convolutions with BatchNormalization": Program(convolutions),
     "transformer in bfloat16": Program(transformer, batch=32, policy="mixed_bfloat16"),
     "LSTM": Program(recurrent, batch=32),
@@ -120,6 +132,7 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
         optimizer.build(model.trainable_variables)
     layout = Layout(devices, program.logical_devices, program.sharding)
     layout.split_variables(program.splits)
+    gathers.GROUP_BYTES = program.group_bytes
     batch = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, y))
     return ahead_of_time.training_program(model, batch, layout)
 
@@ -127,15 +140,16 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
 def facts(name: str, devices: list[Any]) -> dict[str, Any]:
     known = {key: replace(one, batch=EXAMPLES_EACH * len(devices)) for key, one in SCALED.items()}
     program = program_of({**PROGRAMS, **known}[name], devices)
-    text = ahead_of_time.compiled(program).text
-    found = hlo.collectives(text)
+    made = ahead_of_time.compiled(program)
+    found = hlo.collectives(made.text)
     return {
         "name": name,
         "arrays": program.arrays,
-        "donated": len(re.findall("may-alias|must-alias", text.partition("\n")[0])),
+        "donated": len(re.findall("may-alias|must-alias", made.text.partition("\n")[0])),
         "collectives": dict(collections.Counter(each.kind for each in found)),
         "sent": [[each.kind, each.bytes, each.devices] for each in found],
         "held": dict(program.state_bytes),
+        "temporary": made.temporary_bytes,
     }
 
 

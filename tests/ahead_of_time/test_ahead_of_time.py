@@ -14,6 +14,7 @@ from tests.environment import everything
 EVERYTHING = everything()
 SECONDS = 1500 if EVERYTHING else 600
 
+LAYERS, UNITS = 12, 1024  # of the program `deep`
 ONE_SUM = {"all-reduce": 1}
 # Per BatchNormalization one for the moments and one for their gradients.
 NORMALIZED = {"all-gather": 2, "all-reduce": 3}
@@ -37,13 +38,17 @@ ON_TPU = {
 }
 EXPECTED = {"v5e:2x2": BOTH | ON_TPU, "8xh100": BOTH}
 # A batch that is divided unevenly, and variables that are divided; for GPUs: `test_golden`.
+DEEP = "deep, all sharded"
 SELECTED = {"v5e:2x2": ["mlp, uneven batch", "mlp, all sharded"]}
+DEVICES = {"v5e:2x2": 4, "8xh100": 8}
+GATHERED = {"v5e:2x2": 0.5, "8xh100": 1}  # a TPU multiplies in bfloat16, and gathers that
 CHOSEN = {one: list(EXPECTED[one]) for one in EXPECTED} if EVERYTHING else SELECTED
 
 
 @functools.cache
 def programs(target):
-    return compiled(target, CHOSEN[target], SECONDS)
+    names = [*CHOSEN.get(target, []), DEEP]
+    return compiled(target, names, SECONDS)
 
 
 @pytest.mark.timeout(SECONDS + 20)
@@ -63,3 +68,15 @@ def test_state_is_donated_and_collectives_are_few(target, name):
     found = programs(target)[name]
     assert found["donated"] == found["arrays"] > 0
     assert found["collectives"] == EXPECTED[target][name]
+
+
+@pytest.mark.timeout(SECONDS + 20)
+@pytest.mark.parametrize("target", DEVICES)
+def test_few_weights_are_whole_at_a_time(target):
+    """Of twelve layers: they are gathered for each pass, and gradients scattered one by one."""
+    found, weight = programs(target)[DEEP], 4 * UNITS**2
+    shards_of_gradients = LAYERS / DEVICES[target]
+    assert found["temporary"] / weight < shards_of_gradients + 4
+    gathered = sum(size for kind, size, _ in found["sent"] if kind == "all-gather")
+    # Not again: of the last layer, which comes next going backward; the first needs none there.
+    assert gathered == (2 * LAYERS - 2) * weight * GATHERED[target]

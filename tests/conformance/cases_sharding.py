@@ -1,6 +1,8 @@
 """What only sharded state has: the parts that devices hold, initial values, refusals."""
 
 import math
+import warnings
+from unittest import mock
 
 import numpy as np
 
@@ -138,6 +140,72 @@ def wrong_values(lab):
         kd.Sharding("full", min_size=0)
     with lab.raises(ValueError, "Expected within.*Received: within=.rack"):
         kd.Sharding("full", within="rack")
+
+
+UNITS, DEEP = 128, 12
+
+
+def of_many_kinds():
+    """Layers that read weights in loops, casts, products and again going backward."""
+    layers = keras.layers
+    with keras.RematScope("full"):
+        done_again = layers.Dense(8, activation="tanh", name="again")
+    return stack(
+        [
+            layers.Bidirectional(layers.LSTM(4, return_sequences=True, name="recurrent")),
+            layers.Conv1D(8, 2, padding="same", activation="tanh", name="convolution"),
+            layers.BatchNormalization(name="normalized"),
+            done_again,
+            layers.Dense(8, lora_rank=2, kernel_regularizer="l2", name="low_rank"),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(4, name="last"),
+        ],
+        keras.optimizers.Adam(0.01),
+        inputs=(6, 4),
+    )
+
+
+@case(TOPIC, backends=("jax",), replicas=(2,))
+def gathered_for_each_use(lab):
+    """`sharding="full"`: a step gathers weights going forward and again going backward."""
+    from kerasdist.backends.jax import ahead_of_time
+    from kerasdist.backends.jax.mesh import gathers
+
+    strategy = lab.strategy(sharding=kd.Sharding("full", min_size=1))
+    x, y = np.random.default_rng(0).normal(size=(8, 6, 4)), regression(8, outputs=4)[1]
+    with mock.patch.object(gathers, "GROUP_BYTES", 1):  # each weight is a group
+        actions = fit(x, y, batch_size=4, epochs=2), predict(x)
+        lab.same(of_many_kinds, *actions, strategy=strategy, tolerance=ADAPTIVE)
+        fresh()
+        with strategy.scope():
+            hidden = [keras.layers.Dense(UNITS, "tanh", use_bias=False) for _ in range(DEEP)]
+            model = keras.Sequential([keras.Input((UNITS,)), *hidden])
+            model.compile("sgd", "mse")
+            model.optimizer.build(model.trainable_variables)
+        layout = strategy.replica_set.arrays.layout
+        batch = np.zeros((4, UNITS), "float32")
+        program = ahead_of_time.training_program(model, (batch, batch), layout)
+    made = program.lowered.compile()
+    # Not again: of the last layer, which comes next going backward; the first needs none there.
+    lab.equal(2 * DEEP - 2, made.as_text().count(" all-gather("))
+    weight = 4 * UNITS**2
+    most = DEEP // lab.replicas + 4  # shards of gradients, and what is whole
+    found = made.memory_analysis().temp_size_in_bytes / weight
+    lab.check(found < most, f"{found} weights are whole at a time, expected at most {most}")
+
+
+@case(TOPIC, backends=("jax",), replicas=(3,))
+def little_is_divided(lab):
+    """A number of replicas that divides little: a warning says which share of the bytes it is."""
+    x, y = regression(9, outputs=4)
+    model = lab.made(even, sharding=kd.Sharding("full", min_size=1))
+    with warnings.catch_warnings(record=True, action="always") as told:
+        model.fit(x, y, epochs=2, verbose=0)
+        model.evaluate(x, y, verbose=0)
+    found = [str(one.message) for one in told if "to divide most of a model" in str(one.message)]
+    lab.equal(1, len(found))
+    lab.check("3 replicas, which divide 0% of" in found[0], found[0])
+    lab.check("'sequential/up/kernel' of shape (4, 8)" in found[0], found[0])
 
 
 @case(TOPIC, backends=("jax",), replicas=(4,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -219,8 +220,11 @@ class JaxTrainer(ReplicatedTrainer):
         if any(one is None for several in values for one in several):
             raise self._in_use()
         state = replicas.arrays.state(values, tuple(variables.values()))
-        if isinstance(replicas.arrays.layout.rule, ByLayoutMap):
-            replicas.arrays.layout.rule.require_used()
+        rule = replicas.arrays.layout.rule
+        if isinstance(rule, ByLayoutMap):
+            rule.require_used()
+        elif rule is not None and purge_model_variables:
+            rule.warn_if_little(itertools.chain.from_iterable(variables.values()))
         if purge_model_variables:
             self._is_lost = False
             keras_compat.put_state(model, dict(zip(variables, state, strict=True)))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Sharding
 
 
@@ -33,7 +33,13 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
 def is_traced(leaf: object) -> bool:
     """Returns whether a value is a tracer of JAX, which does not know where it will be."""
     # Asking a tracer where it is fails, and JAX looks through the whole trace for the message.
-    return isinstance(leaf, Tracer)
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, _class_of_arrays())
+
+
+@cache
+def _class_of_arrays() -> type:
+    with jax.ensure_compile_time_eval():  # also where the caller is traced
+        return type(jnp.zeros(()))
 
 
 def is_placed(leaf: object, sharding: Sharding) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
+import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
@@ -25,10 +27,12 @@ from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DeviceError, UnsupportedError
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"
+_MUCH = 0.9  # of the bytes that replicas are to divide; if they divide less, a warning says so
 WHOLE = PartitionSpec()
 
 # An optimizer's variable, and the weight that it belongs to; itself, if it belongs to none.
@@ -113,16 +117,40 @@ class OverReplicas:
         self._sharding = sharding
         self._replicas = replicas
         self._axis = axis
+        self._has_warned = False
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns the axes of the mesh that divide each axis of a variable."""
+        return self.update_spec(variable) if self._is_meant(variable) else WHOLE
+
+    def _is_meant(self, variable: keras.Variable) -> bool:
         # Not sync-on-read variables, of which each replica has a component. Nor unsigned integers:
         # they are bytes in transit, or the state of a random generator, which each draw reads.
         is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
-        if is_on_read(variable) or is_unsigned:
-            return WHOLE
-        is_divided = self.gathers_weights or is_slot(variable)
-        return self.update_spec(variable) if is_divided else WHOLE
+        is_state = self.gathers_weights or is_slot(variable)
+        return is_state and not (is_on_read(variable) or is_unsigned)
+
+    def warn_if_little(self, variables: Iterable[keras.Variable]) -> None:
+        """Warns once if much stays whole since no dimension can be divided by the replicas."""
+        large = [
+            (math.prod(one.shape) * jnp.dtype(keras_compat.stored_dtype(one)).itemsize, one)
+            for one in variables
+            if self._is_meant(one) and math.prod(one.shape) >= self._sharding.min_size
+        ]
+        whole = [(size, one) for size, one in large if self.update_spec(one) == WHOLE]
+        share = 1 - sum(size for size, _ in whole) / max(sum(size for size, _ in large), 1)
+        if self._has_warned or share >= _MUCH:
+            return
+        self._has_warned = True
+        _, first = max(whole, key=operator.itemgetter(0))
+        fits = [n for n in range(1, self._replicas) if any(one % n == 0 for one in first.shape)]
+        warn_user(
+            f"Expected sharding={self._sharding.state!r} to divide most of a model. Received: "
+            f"{self._replicas} replicas, which divide {share:.0%} of the bytes of its large "
+            f"variables; the others, such as {first.path!r} of shape {tuple(first.shape)}, have no "
+            "dimension that this number divides, and are whole on each replica. Choose a number "
+            f"that divides a dimension (here {fits[-1]}), or a dimension for the number."
+        )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
         """Shards a weight's update, and its slots, by the largest axis that divides evenly."""

@@ -18,6 +18,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_placed
+from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
 # Takes state and batch, returns outputs and new state, all of them pytrees.
@@ -260,6 +261,12 @@ class Placement:
         self, step: Step, held: Any, entry: Any, keeps_rows: bool = False, in_loop: bool = False
     ) -> Any:
         returned = partial(self._returned, keeps_rows=keeps_rows)
+        options: dict[str, str] = {}
+        if self.layout.rule is not None and self.layout.rule.gathers_weights:
+            step = in_groups(step)
+            if self.shares_memory:
+                # Of CPUs, XLA removes barriers before it joins sums and orders what is computed.
+                options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
         if in_loop:
             step = partial(_take_steps, step, held, keeps_rows)
 
@@ -270,7 +277,11 @@ class Placement:
 
         # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
         return jax.jit(
-            program, donate_argnums=0, in_shardings=(held, entry), out_shardings=(None, held)
+            program,
+            donate_argnums=0,
+            in_shardings=(held, entry),
+            out_shardings=(None, held),
+            compiler_options=options,
         )
 
     def _note_batch(self, batch: Any) -> None:

@@ -5,7 +5,7 @@ workers all of them must make, read and write it, and they meet for that: a work
 alone would exchange its parts with another program of the others.
 
 Inside a step of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is
-gathered where a layer reads it; the optimizer updates parts.
+gathered for each use (`gathers.py`); the optimizer updates parts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced
+from kerasdist.backends.jax.mesh.gathers import gather
 from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
@@ -195,9 +196,10 @@ def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
     layout = layout_of_step()
     if layout is None or layout.rule is None:
         return value
-    if not layout.rule.gathers_weights or layout.of_variable(variable) == layout.whole:
+    at_rest = layout.of_variable(variable)
+    if not layout.rule.gathers_weights or at_rest == layout.whole:
         return value
-    return jax.lax.with_sharding_constraint(value, layout.whole)
+    return gather(value, at_rest, layout.whole)
 
 
 def _apply(

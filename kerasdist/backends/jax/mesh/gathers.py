@@ -1,0 +1,413 @@
+"""Sharded weights that are whole only where a step uses them (`sharding="full"`).
+
+JAX keeps what an operation has read for the backward pass: each gathered weight, the whole model at
+once. So a traced step is gone through once more, operation by operation. There a gathered weight,
+and what is made of weights alone (a cast, a part), is no array but a recipe: each operation that
+reads it follows it anew, and so gathers again.
+
+Operations that read weights form groups, in their order: the weights of a group are one, or small
+together. While a group computes, the next one's weights are gathered and the gradients of the one
+before are scattered; XLA's optimization barrier keeps it to that, and keeps the gathers of both
+passes apart. So two groups of weights and one of gradients are whole at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from kerasdist.core.sharding import GROUP_BYTES
+
+if TYPE_CHECKING:
+    from jax.core import ShapedArray
+    from jax.extend.core import JaxprEqn
+    from jax.sharding import NamedSharding
+
+_MARK = "gathered by kerasdist"
+
+# What is rather done again than kept: it moves elements, or changes each by itself.
+_CHEAP = (
+    "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
+    "split broadcast_in_dim concatenate pad rev copy neg abs sign add sub mul div max min clamp "
+    "select_n square integer_pow sqrt rsqrt"
+)
+_INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"})
+_WITH_BODIES = frozenset({"scan", "while", "cond"})
+
+_orders = itertools.count()
+
+
+def gather(shard: jax.Array, at_rest: NamedSharding, whole: NamedSharding) -> jax.Array:
+    """Gathers a weight in a step; its gradient is scattered as the weight is."""
+    constrain = jax.lax.with_sharding_constraint
+    return constrain(constrain(checkpoint_name(shard, _MARK), at_rest), whole)
+
+
+def in_groups(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns a step, of state and batch, that gathers weights for each use, group by group."""
+
+    def run(state: object, batch: object) -> Any:
+        # A new function, since JAX would not trace again one that it knows.
+        traced, form = jax.make_jaxpr(partial(step), return_shape=True)(state, batch)
+        own, others = jax.tree.leaves(state), jax.tree.leaves(batch)
+        is_state = [True] * len(own) + [False] * len(others)
+        return jax.tree.unflatten(jax.tree.structure(form), _run(traced, own + others, is_state))
+
+    return run
+
+
+@final
+@dataclass(eq=False)
+class _Value:
+    """A value of a step.
+
+    Attributes:
+        type: Its shape and type.
+        maker: The operation that makes it; None: it is given.
+        is_state: Whether it is made of the state alone.
+        is_constant: Whether it is a number, or an array, that the code has.
+        sources: Of which values a recipe makes it; empty: it is no recipe.
+        array: The array, if it is no recipe, once there is one.
+        order: Grows from value to value, on all workers alike.
+    """
+
+    type: ShapedArray
+    maker: _Operation | None = None
+    is_state: bool = True
+    is_constant: bool = False
+    sources: frozenset[_Value] = frozenset()
+    array: jax.Array | None = None
+    order: int = field(default_factory=_orders.__next__)
+
+    @property
+    def form(self) -> Hashable:
+        """Its shape and type."""
+        return self.type.shape, self.type.dtype
+
+
+@final
+@dataclass(eq=False)
+class _Operation:
+    """An operation on values.
+
+    Attributes:
+        equation: JAX's; None: an optimization barrier.
+        number: Its place among those that make arrays.
+        shards: How its inputs are sharded before; None: as they are.
+        scatters: Whether it makes shards of what was whole, for which the next group waits.
+    """
+
+    equation: JaxprEqn | None
+    inputs: Sequence[_Value]
+    outputs: list[_Value] = field(default_factory=list)
+    number: int = -1
+    shards: Sequence[NamedSharding | None] = ()
+    scatters: bool = False
+
+    @property
+    def sources(self) -> frozenset[_Value]:
+        """What has to be gathered for it."""
+        return frozenset().union(*(one.sources for one in self.inputs))
+
+    def apply(self, arrays: Sequence[object]) -> Sequence[jax.Array]:
+        """Returns what it makes of arrays."""
+        equation = self.equation
+        if equation is None:
+            return jax.lax.optimization_barrier(list(arrays))
+        if self.shards:
+            pairs = zip(arrays, self.shards, strict=True)
+            arrays = [
+                array if how is None else jax.lax.with_sharding_constraint(array, how)
+                for array, how in pairs
+            ]
+        params: Any = equation.params
+        if equation.primitive.name in _WITH_BODIES and _has_mark(equation):
+            is_state = [one.is_state for one in self.inputs]
+            params = {key: _regrouped(value, is_state) for key, value in params.items()}
+        bound: Any = equation.primitive.get_bind_params(params)
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)  # by JAX's version
+        with jax.named_scope(str(equation.source_info.name_stack)), equation.ctx.manager:
+            made = equation.primitive.bind(*functions, *arrays, **params)
+        return made if equation.primitive.multiple_results else [made]
+
+
+def _run(
+    traced: ClosedJaxpr, arrays: Sequence[jax.Array], is_state: Sequence[bool]
+) -> list[object]:
+    """Evaluates a traced function, whose weights are gathered in groups."""
+    reader = _Reader()
+    given = [
+        _Value(jax.typeof(array), is_state=own, array=array)
+        for array, own in zip(arrays, is_state, strict=True)
+    ]
+    results = reader.read(traced.jaxpr, traced.consts, given)
+    return _Run(reader.operations).arrays(results)
+
+
+@final
+class _Reader:
+    """Reads a traced function: which operations make arrays, and which are of recipes.
+
+    Attributes:
+        operations: Those that make arrays, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[_Operation] = []
+        self._at_rest: dict[Hashable, NamedSharding] = {}  # by the forms of weights
+        self._products: dict[Hashable, NamedSharding] = {}  # likewise of low-rank products
+
+    def read(self, jaxpr: Jaxpr, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
+        """Adds the operations of a function to those of the step; returns its results."""
+        known: dict[object, _Value] = dict(zip(jaxpr.invars, given, strict=True))
+        known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
+
+        def value_of(atom: object) -> _Value:
+            return _constant(atom.val) if isinstance(atom, Literal) else known[atom]
+
+        for equation in jaxpr.eqns:
+            inputs = list(map(value_of, equation.invars))
+            reads_weights = any(one.sources for one in inputs)
+            if equation.primitive.name in _INLINED and (reads_weights or _has_mark(equation)):
+                made = self._inline(equation, inputs)
+            else:
+                made = self._note(equation, inputs)
+            known.update(zip(equation.outvars, made, strict=True))
+        return list(map(value_of, jaxpr.outvars))
+
+    def _inline(self, equation: JaxprEqn, inputs: Sequence[_Value]) -> list[_Value]:
+        if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
+            # Done again for the backward pass: kept apart from the forward pass, as JAX does it.
+            # Weights are where they are gathered.
+            apart = [one for one in inputs if not (one.sources or _is_weight(one))]
+            made = self._add(_Operation(None, apart), [one.type for one in apart])
+            again = dict(zip(apart, made, strict=True))
+            inputs = [again.get(one, one) for one in inputs]
+        inner = next(_jaxprs(equation.params))
+        if isinstance(inner, ClosedJaxpr):
+            return self.read(inner.jaxpr, inner.consts, inputs)
+        return self.read(inner, (), inputs)
+
+    def _note(self, equation: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
+        types: list[Any] = [one.aval for one in equation.outvars]
+        name = equation.primitive.name
+        if _is_mark(equation):
+            source = _recast(inputs[0])
+            return _recipe(equation, [source], types, source.sources or frozenset({source}))
+        is_state = all(one.is_state for one in inputs) and not equation.effects
+        reads_weights = any(one.sources for one in inputs)
+        is_cheap = name in _CHEAP.split() and reads_weights
+        if is_state and (is_cheap or _is_low_rank(equation)):
+            parts = [one.sources or {one} for one in inputs if not one.is_constant]
+            made = _recipe(equation, inputs, types, frozenset().union(*parts))
+            self._note_shardings(equation, made[0].form)
+            return made
+        operation = _Operation(equation, inputs)
+        if _scatters(equation, inputs):
+            operation.scatters = True
+        elif name == "dot_general" and any(one.is_state for one in inputs):
+            # The gradient of a factor, of the whole one of a low-rank product.
+            shards = [None if one.is_state else self._products.get(one.form) for one in inputs]
+            if any(shards):
+                operation.shards, operation.scatters = shards, True
+        return self._add(operation, types)
+
+    def _note_shardings(self, equation: JaxprEqn, form: Hashable) -> None:
+        if _constraint(equation) is False:
+            self._at_rest[form] = equation.params["sharding"]
+        elif equation.primitive.name == "dot_general" and form in self._at_rest:
+            self._products[form] = self._at_rest[form]
+
+    def _add(self, operation: _Operation, types: Sequence[ShapedArray]) -> list[_Value]:
+        operation.number = len(self.operations)
+        self.operations.append(operation)
+        is_state = all(one.is_state for one in operation.inputs)
+        operation.outputs = [_Value(one, operation, is_state) for one in types]
+        return operation.outputs
+
+
+def _constant(array: Any) -> _Value:
+    return _Value(jax.typeof(array), is_constant=True, array=array)
+
+
+def _recipe(
+    equation: JaxprEqn,
+    inputs: list[_Value],
+    types: Sequence[ShapedArray],
+    sources: frozenset[_Value],
+) -> list[_Value]:
+    operation = _Operation(equation, inputs)
+    operation.outputs = [_Value(one, operation, sources=sources) for one in types]
+    return operation.outputs
+
+
+def _recast(value: _Value) -> _Value:
+    """Lets the cast of a variable, as of a mixed policy, be a recipe too."""
+    cast = (
+        None if value.maker is None or value.sources or not value.is_state else value.maker.equation
+    )
+    if cast is None or value.maker is None or cast.primitive.name != "convert_element_type":
+        return value
+    inputs = list(value.maker.inputs)
+    return _recipe(cast, inputs, [value.type], frozenset(inputs))[0]
+
+
+def _is_weight(value: _Value) -> bool:
+    return value.is_state and jnp.issubdtype(value.type.dtype, jnp.inexact)
+
+
+def _is_low_rank(equation: JaxprEqn) -> bool:
+    """Returns whether it is a product with more elements than its factors, as LoRA has it."""
+    if equation.primitive.name != "dot_general":
+        return False
+    types: list[Any] = [one.aval for one in (*equation.outvars, *equation.invars)]
+    made, *given = (math.prod(one.shape) for one in types)
+    return made > sum(given)
+
+
+def _scatters(equation: JaxprEqn, inputs: Sequence[_Value]) -> bool:
+    """Returns whether it is the transpose of `gather`, of a gradient that was whole."""
+    before = None if not inputs or inputs[0].maker is None else inputs[0].maker.equation
+    ends, begins = (_constraint(one) for one in (equation, before))
+    return begins is not None and ends is not None and begins and not ends
+
+
+def _constraint(equation: JaxprEqn | None) -> bool | None:
+    """Returns whether a constraint is to a whole array; None if it is none."""
+    if equation is None or equation.primitive.name != "sharding_constraint":
+        return None
+    return bool(equation.params["sharding"].is_fully_replicated)
+
+
+@final
+@dataclass
+class _Group:
+    """Operations that read weights, one after another, and what is gathered for them."""
+
+    first: _Operation
+    last: _Operation
+    sources: frozenset[_Value]
+
+
+def _groups(operations: Iterable[_Operation]) -> list[_Group]:
+    groups: list[_Group] = []
+    for one in operations:
+        if not one.sources:
+            continue
+        together = one.sources.union(*(group.sources for group in groups[-1:]))
+        is_more = not groups or together != groups[-1].sources
+        if not groups or (is_more and _bytes_of(together) > GROUP_BYTES):
+            groups.append(_Group(one, one, one.sources))
+        else:
+            groups[-1].last, groups[-1].sources = one, together
+    return groups
+
+
+def _bytes_of(values: Iterable[_Value]) -> int:
+    return sum(math.prod(one.type.shape) * np.dtype(one.type.dtype).itemsize for one in values)
+
+
+@final
+class _Run:
+    """Makes the arrays of operations, group by group."""
+
+    def __init__(self, operations: Sequence[_Operation]) -> None:
+        self._operations = operations
+        self._groups = _groups(operations)
+        self._shards: dict[_Value, jax.Array] = {}  # of this group and the next one
+        self._whole: dict[_Value, jax.Array] = {}  # of this group
+        self._scattered: list[_Value] = []  # for which no group waits yet
+
+    def arrays(self, results: Sequence[_Value]) -> list[object]:
+        """Runs all operations; returns the arrays of some values."""
+        begins = {group.first.number: number for number, group in enumerate(self._groups)}
+        for operation in self._operations:
+            if operation.number in begins:
+                self._begin(begins[operation.number])
+            made = operation.apply([self._array(one) for one in operation.inputs])
+            for value, array in zip(operation.outputs, made, strict=True):
+                value.array = array
+            if operation.scatters:
+                self._scattered += operation.outputs
+        return [self._array(one) for one in results]
+
+    def _begin(self, number: int) -> None:
+        """Drops the weights of the group before; lets those of the next one be gathered."""
+        own = self._groups[number].sources
+        self._whole = {one: array for one, array in self._whole.items() if one.sources <= own}
+        self._shards = {one: array for one, array in self._shards.items() if one in own}
+        following = frozenset().union(*(one.sources for one in self._groups[number + 1 :][:1]))
+        # What the step itself makes later is not there yet.
+        wanted = [one for one in following - own if one.array is not None]
+        wanted.sort(key=lambda one: one.order)
+        ties = self._ties(number)
+        if wanted and ties:
+            arrays = jax.lax.optimization_barrier([one.array for one in [*wanted, *ties]])
+            self._shards.update(zip(wanted, arrays, strict=False))
+            for one, array in zip(ties, arrays[len(wanted) :], strict=True):
+                one.array = array
+
+    def _ties(self, number: int) -> list[_Value]:
+        """Returns what is there when a group begins, but not when the one before did."""
+        first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
+        given = [one for one in first.inputs if not (one.sources or one.is_state)]
+        since = before.last.number if number else -1
+        new = [one for one in given if number == 0 or (one.maker and one.maker.number > since)]
+        made = before.last.outputs if number else []
+        ties = [one for one in (*new, *made, *given) if isinstance(one.type.dtype, np.dtype)][:1]
+        ties += self._scattered
+        self._scattered = []
+        return ties
+
+    def _array(self, value: _Value) -> jax.Array | None:
+        if not value.sources:
+            return value.array
+        if value not in self._whole:
+            recipe = value.maker
+            assert recipe is not None
+            made = recipe.apply([self._part(one) for one in recipe.inputs])
+            self._whole.update(zip(recipe.outputs, made, strict=True))
+        return self._whole[value]
+
+    def _part(self, value: _Value) -> jax.Array | None:
+        return self._shards[value] if value in self._shards else self._array(value)
+
+
+def _is_mark(equation: JaxprEqn) -> bool:
+    return equation.primitive.name == "name" and equation.params["name"] == _MARK
+
+
+def _jaxprs(params: Mapping[str, object]) -> Iterator[Jaxpr | ClosedJaxpr]:
+    for value in params.values():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, Jaxpr | ClosedJaxpr):
+                yield one
+
+
+def _has_mark(equation: JaxprEqn) -> bool:
+    return _is_mark(equation) or any(
+        _has_mark(each)
+        for one in _jaxprs(equation.params)
+        for each in (one.jaxpr if isinstance(one, ClosedJaxpr) else one).eqns
+    )
+
+
+def _regrouped(value: object, is_state: Sequence[bool]) -> object:
+    """Returns a loop's body, or a branch, whose weights are gathered in groups."""
+    if isinstance(value, tuple):
+        return tuple(_regrouped(one, is_state) for one in value)
+    if not isinstance(value, ClosedJaxpr):
+        return value
+    types = value.in_avals
+    known = is_state if len(is_state) == len(types) else [False] * len(types)
+    return jax.make_jaxpr(lambda *arrays: _run(value, arrays, known))(*types)
