@@ -187,9 +187,9 @@ class DeviceAssignment:
         Args:
             topology: What `kerasdist.tpu.initialize_tpu_system` returned; or the number of
                 replicas, or None, for devices in the order of their numbers.
-            computation_shape: Number of devices of a replica along each axis. Where chips have one
-                core each, and a replica is to have several cores of a chip, as on TPU v2 and v3, it
-                gets neighbouring chips.
+            computation_shape: Number of devices of a replica along each axis. What is asked for
+                along an axis that there is not, as several cores of a chip that has one, are
+                neighbours along x or y.
             computation_stride: The distance of a replica's devices along each axis; None: 1.
             num_replicas: Number of replicas.
             device_order_mode: AUTO or MESH: row by row.
@@ -259,11 +259,13 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
     """Returns the devices of each block of a mesh that a replica may have; None: none fits."""
     if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
         return None
-    cores, rest = divmod(int(shape[3]), int(mesh[3]))
-    fits = [axis for axis in range(3) if shape[axis] * cores * stride[axis] <= mesh[axis]]
-    if cores > 1 and not rest and fits:  # a chip has fewer cores than that: take its neighbours
-        shape = np.array([*shape[:3], mesh[3]])
-        shape[fits[0]] *= cores
+    shape = np.array(shape)
+    for axis in (3, 2):  # where chips have one core each, or lie in a plane: take neighbours
+        for factor in prime_factors(int(shape[axis])) if mesh[axis] == 1 else ():
+            fits = [one for one in range(2) if shape[one] * factor * stride[one] <= mesh[one]]
+            if fits:
+                shape[axis] //= factor
+                shape[fits[0]] *= factor
     counts = mesh // (shape * stride) * stride
     if not counts.all():
         return None
