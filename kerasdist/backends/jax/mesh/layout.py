@@ -135,7 +135,7 @@ class OverReplicas:
         large = [
             (math.prod(one.shape) * jnp.dtype(keras_compat.stored_dtype(one)).itemsize, one)
             for one in variables
-            if self._is_meant(one) and math.prod(one.shape) >= self._sharding.min_size
+            if self._is_meant(one) and one.shape and math.prod(one.shape) >= self._sharding.min_size
         ]
         whole = [(size, one) for size, one in large if self.update_spec(one) == WHOLE]
         share = 1 - sum(size for size, _ in whole) / max(sum(size for size, _ in large), 1)
