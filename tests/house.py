@@ -92,6 +92,10 @@ ADDED = {
     "what the public tests of tf.distribute rely on": 92,
     "functions that run eagerly, and rows of sparse products there": 57,
     "state that a failed step has consumed, and keys of a LayoutMap that are nobody's": 38,
+    "names of tf.distribute of any year, options that say where they have no effect": 446,
+    "topologies and assignments of TPUs": 130,
+    "a user's own tf.distribute strategy beside ours, and losses that differ in weight": 28,
+    "what is passed of Keras's own distribution": 10,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
