@@ -51,6 +51,7 @@ __all__ = [
     "compute_average_loss",
     "config",
     "connect_to_cluster",
+    "describe_layout",
     "errors",
     "experimental",
     "experimental_set_strategy",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from kerasdist import cluster as cluster_resolver
 from kerasdist.api.functions import function, value_and_grad
+from kerasdist.api.layouts import describe_layout
 from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
 from kerasdist.api.options import (
     CommunicationImplementation,

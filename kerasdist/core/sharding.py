@@ -1,4 +1,4 @@
-"""Which state the replicas of a strategy shard, and what a worker holds of it."""
+"""Which state the replicas of a strategy shard, what a worker holds of it, and sizes as texts."""
 
 from __future__ import annotations
 
@@ -136,3 +136,18 @@ class HeldShard:
     read: Callable[[], np.ndarray[Any, Any]]
     write: Callable[[np.ndarray[Any, Any]], None]
     is_first: bool = True
+
+
+def scaled(value: float) -> tuple[float, str]:
+    """Returns a number below 1000, and the prefix of its unit."""
+    for prefix in ("", "k", "M", "G"):
+        if abs(value) < 1000:
+            return value, prefix
+        value /= 1000
+    return value, "T"
+
+
+def size(value: float) -> str:
+    """Returns a number of bytes as a text, such as ``"1.5 GB"``."""
+    number, prefix = scaled(value)
+    return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"

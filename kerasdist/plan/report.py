@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kerasdist.core.backend_choice import is_installed
+from kerasdist.core.sharding import scaled, size
 from kerasdist.errors import BackendError
 from kerasdist.plan.hlo import Collective
 from kerasdist.plan.planning import LargestBatch, Plan, StepTime, Subject
@@ -236,7 +237,7 @@ def plot(plan: Plan, path: Path) -> None:
             counts, worst, ours, color="tab:blue", alpha=0.2, label="with less overlap"
         )
         axes.plot(counts, ours, "o-", color="tab:blue", label="predicted")
-        rates = ["{:.3g}{}/s".format(*_scaled(_throughput(each, plan))) for each in plan.scaling]
+        rates = ["{:.3g}{}/s".format(*scaled(_throughput(each, plan))) for each in plan.scaling]
         annotate(axes, counts, ours, rates, 8)
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.12)
@@ -245,21 +246,6 @@ def plot(plan: Plan, path: Path) -> None:
 
 def _bytes(collectives: Sequence[Collective]) -> int:
     return sum(each.bytes for each in collectives)
-
-
-def _scaled(value: float) -> tuple[float, str]:
-    """Returns a number below 1000, and the prefix of its unit."""
-    for prefix in ("", "k", "M", "G"):
-        if abs(value) < 1000:
-            return value, prefix
-        value /= 1000
-    return value, "T"
-
-
-def size(value: float) -> str:
-    """Returns a number of bytes as a text, such as ``"1.5 GB"``."""
-    number, prefix = _scaled(value)
-    return f"{number:.3g} {prefix}B" if prefix else f"{number:.0f} B"
 
 
 def milliseconds(seconds: float) -> str:

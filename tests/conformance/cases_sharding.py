@@ -96,6 +96,12 @@ def small_variables_stay_whole(lab):
         odd = keras.Variable(np.ones((5, 7)), name="odd")
     lab.equal([0.5, 1.0, 0.5, 1.0], [part(one) for one in model.weights])
     lab.equal(1.0, part(odd))
+    described = kd.describe_layout(model)
+    lab.equal([48, 32, 48, 12], [held for *_, held in described.rows])
+    lab.equal("(None, replica)", described.rows[0][2])
+    lab.check("140 B of 236 B a device" in str(described), str(described))
+    with lab.raises(ValueError, "Expected a built model"):
+        kd.describe_layout(keras.Sequential([keras.layers.Dense(1)]))
     model = lab.made(dense, sharding="full")
     lab.equal({1.0}, parts(model.weights))
 

@@ -62,6 +62,10 @@ def each_holds_its_part(lab):
         lab.equal(4 * (own if full else model.count_params()), _held(model.weights))
         slots = [one for one in model.optimizer.variables if one.shape]
         lab.equal(8 * own, _held(slots))
+        rows = kd.describe_layout(model).rows
+        told = {path: held for path, _, _, held in rows}
+        lab.equal(_held(model.weights), sum(told[one.path] for one in model.weights))
+        lab.equal(8 * own, sum(told[one.path] for one in slots))
 
     check()
     model.fit(x, y, batch_size=4, verbose=0)

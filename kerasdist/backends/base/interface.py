@@ -304,6 +304,14 @@ class ReplicaSet(abc.ABC):
         """
         return ()
 
+    def held(self, variable: Any) -> tuple[str, tuple[int, ...]]:
+        """Returns how a variable is divided, in words, and the shape of what a device holds.
+
+        Args:
+            variable: A Keras variable.
+        """
+        return "whole", tuple(variable.shape)
+
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker.
 

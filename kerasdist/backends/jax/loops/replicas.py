@@ -115,6 +115,14 @@ class JaxReplicaSet(ReplicaSet):
         """Returns what this process's devices hold of a sharded variable; nothing of another."""
         return worker_placement.shards_of(variable)
 
+    def held(self, variable: keras.Variable) -> tuple[str, tuple[int, ...]]:
+        """Returns along which axes of the mesh a variable is divided, and a device's part."""
+        sharding, shape = self.arrays.layout.of_variables([variable])[0], tuple(variable.shape)
+        if sharding.is_fully_replicated:
+            return "whole", shape
+        axes = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in sharding.spec]
+        return f"({', '.join(axes)})", tuple(sharding.shard_shape(shape))
+
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker; 0 for a sharded one."""
         values = keras_compat.stored_values(variables)

@@ -179,6 +179,13 @@ class TorchReplicaSet(ReplicaSet):
         """Returns this worker's shard of a variable; nothing of a whole one."""
         return shards.held_shards(variable)
 
+    def held(self, variable: keras.Variable) -> tuple[str, tuple[int, ...]]:
+        """Returns by how many workers a variable's flattened values are divided, and a part."""
+        shard = shards.shard_of(variable)
+        if shard is None:
+            return "whole", tuple(variable.shape)
+        return f"flattened, by {shard.group.size}", (shard.end - shard.begin,)
+
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.
 
