@@ -166,6 +166,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_VARIABLE, "assign", "values combine; shards", "assign_shape assign store"),
     # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
     *_of(_VARIABLE, "value", "shards; reads", "read_shape read_whole read"),
+    *_of(_VARIABLE, "__repr__", "shards, before Keras 3.13", "show"),
 )
 
 REFUSALS: tuple[Patch, ...] = (

@@ -58,6 +58,7 @@ def install() -> None:
         initialize=_initialize,
         store=_store,
         read_whole=_read,
+        show=_show,
         stateless_apply=_apply,
     )
 
@@ -161,6 +162,14 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
         if not is_same:
             raise differing_assignment(variable)
         return original(variable, place.put(value, sharding))
+
+
+def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
+    try:
+        return original(variable)
+    except RuntimeError:  # other workers hold a part; later versions of Keras show no value then
+        shape, dtype = tuple(variable.shape), variable.dtype
+        return f"<Variable path={variable.path}, shape={shape}, dtype={dtype}>"
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
