@@ -108,7 +108,7 @@ ADDED = {
 DECLARED = {
     "files": 14,
     "files under 50 lines": 2,
-    "mentions of Any": 281,
+    "mentions of Any": 282,
     "jax": 51,
     "tensorflow": 71,
     "torch": 60,
