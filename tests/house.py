@@ -98,7 +98,7 @@ ADDED = {
     "what is passed of Keras's own distribution": 10,
     "weights gathered for each use, on JAX (ADR 108)": 317,
     "whole gradients that end with their sums, and plans without values (ADR 109)": 89,
-    "what a device holds of a model, as a table, and of a variable on Keras 3.12": 76,
+    "what a device holds of a model, as a table, and of a variable on Keras 3.12": 78,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
@@ -108,8 +108,8 @@ ADDED = {
 DECLARED = {
     "files": 14,
     "files under 50 lines": 2,
-    "mentions of Any": 282,
-    "jax": 51,
+    "mentions of Any": 291,
+    "jax": 52,
     "tensorflow": 71,
     "torch": 60,
 }

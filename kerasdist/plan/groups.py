@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
-import numpy as np
-
 from kerasdist.core.sharding import GROUP_BYTES, Sharding
 from kerasdist.plan.hardware import Target
 from kerasdist.plan.hlo import Collective
@@ -109,4 +107,6 @@ def weight_groups(
 
 def nbytes(variable: keras.Variable) -> int:
     """Returns how many bytes a variable's value has, whether or not there is one."""
+    import numpy as np  # with the variables there is a framework
+
     return math.prod(variable.shape) * np.dtype(variable.dtype).itemsize

@@ -28,7 +28,7 @@ LAYERS = (
     ("job", "input", "api.losses"),
     ("agreement",),
     ("launch", "backends"),
-    ("api.functions", "api.replica_context", "api.scopes"),
+    ("api.functions", "api.layouts", "api.replica_context", "api.scopes"),
     ("training.binding",),
     ("callbacks",),
     ("experimental", "training", "api.strategy"),

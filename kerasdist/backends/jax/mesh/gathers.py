@@ -17,20 +17,17 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from kerasdist.core.sharding import GROUP_BYTES
 
 if TYPE_CHECKING:
-    from jax.core import ShapedArray
-    from jax.extend.core import JaxprEqn
     from jax.sharding import NamedSharding
 
 _MARK = "gathered by kerasdist"
@@ -45,6 +42,24 @@ _INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_ca
 _WITH_BODIES = frozenset({"scan", "while", "cond"})
 
 _orders = itertools.count()
+
+# An operation of a traced function: JAX has no public name for it.
+_Equation = Any
+
+
+@final
+class _Classes(NamedTuple):
+    """JAX's classes of traced functions, with and without their constants, and of constants."""
+
+    closed: type
+    open: type
+    literal: type
+
+
+@cache
+def _classes() -> _Classes:
+    traced = jax.make_jaxpr(lambda: 0)()
+    return _Classes(type(traced), type(traced.jaxpr), type(traced.jaxpr.outvars[0]))
 
 
 def gather(shard: jax.Array, at_rest: NamedSharding, whole: NamedSharding) -> jax.Array:
@@ -81,7 +96,7 @@ class _Value:
         order: Grows from value to value, on all workers alike.
     """
 
-    type: ShapedArray
+    type: Any
     maker: _Operation | None = None
     is_state: bool = True
     is_constant: bool = False
@@ -107,7 +122,7 @@ class _Operation:
         scatters: Whether it makes shards of what was whole, for which the next group waits.
     """
 
-    equation: JaxprEqn | None
+    equation: _Equation | None
     inputs: Sequence[_Value]
     outputs: list[_Value] = field(default_factory=list)
     number: int = -1
@@ -141,9 +156,7 @@ class _Operation:
         return made if equation.primitive.multiple_results else [made]
 
 
-def _run(
-    traced: ClosedJaxpr, arrays: Sequence[jax.Array], is_state: Sequence[bool]
-) -> list[object]:
+def _run(traced: Any, arrays: Sequence[jax.Array], is_state: Sequence[bool]) -> list[object]:
     """Evaluates a traced function, whose weights are gathered in groups."""
     reader = _Reader()
     given = [
@@ -167,13 +180,13 @@ class _Reader:
         self._at_rest: dict[Hashable, NamedSharding] = {}  # by the forms of weights
         self._products: dict[Hashable, NamedSharding] = {}  # likewise of low-rank products
 
-    def read(self, jaxpr: Jaxpr, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
+    def read(self, jaxpr: Any, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
         """Adds the operations of a function to those of the step; returns its results."""
         known: dict[object, _Value] = dict(zip(jaxpr.invars, given, strict=True))
         known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
 
-        def value_of(atom: object) -> _Value:
-            return _constant(atom.val) if isinstance(atom, Literal) else known[atom]
+        def value_of(atom: Any) -> _Value:
+            return _constant(atom.val) if isinstance(atom, _classes().literal) else known[atom]
 
         for equation in jaxpr.eqns:
             inputs = list(map(value_of, equation.invars))
@@ -185,7 +198,7 @@ class _Reader:
             known.update(zip(equation.outvars, made, strict=True))
         return list(map(value_of, jaxpr.outvars))
 
-    def _inline(self, equation: JaxprEqn, inputs: Sequence[_Value]) -> list[_Value]:
+    def _inline(self, equation: _Equation, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
             # Done again for the backward pass: kept apart from the forward pass, as JAX does it.
             # Weights are where they are gathered.
@@ -194,11 +207,11 @@ class _Reader:
             again = dict(zip(apart, made, strict=True))
             inputs = [again.get(one, one) for one in inputs]
         inner = next(_jaxprs(equation.params))
-        if isinstance(inner, ClosedJaxpr):
+        if isinstance(inner, _classes().closed):
             return self.read(inner.jaxpr, inner.consts, inputs)
         return self.read(inner, (), inputs)
 
-    def _note(self, equation: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
+    def _note(self, equation: _Equation, inputs: list[_Value]) -> list[_Value]:
         types: list[Any] = [one.aval for one in equation.outvars]
         name = equation.primitive.name
         if _is_mark(equation):
@@ -222,13 +235,13 @@ class _Reader:
                 operation.shards, operation.scatters = shards, True
         return self._add(operation, types)
 
-    def _note_shardings(self, equation: JaxprEqn, form: Hashable) -> None:
+    def _note_shardings(self, equation: _Equation, form: Hashable) -> None:
         if _constraint(equation) is False:
             self._at_rest[form] = equation.params["sharding"]
         elif equation.primitive.name == "dot_general" and form in self._at_rest:
             self._products[form] = self._at_rest[form]
 
-    def _add(self, operation: _Operation, types: Sequence[ShapedArray]) -> list[_Value]:
+    def _add(self, operation: _Operation, types: Sequence[Any]) -> list[_Value]:
         operation.number = len(self.operations)
         self.operations.append(operation)
         is_state = all(one.is_state for one in operation.inputs)
@@ -241,10 +254,7 @@ def _constant(array: Any) -> _Value:
 
 
 def _recipe(
-    equation: JaxprEqn,
-    inputs: list[_Value],
-    types: Sequence[ShapedArray],
-    sources: frozenset[_Value],
+    equation: _Equation, inputs: list[_Value], types: Sequence[Any], sources: frozenset[_Value]
 ) -> list[_Value]:
     operation = _Operation(equation, inputs)
     operation.outputs = [_Value(one, operation, sources=sources) for one in types]
@@ -266,7 +276,7 @@ def _is_weight(value: _Value) -> bool:
     return value.is_state and jnp.issubdtype(value.type.dtype, jnp.inexact)
 
 
-def _is_low_rank(equation: JaxprEqn) -> bool:
+def _is_low_rank(equation: _Equation) -> bool:
     """Returns whether it is a product with more elements than its factors, as LoRA has it."""
     if equation.primitive.name != "dot_general":
         return False
@@ -275,14 +285,14 @@ def _is_low_rank(equation: JaxprEqn) -> bool:
     return made > sum(given)
 
 
-def _scatters(equation: JaxprEqn, inputs: Sequence[_Value]) -> bool:
+def _scatters(equation: _Equation, inputs: Sequence[_Value]) -> bool:
     """Returns whether it is the transpose of `gather`, of a gradient that was whole."""
     before = None if not inputs or inputs[0].maker is None else inputs[0].maker.equation
     ends, begins = (_constraint(one) for one in (equation, before))
     return begins is not None and ends is not None and begins and not ends
 
 
-def _constraint(equation: JaxprEqn | None) -> bool | None:
+def _constraint(equation: _Equation | None) -> bool | None:
     """Returns whether a constraint is to a whole array; None if it is none."""
     if equation is None or equation.primitive.name != "sharding_constraint":
         return None
@@ -383,30 +393,30 @@ class _Run:
         return self._shards[value] if value in self._shards else self._array(value)
 
 
-def _is_mark(equation: JaxprEqn) -> bool:
+def _is_mark(equation: _Equation) -> bool:
     return equation.primitive.name == "name" and equation.params["name"] == _MARK
 
 
-def _jaxprs(params: Mapping[str, object]) -> Iterator[Jaxpr | ClosedJaxpr]:
+def _jaxprs(params: Mapping[str, object]) -> Iterator[Any]:
     for value in params.values():
         for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(one, Jaxpr | ClosedJaxpr):
+            if isinstance(one, (_classes().closed, _classes().open)):
                 yield one
 
 
-def _has_mark(equation: JaxprEqn) -> bool:
+def _has_mark(equation: _Equation) -> bool:
     return _is_mark(equation) or any(
         _has_mark(each)
         for one in _jaxprs(equation.params)
-        for each in (one.jaxpr if isinstance(one, ClosedJaxpr) else one).eqns
+        for each in (one.jaxpr if isinstance(one, _classes().closed) else one).eqns
     )
 
 
-def _regrouped(value: object, is_state: Sequence[bool]) -> object:
+def _regrouped(value: Any, is_state: Sequence[bool]) -> object:
     """Returns a loop's body, or a branch, whose weights are gathered in groups."""
     if isinstance(value, tuple):
         return tuple(_regrouped(one, is_state) for one in value)
-    if not isinstance(value, ClosedJaxpr):
+    if not isinstance(value, _classes().closed):
         return value
     types = value.in_avals
     known = is_state if len(is_state) == len(types) else [False] * len(types)
