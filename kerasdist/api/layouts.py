@@ -66,7 +66,7 @@ def describe_layout(model: keras.Model) -> ModelLayout:
 
     Example::
 
-        strategy = kd.MultiWorkerMirroredStrategy(sharding="full")
+        strategy = kd.MirroredStrategy()  # or with sharding="full"
         with strategy.scope():
             model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(512)])
         print(kd.describe_layout(model))

@@ -20,12 +20,9 @@ _TRAINING = ("fit", "train_on_batch")
 
 
 def require_no_scope(model: keras.Model) -> None:
-    """Refuses to compile, in the scope of a strategy, a model made outside of it.
-
-    What is no ``keras.Model``, and has Keras's trainer from its insides, is none of ours.
-    """
+    """Refuses to compile, in the scope of a strategy, a model made outside of it."""
     here = context.strategy_in_force()
-    if here.num_replicas_in_sync > 1 and isinstance(model, keras.Model):
+    if here.num_replicas_in_sync > 1:
         raise ScopeError(
             "Expected a model made in the scope in which it is compiled. Received: model="
             f"{model.name!r}, made outside of the scope of {here}. Make the model, too, inside of "

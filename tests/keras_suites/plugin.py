@@ -9,8 +9,10 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import importlib
 import json
 import os
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -32,6 +34,33 @@ def pytest_configure():
         import kerasdist as kd
 
         kd.config.set_logical_cpu_devices(REPLICAS)
+    make_models_of_tests()
+
+
+def make_models_of_tests():
+    """Lets tests of trainers make models: theirs mix a layer and Keras's trainer, not public."""
+    import keras
+
+    backend = keras.backend.backend()
+    trainers = importlib.import_module(f"keras.src.backend.{backend}.trainer")
+    names = [
+        name for name in vars(trainers) if re.fullmatch("(JAX|TensorFlow|Torch|)Trainer", name)
+    ]
+    [own] = (getattr(trainers, name) for name in names)
+
+    class Trainer(keras.Model):
+        def __init__(self):
+            own.__init__(self)  # the layer has begun already
+
+        def __init_subclass__(cls):
+            """Gives a class the `build` and `call` of the layer, which stands behind the model."""
+            layers = [one for one in cls.__mro__ if not issubclass(one, keras.Model)]
+            for name in {"build", "call"} - vars(cls).keys():
+                if cls.__bases__[0] is Trainer:
+                    found = next(one for one in layers if name in vars(one))
+                    setattr(cls, name, vars(found)[name])
+
+    setattr(trainers, names[0], Trainer)
 
 
 def short_id(nodeid: str) -> str:
