@@ -94,7 +94,7 @@ ADDED = {
     "state that a failed step has consumed, and keys of a LayoutMap that are nobody's": 38,
     "names of tf.distribute of any year, options that say where they have no effect": 446,
     "topologies and assignments of TPUs": 130,
-    "a user's own tf.distribute strategy beside ours, and losses that differ in weight": 28,
+    "a user's own tf.distribute strategy beside ours, and losses that differ in weight": 29,
     "what is passed of Keras's own distribution": 10,
     "weights gathered for each use, on JAX (ADR 108)": 317,
     "whole gradients that end with their sums, and plans without values (ADR 109)": 89,

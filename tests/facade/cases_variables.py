@@ -335,3 +335,27 @@ def dropout_in_replicas(lab):
     for turn in range(3):
         lab.equal(runs[turn][0], plain(ops.ones((64,)), training=True))
     lab.equal(lab.numpy(plain.seed_generator.state), state)
+
+
+@case
+def a_metric_of_whole_numbers_is_updated_statelessly(lab, strategy):
+    """`metric.stateless_update_state` outside of replicas changes nothing but what it returns."""
+
+    class Count(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.total = self.add_variable((), "zeros", dtype="int32")
+
+        def update_state(self, x):
+            self.total.assign(self.total + keras.ops.shape(x)[0])
+
+        def result(self):
+            return self.total
+
+    with strategy.scope():
+        metric = Count()
+        metric.update_state(np.zeros(3))
+        values = [keras.ops.convert_to_tensor(one) for one in metric.variables]
+        new = metric.stateless_update_state(values, np.zeros(4))
+    lab.equal(7, lab.numpy(new[0]))
+    lab.equal(3, lab.numpy(metric.result()))

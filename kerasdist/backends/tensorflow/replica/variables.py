@@ -120,7 +120,8 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     replica: with two replicas, a confusion matrix of ones would be read as zeros. Here the first
     replica also gets the remainder.
     """
-    if current.replica is not None or not is_sum_on_read(variable):
+    in_scope = keras_compat.get_stateless_scope() is not None
+    if in_scope or current.replica is not None or not is_sum_on_read(variable):
         return original(variable, value)
     own = keras_compat.stored_value(variable)
     if not (isinstance(own, tf.distribute.DistributedValues) and own.dtype.is_integer):
