@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 import keras
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -36,8 +34,7 @@ class ModelLayout:
         for variable in {id(one): one for one in variables}.values():
             shape = tuple(variable.shape)
             layout, held = trainer.replicas.held(variable) if trainer else ("whole", shape)
-            item = np.dtype(keras_compat.stored_dtype(variable)).itemsize
-            here, there = (math.prod(one) * item for one in (held, shape))
+            here, there = (keras_compat.nbytes(variable, one) for one in (held, shape))
             self.rows.append((variable.path, shape, layout, here))
             self.total_bytes += there
             self.bytes_a_device += here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasdist.core.context import current
 from kerasdist.keras_compat import internals
@@ -144,6 +146,12 @@ def stored_dtype(variable: Any) -> str:
         return dtype
     value = variable._value
     return keras.backend.standardize_dtype(variable.dtype if value is None else value.dtype)
+
+
+def nbytes(variable: keras.Variable, shape: Sequence[int] | None = None) -> int:
+    """Returns how many bytes a variable's value has, whether or not there is one; of a part too."""
+    elements = math.prod(variable.shape if shape is None else shape)
+    return elements * np.dtype(stored_dtype(variable)).itemsize
 
 
 def store_shape(variable: Any, shape: tuple[int, ...]) -> None:

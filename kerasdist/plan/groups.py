@@ -82,6 +82,8 @@ def weight_groups(
         workers: How many there are.
         limit: How many bytes the weights of small layers are together.
     """
+    from kerasdist.keras_compat import nbytes  # with the variables there is a framework
+
     sizes: list[int] = []
     whole = 0
     layer = last = ""
@@ -103,10 +105,3 @@ def weight_groups(
     )
     weights = 2 * (sum(sizes) // workers + whole)  # and their gradients
     return WeightGroups(sizes, whole, weights + slots + sum(map(nbytes, others)))
-
-
-def nbytes(variable: keras.Variable) -> int:
-    """Returns how many bytes a variable's value has, whether or not there is one."""
-    import numpy as np  # with the variables there is a framework
-
-    return math.prod(variable.shape) * np.dtype(variable.dtype).itemsize

@@ -19,7 +19,6 @@ from kerasdist import keras_compat
 from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
-from kerasdist.plan.groups import nbytes
 
 # Smaller variables have values: counters and seeds, which code reads as it builds layers.
 _SMALL_BYTES = 2**20
@@ -64,7 +63,7 @@ def _install() -> None:
 def _keep_shape(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
-    if not _Running.is_now or nbytes(variable) < _SMALL_BYTES:
+    if not _Running.is_now or keras_compat.nbytes(variable) < _SMALL_BYTES:
         original(variable, initializer)
         return
     keras_compat.store_value(variable, None)
@@ -74,7 +73,7 @@ def _keep_shape(
 
 def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -> None:
     """Leaves a variable that was made in a stateless scope as it is."""
-    if not _Running.is_now or nbytes(variable) < _SMALL_BYTES:
+    if not _Running.is_now or keras_compat.nbytes(variable) < _SMALL_BYTES:
         original(variable)
     else:
         _shapes.put(variable, True)
@@ -89,7 +88,7 @@ def _assign(original: Callable[..., object], variable: keras.Variable, value: An
 
 def _read(original: Callable[..., object], variable: keras.Variable) -> object:
     if _shapes.get(variable) is not None and keras_compat.get_stateless_scope() is None:
-        _Running.read_bytes += nbytes(variable)
+        _Running.read_bytes += keras_compat.nbytes(variable)
         if _Running.read_bytes > _READ_BYTES:
             raise InputError(
                 "Expected code that reads no values of large variables before the first training "

@@ -27,7 +27,7 @@ MODULES = {
 }
 # Names that are modules, whose own names are refused with theirs.
 INNER = ("experimental", "cluster_resolver")
-# Classes that nobody makes: what a constructor takes is no name of a script.
+# Classes that no script constructs: the arguments of their constructors are not looked at.
 MADE_BY_US = ("Strategy", "StrategyExtended", "DistributedDataset", "DistributedIterator",
               "DistributedValues", "ClusterResolver")  # fmt: skip
 # Of TensorFlow's signatures: what they do not say, or what is read in another order.

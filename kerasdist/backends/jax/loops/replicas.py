@@ -117,11 +117,11 @@ class JaxReplicaSet(ReplicaSet):
 
     def held(self, variable: keras.Variable) -> tuple[str, tuple[int, ...]]:
         """Returns along which axes of the mesh a variable is divided, and a device's part."""
-        sharding, shape = self.arrays.layout.of_variables([variable])[0], tuple(variable.shape)
+        [sharding] = self.arrays.layout.of_variables([variable])
         if sharding.is_fully_replicated:
-            return "whole", shape
+            return super().held(variable)
         axes = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in sharding.spec]
-        return f"({', '.join(axes)})", tuple(sharding.shard_shape(shape))
+        return f"({', '.join(axes)})", tuple(sharding.shard_shape(tuple(variable.shape)))
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker; 0 for a sharded one."""

@@ -1,7 +1,7 @@
 """Sharded weights that are whole only where a step uses them (`sharding="full"`).
 
 JAX keeps what an operation has read for the backward pass: each gathered weight, the whole model at
-once. So a traced step is gone through once more, operation by operation. There a gathered weight,
+once. So a traced step is evaluated once more, operation by operation. There a gathered weight,
 and what is made of weights alone (a cast, a part), is no array but a recipe: each operation that
 reads it follows it anew, and so gathers again.
 
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 _MARK = "gathered by kerasdist"
 
 # What is rather done again than kept: it moves elements, or changes each by itself.
-_CHEAP = (
+_NAMES = (
     "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
     "split broadcast_in_dim concatenate pad rev copy neg abs sign add sub mul div max min clamp "
     "select_n square integer_pow sqrt rsqrt"
 )
+_CHEAP = frozenset(_NAMES.split())
 _INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"})
 _WITH_BODIES = frozenset({"scan", "while", "cond"})
 
@@ -219,7 +220,7 @@ class _Reader:
             return _recipe(equation, [source], types, source.sources or frozenset({source}))
         is_state = all(one.is_state for one in inputs) and not equation.effects
         reads_weights = any(one.sources for one in inputs)
-        is_cheap = name in _CHEAP.split() and reads_weights
+        is_cheap = name in _CHEAP and reads_weights
         if is_state and (is_cheap or _is_low_rank(equation)):
             parts = [one.sources or {one} for one in inputs if not one.is_constant]
             made = _recipe(equation, inputs, types, frozenset().union(*parts))

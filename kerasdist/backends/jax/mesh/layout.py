@@ -133,7 +133,7 @@ class OverReplicas:
     def warn_if_little(self, variables: Iterable[keras.Variable]) -> None:
         """Warns once if much stays whole since no dimension can be divided by the replicas."""
         large = [
-            (math.prod(one.shape) * jnp.dtype(keras_compat.stored_dtype(one)).itemsize, one)
+            (keras_compat.nbytes(one), one)
             for one in variables
             if self._is_meant(one) and one.shape and math.prod(one.shape) >= self._sharding.min_size
         ]

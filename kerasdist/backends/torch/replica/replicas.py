@@ -183,7 +183,7 @@ class TorchReplicaSet(ReplicaSet):
         """Returns by how many workers a variable's flattened values are divided, and a part."""
         shard = shards.shard_of(variable)
         if shard is None:
-            return "whole", tuple(variable.shape)
+            return super().held(variable)
         return f"flattened, by {shard.group.size}", (shard.end - shard.begin,)
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
