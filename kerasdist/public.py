@@ -42,7 +42,6 @@ from kerasdist.input.options import (
     InputReplicationMode,
     ValueContext,
 )
-from kerasdist.launch.function import launch
 from kerasdist.strategies import tpu
 from kerasdist.strategies.mirrored import (
     CentralStorageStrategy,

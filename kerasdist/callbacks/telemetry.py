@@ -31,6 +31,7 @@ from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
 from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core import __version__, gpus
 from kerasdist.core.backend_choice import is_installed
+from kerasdist.core.hardware import chip_of
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import comparison
@@ -221,8 +222,6 @@ def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flop
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     """Returns what a step of a built model needs, and what its devices can do, if that is known."""
-    from kerasdist.plan.hardware import chip_of  # late: a plan stands above callbacks
-
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:

@@ -52,7 +52,7 @@ def channel() -> Channel | None:
 
 
 JOINED_FILE = "KERASDIST_JOINED_FILE"
-"""The path of a file that a worker makes; `kerasdist.launch.supervisor` sets it."""
+"""The path of a file that a worker makes; `kerasdist.cli.launch.supervisor` sets it."""
 
 
 def tell_launcher() -> None:

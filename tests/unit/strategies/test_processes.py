@@ -7,7 +7,6 @@ import pytest
 
 from kerasdist.core.devices import Device, parse_devices
 from kerasdist.errors import UnsupportedError
-from kerasdist.launch import ranks
 from kerasdist.strategies import processes
 
 TORCH, JAX = SimpleNamespace(name="torch"), SimpleNamespace(name="jax")
@@ -20,9 +19,9 @@ VARIABLES = ("KERASDIST_MIRRORED", "KERASDIST_RANK", "KERASDIST_CLUSTER", "TF_CO
 def a_script_that_nobody_has_started(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(ranks, "why_not_again", lambda: None)
-    monkeypatch.setattr(ranks, "why_not_unasked", lambda: None)
-    monkeypatch.setattr(ranks, "is_child", lambda: False)
+    monkeypatch.setattr(processes, "why_not_again", lambda: None)
+    monkeypatch.setattr(processes, "why_not_unasked", lambda: None)
+    monkeypatch.setattr(processes, "is_child", lambda: False)
     monkeypatch.setattr(processes, "current_job", lambda: None)
     monkeypatch.setattr(processes, "_joined", [])
 
@@ -57,7 +56,7 @@ A_JOB = {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker
 def test_elsewhere_threads_say_what_they_cost_and_processes_cannot_be_had(
     monkeypatch, reason, environment, said
 ):
-    monkeypatch.setattr(ranks, "why_not_again", lambda: reason)
+    monkeypatch.setattr(processes, "why_not_again", lambda: reason)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match=rf"{said}.*no faster.*kerasdist\.launch"):
@@ -67,14 +66,14 @@ def test_elsewhere_threads_say_what_they_cost_and_processes_cannot_be_had(
 
 
 def test_a_program_of_a_library_is_started_again_only_if_asked(monkeypatch):
-    monkeypatch.setattr(ranks, "why_not_unasked", lambda: "this is pytest")
+    monkeypatch.setattr(processes, "why_not_unasked", lambda: "this is pytest")
     with pytest.warns(UserWarning, match="this is pytest"):
         assert not processes.are_wanted(TORCH, GPUS, None)
     assert processes.are_wanted(TORCH, GPUS, "processes")
 
 
 def test_what_multiprocessing_has_started_starts_nothing_and_is_no_worker(monkeypatch):
-    monkeypatch.setattr(ranks, "is_child", lambda: True)
+    monkeypatch.setattr(processes, "is_child", lambda: True)
     monkeypatch.setenv("KERASDIST_MIRRORED", "gpu:0,gpu:1")
     assert processes.told_devices() is None
     assert processes.are_started_by_script()
