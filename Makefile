@@ -37,7 +37,7 @@ venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 # Says what is being done, and how long it took.
 PHASE = @printf '%-55s' '$(1) ...'; start=$$(date +%s); $(2) && echo "$$(($$(date +%s) - start)) s"
 # Python compiles modules as they are imported. pip would compile all of them, five times as many.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 
 # For the demo: Keras and the frameworks, as locked, and kerasdist, editable; then the whole lock and,
 # side by side in folders of their own, the oldest supported Keras, the newest JAX, compilers for
