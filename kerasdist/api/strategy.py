@@ -24,6 +24,7 @@ from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
 from kerasdist.core.earlier_names import refuse_arguments, resolve
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
+from kerasdist.core.user_warnings import plural
 from kerasdist.errors import ScopeError
 from kerasdist.input.distributed import InputIterator, distributed, from_function
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode, ValueContext
@@ -32,7 +33,7 @@ from kerasdist.input.sources import RowDataset
 if TYPE_CHECKING:
     from kerasdist.cluster.resolver import ClusterResolver
 
-# The options of the default strategy.
+# The runner of the default strategy.
 _ALONE = SoleRunner()
 
 _logger = logging.getLogger("kerasdist")
@@ -691,7 +692,7 @@ def _described(strategy: Strategy, replicas: ReplicaSet) -> str:
     """Returns the line for the log: name, replicas, devices, workers."""
     devices = ", ".join(str(device) for device in replicas.devices)
     count = replicas.num_replicas
-    said = f"{type(strategy).__name__}: {count} replica{'s'[: count - 1]}"
+    said = f"{type(strategy).__name__}: {plural(count, 'replica')}"
     if replicas.job is None:
         return f"{said}, on {devices}"
     place = replicas.job.membership

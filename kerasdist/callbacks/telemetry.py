@@ -35,7 +35,7 @@ from kerasdist.core.hardware import chip_of
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import comparison
-from kerasdist.job.launcher import AllReduce, Channel, tell
+from kerasdist.job.launcher import AllReduce, Channel, print_result
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class Bench(keras.callbacks.Callback):
         if replicas.num_replicas > 1:
             total = asdict(all_reduce(strategy, max(4 * parameters, _LEAST_BYTES) // 4))
         if strategy.is_chief:
-            tell(
+            print_result(
                 {
                     "backend": keras_compat.backend_name(),
                     "workers": replicas.num_workers,

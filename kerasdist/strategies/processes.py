@@ -85,7 +85,7 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
     return launcher
 
 
-def told_devices() -> str | None:
+def devices_from_launcher() -> str | None:
     """Returns what this process is told of its devices as a worker of a `MirroredStrategy`.
 
     None: it is no such worker, or multiprocessing has started it, as data loaders do.
@@ -104,7 +104,7 @@ def are_started_by_script() -> bool:
     Other strategies are then as right in each worker as in the one that the user has started; so
     they are in a process that multiprocessing has started, which takes no part in the job.
     """
-    told = told_devices() or os.environ.get(MIRRORED)
+    told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))
 
 
@@ -155,7 +155,7 @@ def checked_names(
 
     Args:
         names: The devices that the script names; None: all.
-        told: What `told_devices` returns.
+        told: What `devices_from_launcher` returns.
         workers: How many workers there are.
         rank: The number of this one.
     """

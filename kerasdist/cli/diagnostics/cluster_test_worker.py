@@ -48,7 +48,7 @@ def main() -> None:
         *equality(strategy),
     ]
     if strategy.is_chief:
-        launcher.tell(as_dicts(findings))
+        launcher.print_result(as_dicts(findings))
 
 
 def everyone(strategy: Strategy, label: str, value: object) -> list[Any]:

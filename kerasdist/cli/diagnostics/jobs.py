@@ -88,7 +88,7 @@ class Ran:
 def run(
     spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
 ) -> Ran:
-    """Runs a job whose chief tells results by `kerasdist.job.launcher.tell`.
+    """Runs a job whose chief tells results by `kerasdist.job.launcher.print_result`.
 
     Args:
         spec: The job.
@@ -116,7 +116,7 @@ def run(
         why = f"worker {attempt.cause.rank}/{len(attempt.endings)}: {attempt.cause.reason}; {last}"
         return Ran(failure=why, logs=folder)
     file = log_file(folder, 0, 0)
-    results = launcher.told(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    results = launcher.read_results(file.read_text(encoding="utf-8", errors="replace").splitlines())
     if not results:
         return Ran(failure=without, logs=folder)
     shutil.rmtree(folder)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from kerasdist.cli.launch.placement import Slot
 from kerasdist.core import whole_files
+from kerasdist.core.user_warnings import plural
 from kerasdist.job import comparison
 
 State = dict[str, Any]
@@ -198,7 +199,7 @@ def view(state: State, *, rows: int) -> RenderableType:
             Text(_note(one, slowest if is_slow else {}), "yellow"),
             style="bold" if is_slow else "",
         )
-    parts = [f"{len(workers)} worker{'s'[: len(workers) - 1]}"]
+    parts = [plural(len(workers), "worker")]
     if state["samples_per_s"] is not None:
         parts.append(f"{state['samples_per_s']:,.0f} samples/s")
     if state["mfu"] is not None:

@@ -17,6 +17,7 @@ from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
+from kerasdist.core.user_warnings import plural
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.handshake import JOB_ID, SECRET
 from kerasdist.job.launcher import MEMORY
@@ -53,7 +54,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
     if len(killed) > NAMED:
         lines.append(f"so were {len(killed) - NAMED} others")
-    if result.apart and not kerasdist_variables.is_independent(spec.variables):
+    if result.ran_separately and not kerasdist_variables.is_independent(spec.variables):
         lines.append(
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
@@ -68,14 +69,14 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     """Returns the launcher's first line: how many workers, where, and on which backend."""
     backend = backend_choice(spec.variables)
     sizes = Counter(slot.host for slot in slots)
-    workers = f"{len(slots)} worker{'s'[: len(slots) - 1]}"
+    workers = plural(len(slots), "worker")
     by_host = ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
     where = "on this machine" if list(sizes) == [None] else f"on {by_host}"
     chosen = "" if backend.reason == VARIABLE else ", unless the script sets another"
     said = f"{workers} {where}, backend {backend.name} ({backend.reason}{chosen})"
     if spec.min_workers is not None:
         range_ = f"{spec.min_workers} to {spec.workers} workers"
-        restarts = f"{spec.max_restarts} restart{'s'[: spec.max_restarts != 1]} at most"
+        restarts = f"{plural(spec.max_restarts, 'restart')} at most"
         said += f"\nthe job goes on with {range_}; {restarts}"
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])

@@ -127,7 +127,7 @@ class AttemptResult:
     makes_room: bool = False
 
     @property
-    def apart(self) -> bool:
+    def ran_separately(self) -> bool:
         """Whether several workers ended well, and none of them joined the job."""
         return len(self.endings) > 1 and not any(
             each.joined or each.exit_code or each.stopped for each in self.endings

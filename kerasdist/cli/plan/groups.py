@@ -82,7 +82,7 @@ def weight_groups(
         workers: How many there are.
         limit: How many bytes the weights of small layers are together.
     """
-    from kerasdist.keras_compat import nbytes  # with the variables there is a framework
+    from kerasdist.keras_compat import nbytes  # late: it imports Keras, which a model has done
 
     sizes: list[int] = []
     whole = 0

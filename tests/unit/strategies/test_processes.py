@@ -75,7 +75,7 @@ def test_a_program_of_a_library_is_started_again_only_if_asked(monkeypatch):
 def test_what_multiprocessing_has_started_starts_nothing_and_is_no_worker(monkeypatch):
     monkeypatch.setattr(processes, "is_child", lambda: True)
     monkeypatch.setenv("KERASDIST_MIRRORED", "gpu:0,gpu:1")
-    assert processes.told_devices() is None
+    assert processes.devices_from_launcher() is None
     assert processes.are_started_by_script()
     assert not processes.are_wanted(TORCH, GPUS, "processes")
 
@@ -92,7 +92,7 @@ def test_what_multiprocessing_has_started_starts_nothing_and_is_no_worker(monkey
 def test_who_is_a_worker(monkeypatch, told, devices, others):
     if told is not None:
         monkeypatch.setenv("KERASDIST_MIRRORED", told)
-    assert processes.told_devices() == devices
+    assert processes.devices_from_launcher() == devices
     assert processes.are_started_by_script() == others
 
 
@@ -100,7 +100,7 @@ def test_a_second_strategy_finds_the_devices_of_the_first(monkeypatch):
     monkeypatch.setenv("KERASDIST_MIRRORED", "cpu:0,cpu:0")
     processes.after_joining("cpu:0,cpu:0")
     monkeypatch.setattr(processes, "current_job", object)
-    assert processes.told_devices() == "cpu:0,cpu:0"
+    assert processes.devices_from_launcher() == "cpu:0,cpu:0"
     processes.check_same(CPUS, "cpu:0,cpu:0")
     with pytest.raises(UnsupportedError, match="devices=\\['gpu:0', 'gpu:1'\\]"):
         processes.check_same(GPUS, "cpu:0,cpu:0")

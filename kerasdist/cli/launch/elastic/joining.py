@@ -24,6 +24,7 @@ from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.placement import Slot
 from kerasdist.cli.launch.worker import Screen
 from kerasdist.cluster import addresses
+from kerasdist.core.user_warnings import plural
 from kerasdist.errors import ClusterError, JobError
 from kerasdist.job import handshake, protocol
 from kerasdist.job.handshake import SECRET, Credentials, credentials
@@ -128,7 +129,7 @@ class Seats:
             is_new = machine not in self._machines
             self._machines.add(machine)
         if is_new:
-            said = f"{host} has joined with {count} worker{'s'[: count != 1]}"
+            said = f"{host} has joined with {plural(count, 'worker')}"
             self._screen.say(f"{said}, which the job takes in at its next backup, if it has room")
 
 

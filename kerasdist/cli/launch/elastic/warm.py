@@ -1,4 +1,4 @@
-"""A warm process: it has imported what a job's workers import, and forks those of later attempts.
+"""A warm process: it has imported what workers import, and forks the workers of later restarts.
 
 An elastic job has one on each host, from its first backup on. It starts nothing of a framework, and
 a process that has touched a GPU is not used. Its name is that of a socket; the other side is
