@@ -106,7 +106,7 @@ ADDED = {
 # a first fit the functions that look for each part as it is used. And what came after: the names of
 # tf.distribute, JAX's gathers, variables of a plan, layouts as a table.
 DECLARED = {
-    "files": 16,
+    "files": 17,
     "files under 50 lines": 2,
     "mentions of Any": 291,
     "jax": 52,

@@ -28,7 +28,7 @@ LAYERS = (
     ("job", "input", "api.losses"),
     ("agreement",),
     ("backends",),
-    ("api.functions", "api.layouts", "api.replica_context", "api.scopes"),
+    ("api.extended", "api.functions", "api.layouts", "api.replica_context", "api.scopes"),
     ("training.binding",),
     ("callbacks",),
     ("experimental", "training", "api.strategy"),
