@@ -10,12 +10,10 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import equal_component
 from kerasdist.backends.base.collectives import communication_of
 from kerasdist.core import context
+from kerasdist.core.context import StrategyLike
 from kerasdist.core.earlier_names import resolve
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.errors import ScopeError
-
-if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
 
 
 @final
@@ -27,10 +25,19 @@ class StrategyExtended:
         if strategy.extended.should_checkpoint:  # the chief
             print(strategy.extended.worker_devices)
 
+    Attributes:
+        experimental_require_static_shapes: Whether every replica must get the same shapes; no
+            strategy here asks for that.
+        experimental_should_init: Whether this process initializes variables: all do, and the
+            chief's values count.
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    experimental_require_static_shapes = False
+    experimental_should_init = True
+
+    def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
 
     @property
@@ -46,30 +53,17 @@ class StrategyExtended:
         return () if replica_set is None else tuple(map(str, replica_set.variable_devices))
 
     @property
-    def experimental_require_static_shapes(self) -> bool:
-        """Whether every replica must get the same shapes; no strategy here asks for that."""
-        return False
-
-    @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints: the chief of the workers does."""
+        """Whether this process writes checkpoints and summaries: the chief of the workers does."""
         return self._strategy.is_chief
 
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: the chief of the workers does."""
-        return self._strategy.is_chief
+    should_save_summary = should_checkpoint
 
     @property
     def experimental_between_graph(self) -> bool:
         """Whether each worker runs a program of its own: in a job of several they do."""
         replica_set = self._strategy.replica_set
         return replica_set is not None and replica_set.job is not None
-
-    @property
-    def experimental_should_init(self) -> bool:
-        """Whether this process initializes variables: all do, and the chief's values count."""
-        return True
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
         """Returns where an optimizer's variables are that belong to no other.

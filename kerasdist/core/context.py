@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import importlib
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -52,6 +52,19 @@ class StrategyLike(Protocol):
     @property
     def sole_replica_context(self) -> Any:
         """The `ReplicaContext` of code that has the rows of all replicas."""
+        ...
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the chief of the workers."""
+        ...
+
+    def scope(self) -> AbstractContextManager[StrategyLike]:
+        """Opens the strategy's scope."""
+        ...
+
+    def run(self, fn: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
+        """Calls a function once per replica."""
         ...
 
 

@@ -175,15 +175,14 @@ class ReplicaThreads:
                 self._ready.remove(rank)
 
     def _pass_turn(self) -> None:
-        if not self._ready:
-            return
-        rank = self._ready.popleft()
-        if rank not in self._to_start:
-            self._gates[rank].release()
-            return
-        self._to_start.remove(rank)
-        name = f"kerasdist-replica-{rank}"
-        threading.Thread(target=self._take_part, args=(rank,), name=name, daemon=True).start()
+        if self._ready:
+            rank = self._ready.popleft()
+            if rank in self._to_start:
+                self._to_start.remove(rank)
+                name = f"kerasdist-replica-{rank}"
+                threading.Thread(None, self._take_part, name, (rank,), daemon=True).start()
+            else:
+                self._gates[rank].release()
 
     def _wait(self, rank: int) -> None:
         if self._gates[rank].acquire(timeout=self._timeout):
@@ -277,7 +276,8 @@ class ThreadSettings:
         """Applies the settings to the current thread, which belongs to a replica."""
         keras_compat.paste_thread_state(self.keras_state)
         with ExitStack() as stack:
-            stack.enter_context(keras_compat.in_trial(self.trial))
+            if self.trial is not None:
+                stack.enter_context(keras_compat.in_trial(self.trial))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
             if self.inference:
                 stack.enter_context(torch.inference_mode())
