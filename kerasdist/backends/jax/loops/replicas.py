@@ -17,7 +17,7 @@ from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.mesh import sharded_state, worker_placement
 from kerasdist.backends.jax.mesh.arrays import is_sharded
-from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.layout import ByLayoutMap, Layout
 from kerasdist.backends.jax.mesh.placement import STEPS_AHEAD, CentralPlacement, Placement
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core.devices import Device
@@ -128,6 +128,8 @@ class JaxReplicaSet(ReplicaSet):
             return "whole", why, shape
         axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
         names = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in axes]
+        if isinstance(layout.rule, ByLayoutMap):
+            names = [one.removeprefix("logical_") for one in names]
         return f"({', '.join(names)})", why, tuple(sharding.shard_shape(shape))
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:

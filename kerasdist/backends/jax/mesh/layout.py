@@ -154,7 +154,7 @@ class OverReplicas:
             for name, own in self.own_maps.items():
                 layout = own[weight.path]
                 if layout is not None and "batch" in layout.axes:
-                    known = layout.axes.index("batch"), f"{name}: {_key_of(layout, own)!r}"
+                    known = layout.axes.index("batch"), f"{_key_of(layout, own)} of {name}"
             _own_axes.put(weight, known)
         return known
 
@@ -264,7 +264,7 @@ class ByLayoutMap:
         if layout is None:
             return "no key of the map"
         is_alike = tuple(owner.shape) == tuple(variable.shape)
-        return repr(_key_of(layout, self._map)) if is_alike else "not of its weight's shape"
+        return _key_of(layout, self._map) if is_alike else "not of its weight's shape"
 
 
 @final
@@ -411,7 +411,7 @@ class Layout:
 
 
 def _key_of(layout: object, layout_map: Mapping[str, object]) -> str:
-    return next(key for key, one in layout_map.items() if one is layout)
+    return f"key {next(key for key, one in layout_map.items() if one is layout)}"
 
 
 @contextlib.contextmanager
