@@ -203,8 +203,8 @@ def described(model: keras.Model) -> ModelLayout:
     layout = _layout_of(model)
     try:
         found = ModelLayout(model)
-        if layout is not None:
-            layout.require_useful([*model.variables, *model.optimizer.variables])
+        if layout is not None and layout.rule is not None:
+            layout.rule.require_useful([*model.variables, *model.optimizer.variables])
     except ValueError as error:
         raise InputError(str(error)) from error
     return found

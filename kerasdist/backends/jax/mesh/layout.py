@@ -173,7 +173,7 @@ class OverReplicas:
             return f"{self._replicas} divides no dimension"
         return own if axis == wanted else f"largest dimension that {self._replicas} divides"
 
-    def warn_if_little(self, variables: Iterable[keras.Variable]) -> None:
+    def require_useful(self, variables: Iterable[keras.Variable]) -> None:
         """Warns once if much stays whole since no dimension can be divided by the replicas."""
         large = [
             (keras_compat.nbytes(one), one)
@@ -216,7 +216,7 @@ class ByLayoutMap:
         self._paths: set[str] = set()  # of all variables that were looked for in the map
         self._looked_through = 0, 0  # how many paths, and keys, there were at the last look
 
-    def require_used(self) -> None:
+    def require_useful(self, variables: Iterable[keras.Variable]) -> None:
         """Raises a ValueError if a key of the map belongs to no variable that there is."""
         there = len(self._paths), len(self._map)
         if there == self._looked_through:  # steps ask again and again
@@ -348,23 +348,11 @@ class Layout:
             spec = self._spec(shards, uncut=None)
         return NamedSharding(self.shard_mesh, spec)
 
-    def add_map_of(self, kind: type) -> None:
-        """Lets a rule that asks for it have the map of a class of models."""
-        if isinstance(self.rule, OverReplicas):
-            self.rule.add_map_of(kind)
-
     def adopt(self, other: Layout) -> None:
         """Takes what a script has told another layout, besides `sharding`."""
         self.split_variables(other.splits.rules)
         if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
             self.rule.own_maps |= other.rule.own_maps
-
-    def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Raises an error for a map with a key of no variable; warns if replicas divide little."""
-        if isinstance(self.rule, ByLayoutMap):
-            self.rule.require_used()
-        elif self.rule is not None:
-            self.rule.warn_if_little(variables)
 
     def of_update(self, weight: keras.Variable) -> NamedSharding:
         """Returns the sharding by which devices divide the update of a weight."""
