@@ -27,7 +27,7 @@ from kerasdist.backends.jax import connection
 from kerasdist.backends.jax.loops import functions
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import creation
-from kerasdist.backends.jax.mesh.layout import in_order_of_map
+from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
@@ -106,7 +106,7 @@ class JaxBackend(Backend):
         if job is None:
             _require_no_other_processes(devices[0].kind)
             if len(here) == 1 and isinstance(options.sharding, keras_compat.LayoutMap):
-                in_order_of_map(here, options.sharding, of_workers=False)
+                Layout(here, 1, options.sharding)  # which refuses a mesh of other devices
             return JaxReplicaSet(here, devices, options)
         check_communication(options.communication, "JAX", ())
         if len(devices) % options.devices_per_replica:

@@ -118,7 +118,7 @@ class OverReplicas:
     def __init__(self, sharding: Sharding, replicas: int, axis: str) -> None:
         """Takes how many replicas divide a variable, along which axis of the mesh of shards."""
         self.gathers_weights = sharding.divides_weights
-        self.own_maps: dict[str, Any] = {}
+        self.own_maps: dict[str, keras.distribution.LayoutMap] = {}
         self._sharding = sharding
         self._replicas = replicas
         self._axis = axis
@@ -435,19 +435,6 @@ def _mapped(
 ) -> tuple[list[Any], tuple[int, ...], list[str], ByLayoutMap]:
     """Reads a LayoutMap's mesh: the devices in order, a replica's axes, and the rule."""
     mesh = layout_map.device_mesh
-    data, *others = mesh.axis_names
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    # The user may have given an axis the same name as our axis of replicas.
-    names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
-    rule = ByLayoutMap(layout_map, sizes, names)
-    shape = tuple(sizes[one] for one in others)
-    ordered = in_order_of_map(devices, layout_map, of_workers)
-    return ordered, shape, [names[one] for one in others], rule
-
-
-def in_order_of_map(devices: Sequence[Any], layout_map: Any, of_workers: bool) -> list[Any]:
-    """Returns the devices in the order of a LayoutMap's mesh, which is to have the same ones."""
-    mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
         known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
@@ -461,7 +448,13 @@ def in_order_of_map(devices: Sequence[Any], layout_map: Any, of_workers: bool) -
             "workers in their order. Received: "
             f"sharding=LayoutMap over {wanted}, devices={list(known)}. Name the same devices."
         )
-    return [known[name] for name in wanted]
+    data, *others = mesh.axis_names
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    # The user may have given an axis the same name as our axis of replicas.
+    names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
+    rule = ByLayoutMap(layout_map, sizes, names)
+    shape = tuple(sizes[one] for one in others)
+    return [known[name] for name in wanted], shape, [names[one] for one in others], rule
 
 
 def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:
