@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+DEMO_STAMP := $(VENV)/.stamp-demo
 PYTEST := $(BIN)/python -m pytest --durations=20 --durations-min=5
 UNIT := $(PYTEST) -q -p no:cacheprovider -m "not slow"
 SPEED := not slow
@@ -33,28 +34,42 @@ help: ## print this list
 
 venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
-# Side by side: the locked packages and kerasdist, and into folders of their own the oldest supported
-# Keras, the newest JAX, compilers for TPUs and GPUs, KerasHub and KerasTuner.
+# Says what is being done, and how long it took.
+PHASE = @printf '%-55s' '$(1) ...'; start=$$(date +%s); $(2) && echo "$$(($$(date +%s) - start)) s"
 # Python compiles modules as they are imported. pip would compile all of them, five times as many.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-$(STAMP): requirements/lock.txt $(BESIDE:%=requirements/%.txt) pyproject.toml
-	$(PYTHON) -m venv --clear $(VENV)
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
+
+# For the demo: Keras and the frameworks, as locked, and kerasdist, editable; then the whole lock and,
+# side by side in folders of their own, the oldest supported Keras, the newest JAX, compilers for
+# TPUs and GPUs, KerasHub and KerasTuner.
+# Two steps each, because --no-deps keeps the second from changing what the first has pinned, and
+# --no-build-isolation from downloading the build tools again.
+IN_DEMO := keras tensorflow-cpu jax torch scikit-learn rich typer
+BUILD_TOOLS := hatchling editables
+CUDA := PyTorch comes as a CUDA build of several GB here. With the CPU build: \
+	PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+$(DEMO_STAMP): requirements/lock.txt pyproject.toml
+	$(call PHASE,making $(VENV),$(PYTHON) -m venv --clear $(VENV))
+	@! $(PIP_INSTALL) --no-deps --dry-run --report - -c requirements/lock.txt torch | grep -q '"nvidia-' || echo '$(CUDA)'
+	$(call PHASE,installing Keras and the three frameworks,$(PIP_INSTALL) -c requirements/lock.txt $(IN_DEMO) $(BUILD_TOOLS))
+	$(call PHASE,installing kerasdist,$(PIP_INSTALL) --no-deps --no-build-isolation -e .)
+	@touch $@
+
+$(STAMP): $(DEMO_STAMP) $(BESIDE:%=requirements/%.txt)
 	+$(MAKE) --no-print-directory --jobs=4 install-locked $(BESIDE:%=install-%)
 	# Else all processes that start at once would compile the frameworks' modules, each for itself.
 	for backend in tensorflow jax torch; do KERAS_BACKEND=$$backend $(BIN)/python -c "import keras" || exit; done
 	touch $@
 
-# Two steps, because --no-deps keeps the second from changing what the first has pinned,
-# and --no-build-isolation from downloading the build tools again.
 install-locked:
 	$(PIP_INSTALL) -r requirements/lock.txt
-	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 
 $(BESIDE:%=install-%): install-%:
+	rm -rf $(VENV)/$*
 	$(PIP_INSTALL) --no-deps --target $(VENV)/$* -r requirements/$*.txt
 
-demo: $(STAMP) ## train the first example on two replicas on each backend
-	$(BIN)/python examples/demo.py
+demo: $(DEMO_STAMP) ## train the first example on two replicas on each backend (two minutes, with what it installs)
+	@$(BIN)/python examples/demo.py
 
 gallery: $(STAMP) ## run all examples on each backend, alone and with two workers; writes their pages (an hour)
 	$(BIN)/python examples/gallery.py run

@@ -151,8 +151,8 @@ class Times:
 
 def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     """Runs the job, and returns the events."""
-    from kerasdist.launch.job import Attempt, Launcher
-    from kerasdist.launch.spec import JobSpec, python_command
+    from kerasdist.cli.launch.job import Attempt, Launcher
+    from kerasdist.cli.launch.spec import JobSpec, python_command
 
     times = Times(folder, options)
     on_exit, finish = Attempt._on_exit, Attempt._finish

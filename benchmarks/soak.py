@@ -43,9 +43,9 @@ from soaking.marks import PHASES, read
 from soaking.network import HOSTS, PORT, SECRET, Machine, move_into_one
 from soaking.verdict import differences, furthest, result, steps
 
-from kerasdist.launch.elastic import slots
-from kerasdist.launch.job import Launcher
-from kerasdist.launch.spec import JobResult, JobSpec, python_command
+from kerasdist.cli.launch.elastic import slots
+from kerasdist.cli.launch.job import Launcher
+from kerasdist.cli.launch.spec import JobResult, JobSpec, python_command
 from tests.multiprocess import hosts
 
 BACKENDS = ("tensorflow", "jax", "torch")

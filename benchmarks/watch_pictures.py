@@ -25,7 +25,7 @@ from typing import Any
 from matplotlib import pyplot
 from rich.console import Console
 
-from kerasdist.launch import live
+from kerasdist.cli.launch import live
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"

@@ -14,6 +14,7 @@ from kerasdist.core.earlier_names import ADVICE, RENAMED, look_up
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
+    from kerasdist.cli.launch.function import launch
     from kerasdist.public import *
 
 __all__ = [
@@ -72,8 +73,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("callbacks", "cluster", "config", "errors", "experimental", "launch"):
+    if name in ("callbacks", "cluster", "config", "errors", "experimental"):
         return importlib.import_module(f"kerasdist.{name}")
+    if name == "launch":  # the one function of the command line, which needs no framework
+        return importlib.import_module("kerasdist.cli.launch.function").launch
     name = look_up(name, RENAMED, "kerasdist") or name
     if name not in __all__:
         raise AttributeError(_hint(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kerasdist.launch.app import main
+from kerasdist.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -10,6 +10,7 @@ A new name needs a line here, one in ``kerasdist.__all__``, and one in the test 
 from __future__ import annotations
 
 from kerasdist import cluster as cluster_resolver
+from kerasdist.api.extended import StrategyExtended
 from kerasdist.api.functions import function, value_and_grad
 from kerasdist.api.layouts import describe_layout
 from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
@@ -29,7 +30,7 @@ from kerasdist.api.scopes import (
     in_cross_replica_context,
     print,
 )
-from kerasdist.api.strategy import Strategy, StrategyExtended
+from kerasdist.api.strategy import Strategy
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
 from kerasdist.core.partitions import DeviceAssignment
@@ -42,7 +43,6 @@ from kerasdist.input.options import (
     InputReplicationMode,
     ValueContext,
 )
-from kerasdist.launch.function import launch
 from kerasdist.strategies import tpu
 from kerasdist.strategies.mirrored import (
     CentralStorageStrategy,

@@ -32,7 +32,7 @@ def _plain(name: str) -> dict[str, Any]:
 
 def _started(workers: int, what: str, kind: str, folder: str) -> list[tuple[int | None, str]]:
     """Runs `worker.py` in so many processes; returns exit statuses and what they said."""
-    from kerasdist.launch.placement import free_port
+    from kerasdist.cli.launch.placement import free_port
 
     common = os.environ | {
         "KERASDIST_COORDINATOR": f"127.0.0.1:{free_port()}",

@@ -25,8 +25,8 @@ from kerasdist.job.job import Job
 # How many rows of an array are compared, and how many elements of each.
 ROWS, ELEMENTS = 16, 1024
 
-# How many bytes of an array count for the checksum of a batch. Of a longer one some elements of
-# each row count, in each batch others.
+# How many bytes of an array a checksum of a batch takes. Of a longer array it takes some elements
+# of each row, and other ones in the next batch.
 BYTES = 1 << 16
 
 # How many of an array's first elements a message shows.

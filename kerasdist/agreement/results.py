@@ -49,12 +49,12 @@ def measures_of(array: object) -> list[float]:
     """Returns the norm, the size, the numbers of elements that are not finite, and the sums."""
     flat = np.asarray(array).reshape(-1)
     squares = total = 0.0
-    strange, sums = np.zeros(3), np.zeros(_SUMS)
+    not_finite, sums = np.zeros(3), np.zeros(_SUMS)
     turns = np.random.RandomState(1)
     for begin in range(0, flat.size, _CHUNK):
         some = flat[begin : begin + _CHUNK].astype("float64")
         if not np.isfinite(some).all():
-            strange += [np.isnan(some).sum(), np.isposinf(some).sum(), np.isneginf(some).sum()]
+            not_finite += [np.isnan(some).sum(), np.isposinf(some).sum(), np.isneginf(some).sum()]
             some[~np.isfinite(some)] = 0.0
         squares += float(some @ some)
         total += float(some.sum())
@@ -66,7 +66,7 @@ def measures_of(array: object) -> list[float]:
     else:
         deviations = squares - total * total / flat.size
         size = max(deviations, _PART_OF_NORM**2 * squares, _LEAST**2 * flat.size) ** 0.5
-    return [squares**0.5, size, *strange.tolist(), *sums.tolist()]
+    return [squares**0.5, size, *not_finite.tolist(), *sums.tolist()]
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> float:
@@ -161,9 +161,9 @@ def _is_apart(
     if one is None or other is None:
         return True
     if isinstance(one, float):
-        both_strange = not math.isfinite(one) and not math.isfinite(other)
+        both_not_finite = not math.isfinite(one) and not math.isfinite(other)
         allowed = min(rounding, _DEVICES) if name.endswith("loss") else _DEVICES
-        return not both_strange and not math.isclose(one, other, rel_tol=allowed, abs_tol=1e-6)
+        return not both_not_finite and not math.isclose(one, other, rel_tol=allowed, abs_tol=1e-6)
     largest = max(theirs[0] for theirs in chiefs.values() if isinstance(theirs, list))
     if max(one[0], other[0]) < _LEAST_PART * largest:
         return False

@@ -31,10 +31,11 @@ from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
 from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core import __version__, gpus
 from kerasdist.core.backend_choice import is_installed
+from kerasdist.core.hardware import chip_of
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import comparison
-from kerasdist.job.launcher import AllReduce, Channel, tell
+from kerasdist.job.launcher import AllReduce, Channel, print_result
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
@@ -221,8 +222,6 @@ def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flop
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     """Returns what a step of a built model needs, and what its devices can do, if that is known."""
-    from kerasdist.plan.hardware import chip_of  # late: a plan stands above callbacks
-
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:
@@ -397,7 +396,7 @@ class Bench(keras.callbacks.Callback):
         if replicas.num_replicas > 1:
             total = asdict(all_reduce(strategy, max(4 * parameters, _LEAST_BYTES) // 4))
         if strategy.is_chief:
-            tell(
+            print_result(
                 {
                     "backend": keras_compat.backend_name(),
                     "workers": replicas.num_workers,

@@ -1,1 +1,1 @@
-"""A training step on one device and under the strategy, on copies of the state (ADR 52)."""
+"""Compares a training step on one device with the same step under the strategy (ADR 52)."""

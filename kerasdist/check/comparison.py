@@ -81,7 +81,7 @@ class _Steps:
         """The model whose steps they are."""
         return self.trainer.model
 
-    def taken(
+    def take_step(
         self, *, alone: bool, change: float = 0.0, number: int = 0
     ) -> tuple[StepResult, Trial]:
         """Takes the step; with a number, weights and unrepeated draws are a little different."""
@@ -190,7 +190,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
             steps = _Steps(trainer, tried, outputs, RecordedDraws(tried.sizes))
-            expected, alone = steps.taken(alone=True)
+            expected, alone = steps.take_step(alone=True)
             steps.draws.end_recording()
             drawn = "" if job is None else steps.draws.digest(alone.as_array)
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
@@ -223,7 +223,7 @@ def _under_strategy(
 ) -> tuple[Differences, list[Difference]]:
     """Takes the step on the replicas; returns all differences, and those that rounding isn't."""
     with _all_do(job, "the first step under the strategy"):
-        received, replicated = steps.taken(alone=False)
+        received, replicated = steps.take_step(alone=False)
         found = differences(expected, received, precision)
         found = replace(found, outputs=_of_outputs(alone, replicated, steps.batch, precision))
     return found, [one for one in found.deciding if one.is_more_than_rounding]
@@ -274,7 +274,7 @@ def _keeps_state(steps: _Steps, expected: StepResult, precision: Precision) -> b
     if may_draw(steps.model):
         return False
     before = _states_of_generators()
-    again, _ = steps.taken(alone=True)
+    again, _ = steps.take_step(alone=True)
     if steps.draws.misfit is not None or before != _states_of_generators():
         return False
     repeated = differences(expected, again, precision).deciding
@@ -293,7 +293,7 @@ def _beyond_chance(
     for number in range(1, _REPEATS + 1):
         if not left:
             break
-        again, _ = steps.taken(alone=True, change=_ROUNDINGS * precision.epsilon, number=number)
+        again, _ = steps.take_step(alone=True, change=_ROUNDINGS * precision.epsilon, number=number)
         chance += differences(expected, again, precision).deciding
         left = beyond(left, chance, draws_differ=steps.draws.misfit is not None)
     return left

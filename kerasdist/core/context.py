@@ -93,13 +93,14 @@ class Current(threading.local):
     """What the code of the calling thread belongs to.
 
     Attributes:
-        replica: The replica; None outside of replicas and in the default strategy.
+        replica: The replica, for kerasdist's own code; None outside, and in the default strategy.
         fit_replica: The replica in a step of `fit`, `evaluate` or `predict`, else None.
         trial: The trial of a training step that the thread takes part in, or None.
         updates_copies: Whether the function of `StrategyExtended.update` runs.
         meter: The `Meter` of the call of `fit` that the thread runs; None: it is not measured.
         scopes: The open scopes of strategies, the innermost last; so are the next two.
-        replicas: The open contexts that users see; None: cross-replica code that a replica called.
+        replicas: The open contexts for `get_replica_context`, which may see a replica where
+            `replica` is None; None: cross-replica code that a replica called.
         placements: The open placements.
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """

@@ -1,4 +1,4 @@
-"""What is not the user's script, and warnings that name a line of it, however deep in Keras."""
+"""What users are told: warnings that name a line of their script, however deep in Keras."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ LIBRARIES = (PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PATHS
 _PACKAGES = frozenset(
     ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
 )
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns a number with its noun: ``1 worker``, ``2 workers``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def warn_user(message: str) -> None:

@@ -55,8 +55,10 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
     return tuple(bounds_of_replica(total, replicas, one) for one in range(replicas))
 
 
-def spared(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns how many of each replica's examples a trial uses: one device may not hold all.
+def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns how many of each replica's examples the check of the first step uses.
+
+    One device takes that step too, and may not hold all of them.
 
     Args:
         sizes: How many examples each replica has.

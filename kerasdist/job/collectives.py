@@ -110,7 +110,7 @@ def described(kind: str, what: str) -> str:
 
 
 def code_here() -> str:
-    """Returns what calls: the function of kerasdist, and the user's line."""
+    """Returns who calls: the function of kerasdist, and the user's line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -75,7 +75,8 @@ def named_workers(ranks: Sequence[int]) -> str:
     """Returns the names of workers in a message; of many the first, and how many more there are."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
-    return f"worker{'s'[: len(ranks) - 1]} {named}" + (f" and {more} others" if more > 0 else "")
+    noun = "worker" if len(ranks) == 1 else "workers"
+    return f"{noun} {named}" + (f" and {more} others" if more > 0 else "")
 
 
 def named_places(places: Mapping[int, str]) -> str:

@@ -353,7 +353,7 @@ class Job:
         if self._port is not None:
             self._port.release()
         atexit.register(self.leave)
-        self._monitor.come_first()
+        self._monitor.put_hook_first()
 
     def leave(self) -> None:
         """Waits until all workers have ended their scripts, then leaves the job."""
@@ -374,7 +374,7 @@ class Job:
             self.compare_collectives("the end of the script")
         except JobError as error:
             if self._client.left_early:
-                self._monitor.let_end(error)
+                self._monitor.report_end(error)
                 return
             self._monitor.end(error)
         for callback in reversed(self._at_leave):

@@ -52,7 +52,7 @@ def channel() -> Channel | None:
 
 
 JOINED_FILE = "KERASDIST_JOINED_FILE"
-"""The path of a file that a worker makes; `kerasdist.launch.supervisor` sets it."""
+"""The path of a file that a worker makes; `kerasdist.cli.launch.supervisor` sets it."""
 
 
 def tell_launcher() -> None:
@@ -73,13 +73,13 @@ BENCH = "KERASDIST_BENCH"
 _MARK = "kerasdist-result: "
 
 
-def tell(result: object) -> None:
+def print_result(result: object) -> None:
     """Prints a result for the command that has started this worker."""
     sys.stdout.write(f"\n{_MARK}{json.dumps(result)}\n")
     sys.stdout.flush()
 
 
-def told(lines: Iterable[str]) -> list[Any]:
+def read_results(lines: Iterable[str]) -> list[Any]:
     """Returns the results among the lines of a worker's output."""
     return [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]
 

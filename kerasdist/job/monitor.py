@@ -75,9 +75,9 @@ class Monitor:
     def fail(self, why: str | None, code: int) -> None:
         """Tells the other workers why this one ends, if they do not know, and lets it end."""
         self.disarm()
-        self._leave_in_the_lurch(why, code)
+        self._leave_job(why, code)
 
-    def let_end(self, failure: JobError) -> None:
+    def report_end(self, failure: JobError) -> None:
         """Prints why the job has ended, and lets the script end with its own exit code."""
         sys.stderr.write(f"{failure}\n")
         self.fail(None, 1)
@@ -87,7 +87,7 @@ class Monitor:
         if self._interrupted and not interruption.has_started_others():
             interruption.limit_interpreter()
 
-    def come_first(self) -> None:
+    def put_hook_first(self) -> None:
         """Puts this hook for uncaught errors before that of a framework.
 
         PyTorch's hook calls ours with standard error redirected, so that no message would be seen.
@@ -134,7 +134,7 @@ class Monitor:
             if not interruption.has_started_others():
                 interruption.limit()
             self._interrupted = True
-            self._leave_in_the_lurch(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)
+            self._leave_job(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)
             return
         if isinstance(error, JobError) and self._client.interrupted:
             self._end_with(error, interruption.described_wait(error, trace))
@@ -148,12 +148,12 @@ class Monitor:
             failure = self._client.failure_within((1 + knows_of_loss) * NEWS_SECONDS)
             if failure is not None:
                 self._end_with(failure, f"{failure}\n")
-        self._leave_in_the_lurch(f"{kind.__name__}: {error}", 1)
+        self._leave_job(f"{kind.__name__}: {error}", 1)
 
-    def _leave_in_the_lurch(self, why: str | None, code: int, grace: float = GRACE_SECONDS) -> None:
+    def _leave_job(self, why: str | None, code: int, grace: float = GRACE_SECONDS) -> None:
         self._client.close(error=why and why[:500])
         self._let_others_know()
-        # A framework that waits for the others may keep this worker from its end.
+        # A framework that waits for the others may keep this process from exiting.
         threading.Thread(target=_end_later, args=(code, grace), daemon=True).start()
 
     def _end_with(self, failure: JobError, said: str) -> NoReturn:

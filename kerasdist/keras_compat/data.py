@@ -392,11 +392,11 @@ def _is_sparse(leaf: object) -> bool:
 
 def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Yields the chosen rows of each batch, as arrays for JAX, and the size of the whole batch."""
-    taken = _taker(
+    take_rows = _taker(
         adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
     )
     for numbers in _numbers(adapter).get_jax_iterator():
-        yield taken(chosen(numbers)), len(numbers)
+        yield take_rows(chosen(numbers)), len(numbers)
 
 
 def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
@@ -405,7 +405,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     def tensor(kind: Any, rows: Any) -> Any:
         return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
 
-    taken = _taker(adapter, "torch", tensor)
+    take_rows = _taker(adapter, "torch", tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
     # Here, not with the first batch: a loader draws a random number when an iteration starts, and
@@ -416,7 +416,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         set_epochs_read(every, epochs_read(adapter))  # with the first batch Keras orders the rows
         # The loader itself would turn the numbers into a tensor, to be made a list again.
         for numbers in loader.batch_sampler:
-            yield taken(np.asarray(chosen(numbers))), len(numbers)
+            yield take_rows(np.asarray(chosen(numbers))), len(numbers)
 
     return batches()
 
@@ -462,10 +462,10 @@ def _taker(
 ) -> Callable[[Any], Any]:
     sliceables = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend=framework)
 
-    def taken(numbers: object) -> Any:
+    def take_rows(numbers: object) -> Any:
         def rows(sliceable: Any) -> Any:
             return None if sliceable is None else converted(sliceable, sliceable[numbers])
 
         return map_leaves(rows, sliceables)
 
-    return taken
+    return take_rows

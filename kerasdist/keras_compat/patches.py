@@ -30,10 +30,10 @@ Function = Callable[..., Any]
 @final
 @dataclass(frozen=True)
 class Method:
-    """What runs in a function's place, if it is made for that: one call less in each step.
+    """A replacement that is built from the original, which saves a call in each step.
 
     Attributes:
-        make: Returns it, from the function that it takes the place of.
+        make: Builds it from the original.
     """
 
     make: Callable[[Function], Function]
@@ -49,7 +49,7 @@ class Patch:
         target: What they take the place of: a public ``"module:Class.name"``, or an internal.
         reason: What for.
         backends: The backends that have it; all, if empty.
-        stands_for: The internal without which it is put in; None: it always is.
+        stands_for: Installed only where this internal is missing; None: always.
     """
 
     functions: tuple[str, ...]
@@ -95,78 +95,79 @@ PATCHES: tuple[Patch, ...] = (
     # Metrics, and the losses of layers.
     *_of("keras:Metric", "__init__", "results are those of all replicas", "metric_created"),
     *_of(_LAYER, "add_loss losses", "a replica has the losses that its layers add"),
-    _at(internals.CLEAR_LOSSES, "clear_losses", "likewise"),
+    _at(internals.CLEAR_LOSSES, "clear_losses", "clears those of the replica"),
     # Files: in a job, the chief writes.
-    _at(internals.SAVE_MODEL, "save", "one file, whichever workers save"),
-    _at(internals.SAVE_WEIGHTS, "save", "likewise"),
-    _at(internals.SAVE_HDF5, "save", "likewise"),
-    *_of(_MODEL, "export", "likewise"),
+    _at(internals.SAVE_MODEL, "save", "only the chief writes the file"),
+    _at(internals.SAVE_WEIGHTS, "save", "only the chief writes the file"),
+    _at(internals.SAVE_HDF5, "save", "only the chief writes the file"),
+    *_of(_MODEL, "export", "only the chief writes the files"),
     # Losses and normalization.
     _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
-    Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "a share of the global loss"),
-    _at(internals.SCALE_LOSS, "scale_loss scale_outside", "custom loops: divided by the replicas"),
-    _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "its inverse"),
-    _at(internals.SCALE_LOSS_IN_FIT, "scale_loss scale_outside", "likewise, where Keras divides"),
-    _at(internals.UNSCALE_LOSS_IN_FIT, "unscale_loss scale_outside", "its inverse"),
-    _at(internals.APPLY_MASK, "apply_mask", "the factor of a mask is of the global batch"),
+    Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "the mean of the global batch"),
+    _at(internals.SCALE_LOSS, "scale_loss scale_outside", "custom loops: divides by the replicas"),
+    _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "undoes it"),
+    _at(internals.SCALE_LOSS_IN_FIT, "scale_loss scale_outside", "where Keras divides"),
+    _at(internals.UNSCALE_LOSS_IN_FIT, "unscale_loss scale_outside", "undoes it"),
+    _at(internals.APPLY_MASK, "apply_mask", "counts a mask over the global batch"),
     *_of(_NORMALIZATION, "__init__", "allows synchronized=True", "batch_norm_created"),
-    *_of(_NORMALIZATION, "call", "statistics from outside of a scope", "batch_norm_called"),
-    _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "of the global batch"),
-    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "fused kernels"),
+    *_of(_NORMALIZATION, "call", "adopts statistics made outside of a scope", "batch_norm_called"),
+    _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "moments of the global batch"),
+    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "the same in fused kernels"),
     # LossScaleOptimizer overrides what other optimizers inherit.
-    *_of(_LOSS_SCALE, "apply", "gradients are combined", "apply apply_outside apply_scaled"),
-    *_of(_LOSS_SCALE, "scale_loss", "weights come first, for float16", "scale_by_optimizer"),
+    *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
+    *_of(_LOSS_SCALE, "scale_loss", "weights the loss before the scale", "scale_by_optimizer"),
     # Random numbers: a trial repeats draws on TensorFlow, a replica has its rows of one device's.
-    *_of("keras.random:SeedGenerator", "next", "a replica's own draws", "draw_seed"),
-    _at(internals.RANDOM, "draw draw_rows dropout", "trials on TensorFlow; rows; dropout"),
+    *_of("keras.random:SeedGenerator", "next", "gives each replica draws of its own", "draw_seed"),
+    _at(internals.RANDOM, "draw draw_rows dropout", "each replica draws for its rows of the batch"),
     # On PyTorch: code that goes backward, and torch's own modules, are in their replica.
-    _at(internals.REMAT, "remat", "it is in its replica again"),
-    _at(internals.CUSTOM_GRADIENT, "custom_gradient", "likewise"),
-    *_of(_TORCH_MODULE, "parameters", "the replica's", "module_parameters", _TORCH),
-    *_of(_TORCH_MODULE, "call", "likewise", "module_call", _TORCH),
+    _at(internals.REMAT, "remat", "runs again in its replica"),
+    _at(internals.CUSTOM_GRADIENT, "custom_gradient", "runs in its replica"),
+    *_of(_TORCH_MODULE, "parameters", "gives the replica's", "module_parameters", _TORCH),
+    *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
     # Keras compares a class's `compile` with that of its trainer: it must be the same one.
     *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
-    # Of one more base of a model: a model that was made in a scope has a trainer.
+    # Methods that a model gets by an extra base class; one made in a scope has a trainer.
     *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
-    *_of(_MODEL, "fit", "the data go through a strategy's adapter"),
-    *_of(_MODEL, "evaluate predict", "likewise", "evaluate"),
-    *_of(_MODEL, "train_on_batch test_on_batch", "likewise", "on_batch"),
-    *_of(_MODEL, "predict_on_batch compute_loss", "of all replicas"),
-    *_of(_MODEL, "get_metrics_result", "likewise", "get_metrics_result alone_result"),
-    *_of(_MODEL, "make_train_function make_test_function make_predict_function", "of replicas"),
-    *_of(_MODEL, "__call__ stateless_call", "in passes; on PyTorch it is compiled"),
-    *_of(_MODEL, "__setattr__", "JAX: the state of steps is not tracked", "set_attribute"),
-    *_of(_MODEL, "zero_grad", "the replica's gradients", on=_TORCH),
-    _at(internals.SYMBOLIC_BUILD, "build_symbolically", "what it makes belongs to the strategy"),
-    _at(internals.BUILD_BEFORE_FIT, "build_symbolically", "likewise"),
+    *_of(_MODEL, "fit", "reads data by the strategy's adapter"),
+    *_of(_MODEL, "evaluate predict", "reads data by the strategy's adapter", "evaluate"),
+    *_of(_MODEL, "train_on_batch test_on_batch", "divides the batch", "on_batch"),
+    *_of(_MODEL, "predict_on_batch compute_loss", "computes for all replicas"),
+    *_of(_MODEL, "get_metrics_result", "sums replicas", "get_metrics_result alone_result"),
+    *_of(_MODEL, "make_train_function make_test_function make_predict_function", "on replicas"),
+    *_of(_MODEL, "__call__ stateless_call", "takes the rows in passes; compiles on PyTorch"),
+    *_of(_MODEL, "__setattr__", "JAX: leaves the state of steps untracked", "set_attribute"),
+    *_of(_MODEL, "zero_grad", "clears the replica's gradients", on=_TORCH),
+    _at(internals.SYMBOLIC_BUILD, "build_symbolically", "makes variables of the strategy"),
+    _at(internals.BUILD_BEFORE_FIT, "build_symbolically", "makes variables of the strategy"),
     _at(internals.MAYBE_SYMBOLIC_BUILD, "build_if_needed", "takes no batch from the data"),
-    _at(internals.GET_JAX_STATE, "take_state", "the state, on the devices of the replicas"),
-    _at(internals.RESULT_OR_LOGS, "end_epoch", "sums that steps have postponed"),
-    _at(internals.INITIALIZE_DDP, "initialize_ddp", "not in the group of a job"),
-    # Of one more base of an optimizer.
-    *_of(_OPTIMIZER, "apply", "gradients are combined over replicas", "apply apply_outside"),
-    *_of(_OPTIMIZER, "scale_loss", "weights come first", "scale_by_optimizer"),
-    *_of(_OPTIMIZER, "build", "TensorFlow: variables from outside are mirrored"),
-    *_of(_OPTIMIZER, "add_variable_from_reference", "whose slot it is", "slot"),
-    *_of(_OPTIMIZER, "stateless_apply", "JAX: shards are updated"),
-    _at(internals.APPLY_GRADIENTS, "update", "shards are updated"),
-    _at(internals.CLIP_GRADIENTS, "clip", "norms over all shards"),
-    # Of one more base of a layer.
-    *_of(_LAYER, "named_parameters", "the replica's", on=_TORCH),
-    _at(internals.TRACK_VARIABLES, "track", "shards are parameters"),
-    # Of one more base of a variable; later versions of Keras define the second and the last there.
+    _at(internals.GET_JAX_STATE, "take_state", "puts state on the devices of the replicas"),
+    _at(internals.RESULT_OR_LOGS, "end_epoch", "adds sums that steps have postponed"),
+    _at(internals.INITIALIZE_DDP, "initialize_ddp", "leaves a job's process group alone"),
+    # Methods that an optimizer gets by an extra base class.
+    *_of(_OPTIMIZER, "apply", "sums gradients over replicas", "apply apply_outside"),
+    *_of(_OPTIMIZER, "scale_loss", "weights the loss", "scale_by_optimizer"),
+    *_of(_OPTIMIZER, "build", "TensorFlow: mirrors variables from outside"),
+    *_of(_OPTIMIZER, "add_variable_from_reference", "notes whose slot it is", "slot"),
+    *_of(_OPTIMIZER, "stateless_apply", "JAX: updates shards"),
+    _at(internals.APPLY_GRADIENTS, "update", "updates shards"),
+    _at(internals.CLIP_GRADIENTS, "clip", "norms count all shards"),
+    # Methods that a layer gets by an extra base class.
+    *_of(_LAYER, "named_parameters", "gives the replica's", on=_TORCH),
+    _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
+    # Methods that a variable gets by an extra base class; later versions of Keras define `assign`
+    # and `__repr__` there.
     *_of(
         _VARIABLE,
         "__init__",
-        "strategies; slots",
+        "belongs to a strategy; may be a slot or sharded",
         "variable_created variable_made slot_made variable_sharded",
     ),
-    _at(internals.INITIALIZE, "keep_shape initialize", "shards; a plan makes no values"),
-    _at(internals.INITIALIZE_LATER, "keep_shape_later", "a plan makes no values"),
-    *_of(_VARIABLE, "assign", "values combine; shards", "assign_shape assign store"),
+    _at(internals.INITIALIZE, "keep_shape initialize", "draws shards; a plan draws nothing"),
+    _at(internals.INITIALIZE_LATER, "keep_shape_later", "a plan draws nothing"),
+    *_of(_VARIABLE, "assign", "combines values, keeps a shard", "assign_shape assign store"),
     # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
-    *_of(_VARIABLE, "value", "shards; reads", "read_shape read_whole read"),
-    *_of(_VARIABLE, "__repr__", "shards, before Keras 3.13", "show"),
+    *_of(_VARIABLE, "value", "gathers shards, notes reads", "read_shape read_whole read"),
+    *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
 
 REFUSALS: tuple[Patch, ...] = (

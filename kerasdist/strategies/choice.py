@@ -148,7 +148,7 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     return Choice(sorted(shown.index(uuid) for uuid in own))
 
 
-def taken(
+def devices_of_worker(
     backend: Backend, numbers: Sequence[int], found: Sequence[Device], names: Sequence[str] | None
 ) -> list[Device]:
     """Returns a worker's devices by the names that they have in the framework.

@@ -99,7 +99,7 @@ class MirroredStrategy(Strategy):
             ValueError: If `batch_norm`, `check`, `launcher` or `sharding` is none of its values.
         """
         devices = named_devices(devices, earlier)
-        told = None if launcher == "threads" else processes.told_devices()
+        told = None if launcher == "threads" else processes.devices_from_launcher()
         if told is None:
             require_no_other_workers("MirroredStrategy")
         if cross_device_ops is not None:

@@ -23,7 +23,7 @@ from kerasdist.strategies.arguments import (
     named_devices,
     replica_options,
 )
-from kerasdist.strategies.choice import agree, chosen_devices, own_part, prepare, taken
+from kerasdist.strategies.choice import agree, chosen_devices, devices_of_worker, own_part, prepare
 from kerasdist.training import hooks
 
 # The accelerators that this worker has taken, where none were named: for further strategies too.
@@ -139,7 +139,7 @@ def _connected(backend: Backend, job: Job, names: Sequence[str] | None) -> Seque
     choice = agree(backend, job, names)
     found = backend.connect(job, choice.numbers)
     if choice.numbers:
-        devices = taken(backend, choice.numbers, found, names)
+        devices = devices_of_worker(backend, choice.numbers, found, names)
     else:
         devices = chosen_devices(backend, names)
     if names is None:

@@ -1,23 +1,30 @@
-"""One process per device: when a `MirroredStrategy` spans a job's workers, and starts them."""
+"""One process per device: when a `MirroredStrategy` spans a job's workers, and starts them.
+
+Nothing here needs Keras or a framework.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 from collections.abc import Sequence
-from typing import Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
 from kerasdist.api.options import require_choice
-from kerasdist.backends.base.interface import Backend
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, JOINED, MIRRORED
 from kerasdist.cluster.source import Absent
 from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE
 from kerasdist.core.devices import Device, parse_devices
-from kerasdist.core.user_warnings import warn_user
+from kerasdist.core.user_warnings import LIBRARIES, warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import current_job
-from kerasdist.launch import ranks
-from kerasdist.launch.ranks import Ranks
+
+if TYPE_CHECKING:
+    from kerasdist.backends.base.interface import Backend
+    from kerasdist.cli.launch.ranks import Ranks
 
 Launcher = Literal["processes", "threads"]
 
@@ -25,6 +32,45 @@ Launcher = Literal["processes", "threads"]
 # variable has told them; and the other workers, if this process has started them.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
+
+
+def is_child() -> bool:
+    """Returns whether multiprocessing has started this process, as data loaders do.
+
+    While such a process imports the script, it has a mark by which multiprocessing itself refuses
+    to start others, and does not know its parent yet.
+    """
+    this = multiprocessing.current_process()
+    return multiprocessing.parent_process() is not None or getattr(this, "_inheriting", False)
+
+
+def command() -> tuple[str, ...]:
+    """Returns the command; the caller has found that there is one."""
+    words = [sys.executable, *sys.orig_argv[1:]]
+    main = sys.modules["__main__"]
+    if main.__spec__ is None:  # a script, not a module; it may have left its first folder
+        file = str(main.__file__)
+        for index, word in enumerate(words[1:], start=1):
+            if file == word or file.endswith(f"/{word}"):  # the user typed it relative to a folder
+                words[index] = file
+                break
+    return tuple(words)
+
+
+def why_not_again() -> str | None:
+    """Returns why this process cannot be started again, None if it can."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None or hasattr(sys, "ps1") or sys.flags.interactive or not Path(file).is_file():
+        return "this is a notebook, an interactive interpreter or a program without a file"
+    return None
+
+
+def why_not_unasked() -> str | None:
+    """Returns why starting this process again may not be what its user expects; None: it is."""
+    file = str(getattr(sys.modules["__main__"], "__file__", ""))
+    if file.startswith(LIBRARIES):
+        return f"the program that runs here is not a script of yours, but {file}"
+    return None
 
 
 def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | None:
@@ -39,12 +85,12 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
     return launcher
 
 
-def told_devices() -> str | None:
+def devices_from_launcher() -> str | None:
     """Returns what this process is told of its devices as a worker of a `MirroredStrategy`.
 
     None: it is no such worker, or multiprocessing has started it, as data loaders do.
     """
-    if ranks.is_child():
+    if is_child():
         return None
     told = os.environ.get(MIRRORED) or None
     if current_job() is not None:
@@ -58,17 +104,17 @@ def are_started_by_script() -> bool:
     Other strategies are then as right in each worker as in the one that the user has started; so
     they are in a process that multiprocessing has started, which takes no part in the job.
     """
-    told = told_devices() or os.environ.get(MIRRORED)
-    return bool(told) and (ranks.is_child() or told not in (EACH_ITS_OWN, JOINED))
+    told = devices_from_launcher() or os.environ.get(MIRRORED)
+    return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))
 
 
 def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher | None) -> bool:
     """Returns whether this script is to be started again for each device but the first."""
-    if launcher == "threads" or len(devices) < 2 or ranks.is_child():
+    if launcher == "threads" or len(devices) < 2 or is_child():
         return False
     if backend.name not in WANT_PROCESS_A_DEVICE:
         return False
-    why_not = ranks.why_not_again() or _other_job()
+    why_not = why_not_again() or _other_job()
     if launcher == "processes":
         if why_not is None:
             return True
@@ -79,7 +125,7 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
         )
     if devices[0].kind == "cpu":
         return False
-    why_not = why_not or ranks.why_not_unasked()
+    why_not = why_not or why_not_unasked()
     if why_not is None:
         return True
     warn_user(
@@ -94,9 +140,11 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
 
 def start(devices: Sequence[Device]) -> str:
     """Starts this script again for each device but the first; returns the devices by rank."""
+    from kerasdist.cli.launch.ranks import Ranks  # late: only such a script launches processes
+
     names = _by_rank(devices)
     told = ",".join(names)
-    _ranks.append(Ranks(ranks.command(), names, {MIRRORED: told}))
+    _ranks.append(Ranks(command(), names, {MIRRORED: told}))
     return told
 
 
@@ -107,7 +155,7 @@ def checked_names(
 
     Args:
         names: The devices that the script names; None: all.
-        told: What `told_devices` returns.
+        told: What `devices_from_launcher` returns.
         workers: How many workers there are.
         rank: The number of this one.
     """

@@ -10,8 +10,8 @@ Mean and variance of the global batch take one all-gather. Each replica sends it
 their mean and their variance; all combine them the same way (Chan, Golub and LeVeque, "Updating
 formulae and a pairwise algorithm for computing sample variances", 1979). That loses no digits where
 the mean is large against the deviation, as a sum of squares would, and an empty replica counts for
-nothing. What is gathered grows with the replicas: more than `MOST_GATHERED` take two sums by the
-same formulas, the second of deviations from the mean that the first has brought.
+nothing. What is gathered grows with the replicas: above `MOST_GATHERED` replicas there are two
+all-reduces instead, one for the mean and one for the squared deviations from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The hooks into Keras: one function per place, each a few lines.
 
 `install` installs them when the first strategy is made. Outside of a strategy's models and replicas
-every hook calls Keras's own function and nothing else.
+every hook computes what plain Keras computes; it may warn or refuse.
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ def _compile(original: Original, model: keras.Model, *args: object, **kwargs: ob
 
 
 def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
+    """Runs Keras's own `fit` on the data of the strategy's adapter, with callbacks beside it."""
     trainer = trainer_of(model)
     if trainer is None:
         outside.warn(model, "fit")
@@ -320,7 +321,7 @@ def _scale_loss(original: Original, value: Any) -> Any:
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    # In `fit` the loss is weighted instead.
+    # In `fit` the gradients are weighted instead, or the loss, with a LossScaleOptimizer.
     return value / replica.num_replicas_in_sync if replica.local_batch is None else value
 
 

@@ -62,7 +62,8 @@ def per_weight(value: Any, weight: Any) -> Any:
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
     """Calls a loss made from a function; one that Keras ships and that mixes examples sees all.
 
-    All replicas must call it. It returns one value for all rows; of `circle` the own rows' values.
+    All replicas must call it. It returns one value for all rows; for `circle`, which has a value
+    for each row, those of this replica's rows.
     """
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:
@@ -82,7 +83,7 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
 
 
 def require_losses(model: Any) -> None:
-    """Refuses a model's losses that mix examples, where Keras has no place to see them by."""
+    """Refuses losses that mix examples, where this Keras has no function to hook for them."""
     if internals.LOSS_OF_FUNCTION.is_there() or keras_compat.backend_name() == "jax":
         return  # on JAX, `fit` has the whole batch
     losses = keras.tree.flatten(model.loss), keras_compat.held_by(model, keras.losses.Loss)

@@ -31,8 +31,8 @@ Original = Callable[..., Any]
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-# A user's method that makes a function of these by itself, without Keras's, would run steps on one
-# device alone, on data that are divided.
+# A user's own method of these that does not call Keras's would train on one device, with only a
+# part of the data.
 STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
@@ -55,7 +55,8 @@ class ReplicatedTrainer:
         made: Which of ``make_train_function`` and its like have made the trainer's function.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
-        sums_metrics: Whether steps sum the metrics of processes, which Keras's own results do too.
+        sums_metrics: Whether steps sum the metrics over processes already, so that Keras's results
+            need not.
     """
 
     # The names under which the table of patches has them.
@@ -215,7 +216,7 @@ def defined_by_class(kind: type, name: str) -> Any:
 
 
 def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Adds a callback that looks who has made a call's functions, if the user may have."""
+    """Adds a callback that checks whether a user's own make_*_function has called Keras's."""
     is_alone = trainer.replicas.num_replicas == 1
     if is_alone or all(map(trainer.has_builtin, STEPS)):
         return
@@ -240,20 +241,20 @@ def require_made(trainer: TrainerLike, name: str) -> None:
 
 @final
 class _Watch(keras.callbacks.Callback):
-    """Looks who has made a function before its first step."""
+    """Checks before the first step that the trainer has made its function."""
 
     def __init__(self, trainer: TrainerLike) -> None:
         super().__init__()
         self._trainer = trainer
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Looks at the function of `fit`."""
+        """Checks the function of `fit`."""
         require_made(self._trainer, "make_train_function")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Looks at the function of `evaluate`."""
+        """Checks the function of `evaluate`."""
         require_made(self._trainer, "make_test_function")
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """Looks at the function of `predict`."""
+        """Checks the function of `predict`."""
         require_made(self._trainer, "make_predict_function")

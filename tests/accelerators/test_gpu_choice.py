@@ -136,17 +136,19 @@ def gpus_of(*numbers):
 
 def test_devices_have_the_framework_s_names_afterwards():
     backend = FakeBackend()
-    assert choice.taken(backend, [2], gpus_of(0), None) == [Device("gpu", 0)]
-    assert choice.taken(backend, [2], gpus_of(0), ["gpu:2"]) == [Device("gpu", 0)]
-    assert choice.taken(backend, [2], gpus_of(2), ["gpu:2"]) == [Device("gpu", 2)]  # torch
-    two = choice.taken(backend, [1, 3], gpus_of(0, 1), ["gpu:3", "cpu:0", "gpu:1"])
+    assert choice.devices_of_worker(backend, [2], gpus_of(0), None) == [Device("gpu", 0)]
+    assert choice.devices_of_worker(backend, [2], gpus_of(0), ["gpu:2"]) == [Device("gpu", 0)]
+    assert choice.devices_of_worker(backend, [2], gpus_of(2), ["gpu:2"]) == [
+        Device("gpu", 2)
+    ]  # torch
+    two = choice.devices_of_worker(backend, [1, 3], gpus_of(0, 1), ["gpu:3", "cpu:0", "gpu:1"])
     assert [str(device) for device in two] == ["gpu:1", "cpu:0", "gpu:0"]
 
 
 def test_a_framework_that_does_not_see_what_was_agreed(machine_with):
     machine_with("4")
     with pytest.raises(DeviceError, match=rf"{D} \(NVIDIA H100 80GB HBM3\).*sees 1"):
-        choice.taken(FakeBackend(), [2, 3], gpus_of(0), None)
+        choice.devices_of_worker(FakeBackend(), [2, 3], gpus_of(0), None)
 
 
 def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with, monkeypatch):

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from kerasdist.checks import info
+from kerasdist.cli.diagnostics import info
+from kerasdist.cli.launch import report, start
+from kerasdist.cli.launch.elastic.warm import WarmProcesses
+from kerasdist.cli.launch.placement import Slot, place
+from kerasdist.cli.launch.spec import JobSpec
 from kerasdist.core import gpus
-from kerasdist.launch import report, start
-from kerasdist.launch.elastic.warm import WarmProcesses
-from kerasdist.launch.placement import Slot, place
-from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML
 from tests.fresh import SECONDS
 from tests.multiprocess.launching import supervised
-from tests.unit.checks.test_info import shown
+from tests.unit.cli.diagnostics.test_info import shown
 from tests.unit.cluster import environments as env
 
 A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
@@ -136,7 +136,7 @@ def test_another_machine_counts_its_own_gpus():
     spec = JobSpec((sys.executable, "-c", code))
     orders = start.orders_of(spec, Slot("far", 3, 1, 2), {})
     orders["gpus_of"] = 1
-    command = (sys.executable, "-P", "-m", "kerasdist.launch.supervisor")
+    command = (sys.executable, "-P", "-m", "kerasdist.cli.launch.supervisor")
     environ = {**others, "PYTHONPATH": path, "FAKE_NVML": "4"}
     with supervised(orders, command, env=environ) as supervisor:
         assert supervisor.stdout.read() == "2,3\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerasdist.checks import bench, machine
+from kerasdist.cli.diagnostics import bench, machine
 
 
 def verdicts():

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from kerasdist.launch.placement import free_port
+from kerasdist.cli.launch.placement import free_port
 from tests.fresh import run_forked, run_forks
 
 # What kerasdist does in a step, and why the host does not wait there.

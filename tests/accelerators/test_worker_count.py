@@ -2,9 +2,9 @@
 
 import pytest
 
+from kerasdist.cli.launch.placement import counted, place
+from kerasdist.cli.launch.spec import JobSpec
 from kerasdist.errors import ClusterError, DeviceError
-from kerasdist.launch.placement import counted, place
-from kerasdist.launch.spec import JobSpec
 
 
 @pytest.fixture(autouse=True)

@@ -25,11 +25,11 @@ from kerasdist.backends.jax.ahead_of_time import TrainingProgram
 from kerasdist.backends.jax.backend import coordinates_of
 from kerasdist.backends.jax.mesh import gathers
 from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.cli.plan import hlo
+from kerasdist.cli.plan.script import devices_of
+from kerasdist.core.hardware import parse_target
 from kerasdist.core.partitions import DeviceAssignment, Topology
 from kerasdist.core.sharding import GROUP_BYTES
-from kerasdist.plan import hlo
-from kerasdist.plan.hardware import parse_target
-from kerasdist.plan.script import devices_of
 
 L = keras.layers
 CLASSES = 8

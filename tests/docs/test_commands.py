@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import typer
 
-from kerasdist.launch.app import app
+from kerasdist.cli.app import app
 from tests.docs.blocks import all_blocks, pages
 from tests.fresh import ROOT
 

@@ -10,7 +10,7 @@ import numpy as np
 from tests.conformance.lazy import LazyModule, kd, keras
 from tests.facade.case import case
 
-worker = LazyModule("kerasdist.checks.cluster_test_worker")
+worker = LazyModule("kerasdist.cli.diagnostics.cluster_test_worker")
 
 
 @case(replicas=(2,))

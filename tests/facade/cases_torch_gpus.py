@@ -281,13 +281,13 @@ def rows_travel_ahead(strategy):
 
 @case
 def the_meetings_of_a_step_do_not_grow_with_the_model(strategy):
-    original, met, found = threads.ThreadPool.meet, [], []
+    original, met, found = threads.ReplicaThreads.meet, [], []
 
     def meet(self, rank, label, *args):
         met.append(label)
         return original(self, rank, label, *args)
 
-    with mock.patch.object(threads.ThreadPool, "meet", meet):
+    with mock.patch.object(threads.ReplicaThreads, "meet", meet):
         for layers in (1, 10):
             with strategy.scope():
                 hidden = map(keras.layers.Dense, [4] * layers)

@@ -418,7 +418,7 @@ def variables_that_add_up(lab):
 @case("workers", backends=("tensorflow", "jax"))
 def of_kerasdist_test(lab):
     """What `kerasdist test` finds is the same on every worker, and well."""
-    from kerasdist.checks import cluster_test_worker as worker
+    from kerasdist.cli.diagnostics import cluster_test_worker as worker
 
     strategy = lab.strategy()
     found = [

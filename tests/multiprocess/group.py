@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 
-from kerasdist.launch.placement import free_port
+from kerasdist.cli.launch.placement import free_port
 from tests.conformance import registry
 from tests.environment import WORKERS, values
 from tests.multiprocess import worker

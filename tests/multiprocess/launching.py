@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from kerasdist.launch import start
-from kerasdist.launch.job import run_job
-from kerasdist.launch.placement import free_port
-from kerasdist.launch.spec import JobResult, JobSpec, python_command
+from kerasdist.cli.launch import start
+from kerasdist.cli.launch.job import run_job
+from kerasdist.cli.launch.placement import free_port
+from kerasdist.cli.launch.spec import JobResult, JobSpec, python_command
 from tests.fresh import ROOT, ended
 from tests.multiprocess.forks import Ended
 

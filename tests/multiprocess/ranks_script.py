@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+from kerasdist.cli.launch.ranks import Ranks
 from kerasdist.cluster import detect
 from kerasdist.cluster.kerasdist_variables import RANK
 from kerasdist.errors import JobError
 from kerasdist.job.job import join_job
-from kerasdist.launch.ranks import Ranks, command
+from kerasdist.strategies.processes import command
 
 SECONDS = 60
 

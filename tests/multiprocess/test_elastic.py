@@ -1,7 +1,7 @@
 """``kerasdist run --workers A:B``: a job goes on with the hosts that are left, and with more later.
 
-The policy of what is left out is in tests/unit/launch/test_elastic.py. Here hosts are lost and come
-back as in `tests.multiprocess.hosts`.
+The policy of what is left out is in tests/unit/cli/launch/test_elastic.py. Here hosts are lost and
+come back as in `tests.multiprocess.hosts`.
 """
 
 import json

@@ -5,7 +5,7 @@ In `order_script` workers record their collectives (`KERASDIST_DEBUG_COLLECTIVES
 
 import pytest
 
-from kerasdist.launch.placement import free_port
+from kerasdist.cli.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.multiprocess.forks import Ended, nursery, require
 from tests.multiprocess.launching import job_of

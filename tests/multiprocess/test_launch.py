@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import kerasdist
+from kerasdist.cli.launch import start, supervisor, worker
+from kerasdist.cli.launch.job import Launcher
+from kerasdist.cli.launch.placement import Slot
+from kerasdist.cli.launch.spec import JobSpec, python_command
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch import start, supervisor, worker
-from kerasdist.launch.job import Launcher
-from kerasdist.launch.placement import Slot
-from kerasdist.launch.spec import JobSpec, python_command
 from tests.multiprocess.launching import (
     finish,
     left_after,
@@ -50,7 +50,7 @@ class TestCommandLine:
         named, told = zip(*((prefix, json.loads(text)) for prefix, _, text in lines), strict=True)
         assert named == ("[worker 0/2", "[worker 1/2")
         assert [given for given, _ in told] == [arguments] * 2
-        # Which variables there are besides: `tests/unit/launch/test_dry_run.py`.
+        # Which variables there are besides: `tests/unit/cli/launch/test_dry_run.py`.
         chief, other = (variables for _, variables in told)
         joined = [Path(one.pop("KERASDIST_JOINED_FILE")) for one in (chief, other)]
         assert not any(path.exists() for path in joined)

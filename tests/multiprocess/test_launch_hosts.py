@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kerasdist.launch import supervisor
+from kerasdist.cli.launch import supervisor
 from tests.multiprocess import hosts
 from tests.multiprocess.launching import command_line, ended, finish, said, write
 

@@ -65,7 +65,7 @@ for name in ("MirroredStrategy", "auto"):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kerasdist_adds_no_framework_that_keras_did_not_import(backend):
-    """And of our own backends only the chosen one."""
+    """Of our own backends only the chosen one, and nothing of the command line."""
     code = """
 import sys
 top = lambda: {name.partition(".")[0] for name in sys.modules}
@@ -73,8 +73,10 @@ import keras
 assert not any(name.startswith("kerasdist") for name in sys.modules)
 before = top()
 import kerasdist as kd
-for name in kd.__all__:
+for name in set(kd.__all__) - {"launch"}:
     getattr(kd, name)
+assert not any(name.startswith("kerasdist.cli") for name in sys.modules)
+kd.launch
 added = top() - before
 kd.OneDeviceStrategy("cpu:0")
 print(*added)

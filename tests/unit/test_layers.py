@@ -18,8 +18,8 @@ FRAMEWORK_OF = {
     "torch_xla": "torch",
 }
 # From bottom to top: what a unit imports when it is imported stands in a line above its own.
-# A unit is a module or folder of the package, in api/ each module; backends/ is what all share. The
-# command line is the top, whatever folder it is in.
+# A unit is a module or folder of the package, in api/ each module; backends/ is what all share. Two
+# wings: what a program imports, up to `public`, and above it what the command line does.
 LAYERS = (
     ("errors",),
     ("core",),
@@ -27,17 +27,20 @@ LAYERS = (
     ("keras_compat", "cluster"),
     ("job", "input", "api.losses"),
     ("agreement",),
-    ("launch", "backends"),
-    ("api.functions", "api.layouts", "api.replica_context", "api.scopes"),
+    ("backends",),
+    ("api.extended", "api.functions", "api.layouts", "api.replica_context", "api.scopes"),
     ("training.binding",),
     ("callbacks",),
     ("experimental", "training", "api.strategy"),
     ("check",),
     ("backends.tensorflow", "backends.jax", "backends.torch"),
-    ("strategies", "plan"),
-    ("checks",),
-    ("launch.app",),
-    ("__main__", "public"),
+    ("strategies",),
+    ("public",),
+    ("cli.options", "cli.formatting", "cli.launch"),
+    ("cli.plan",),
+    ("cli.diagnostics",),
+    ("cli.app",),
+    ("__main__",),
 )
 LAYER_OF = {unit: height for height, units in enumerate(LAYERS) for unit in units}
 # Imports from a layer that is not below, made by a function when it is called.
@@ -46,8 +49,8 @@ LATE = {
     ("kerasdist.cluster.resolver", "backends"),
     # which backend is in force is found out when a call needs one
     ("kerasdist.config", "backends"),
-    # the peak of an accelerator stands in the table of a plan
-    ("kerasdist.callbacks.telemetry", "plan"),
+    # a script that starts the other processes of its strategy is a launcher
+    ("kerasdist.strategies.processes", "cli.launch"),
 }
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -111,9 +114,7 @@ def unit_of(module: str) -> str | None:
         return None
     if parts[1] == "backends" and parts[2:3] and parts[2] in FRAMEWORK_OF.values():
         return f"backends.{parts[2]}"
-    if parts[1] == "api" and parts[2:]:
-        return f"api.{parts[2]}"
-    own = parts[1:3] in (["training", "binding"], ["launch", "app"])
+    own = parts[1] in ("api", "cli") or parts[1:3] == ["training", "binding"]
     return ".".join(parts[1:3]) if own else parts[1]
 
 
@@ -177,5 +178,5 @@ def test_no_file_has(rule):
 
 
 def test_every_unit_has_a_layer():
-    units = {unit_of(module_of(path)) for path in FILES} - {None, "api"}
+    units = {unit_of(module_of(path)) for path in FILES} - {None, "api", "cli"}
     assert units == set(LAYER_OF)

@@ -53,7 +53,7 @@ assert keras.__version__ == {version!r}, keras.__version__
 exec({snippet!r})
 """
 STRICT = "`make nightly` does not ask whose fault it is"
-LOOK = "from kerasdist.checks import machine; machine.tell_internals()"
+LOOK = "from kerasdist.cli.diagnostics import machine; machine.tell_internals()"
 
 
 class NotInstalledError(Exception):

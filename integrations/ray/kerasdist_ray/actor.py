@@ -15,11 +15,11 @@ from typing import final
 
 import ray
 
-from kerasdist.launch import start
-from kerasdist.launch.job import OUTPUT_SECONDS
-from kerasdist.launch.placement import Slot, free_port
-from kerasdist.launch.spec import JobSpec, WorkerExit
-from kerasdist.launch.worker import Event, Screen, Start, Worker
+from kerasdist.cli.launch import start
+from kerasdist.cli.launch.job import OUTPUT_SECONDS
+from kerasdist.cli.launch.placement import Slot, free_port
+from kerasdist.cli.launch.spec import JobSpec, WorkerExit
+from kerasdist.cli.launch.worker import Event, Screen, Start, Worker
 from kerasdist_ray.process import Answer, read_answer, write_call
 
 

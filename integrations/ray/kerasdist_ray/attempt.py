@@ -15,13 +15,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from kerasdist.cli.launch import start
+from kerasdist.cli.launch.job import Attempt
+from kerasdist.cli.launch.placement import Slot
+from kerasdist.cli.launch.spec import AttemptResult, JobSpec, WorkerExit
+from kerasdist.cli.launch.worker import Event, Exited
 from kerasdist.cluster import addresses
 from kerasdist.errors import JobError
-from kerasdist.launch import start
-from kerasdist.launch.job import Attempt
-from kerasdist.launch.placement import Slot
-from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
-from kerasdist.launch.worker import Event, Exited
 from kerasdist_ray.actor import Node, WorkerActor
 from kerasdist_ray.process import Answer
 
@@ -129,7 +129,7 @@ def _meeting_point(nodes: Sequence[Node]) -> str:
 
 @final
 class _Held:
-    """The driver's side of a worker; see `kerasdist.launch.worker.Held`."""
+    """The driver's side of a worker; see `kerasdist.cli.launch.worker.Held`."""
 
     def __init__(
         self, rank: int, actor: Any, ending: Any, events: queue.SimpleQueue[Event]

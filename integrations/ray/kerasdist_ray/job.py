@@ -9,10 +9,10 @@ import ray
 from ray import cloudpickle
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from kerasdist.cli.launch import report
+from kerasdist.cli.launch.spec import AttemptResult, JobSpec, WorkerExit
+from kerasdist.cli.launch.worker import Screen
 from kerasdist.errors import ClusterError
-from kerasdist.launch import report
-from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
-from kerasdist.launch.worker import Screen
 from kerasdist_ray.attempt import run_once
 from kerasdist_ray.errors import RayJobError
 from kerasdist_ray.process import Answer

@@ -4,7 +4,7 @@
 of devices, and how `fit` computes on them; its `Runner` runs user functions there, for custom
 loops. `Collectives` are the calls by which the code of one replica reaches the others. `Runner` and
 `Collectives` have files of their own beside this one. All other code reaches a framework through
-these four; code that names a framework is in that framework's folder.
+these four. Code that imports a framework is in that framework's folder.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ class ReplicaSet(abc.ABC):
         measures_data: Whether it is known how long training waits for batches.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that it is known how long.
-        steps_ahead: After how many steps the host has waited for a device at least once.
-        trainer_class: The class that is put before a model's own, so that its steps run here.
+        steps_ahead: How many steps the host may be ahead of the devices.
+        trainer_class: The class of the trainer that stands beside each model made in a scope.
         logical_devices: How a replica of several devices divides tensors and variables among them,
             with the methods of `kerasdist.TPUStrategy`; None: the backend has no such replicas.
         gradients_travel_as: The type to which gradients are cast between workers; None: not cast.
@@ -251,7 +251,8 @@ class ReplicaSet(abc.ABC):
             devices: Devices of this machine, none twice.
             options: How to compute.
             job: The job of this process, if other workers hold replicas too.
-            count_begun: Returns how many batches steps have ever read, if only graphs count them.
+            count_begun: Returns how many batches have been read so far, where only a compiled
+                graph can count them.
         """
         self.devices = tuple(devices)
         home = options.parameter_device
@@ -296,8 +297,8 @@ class ReplicaSet(abc.ABC):
     def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns what this worker holds of a variable that the workers divide; else nothing.
 
-        Of all workers' shards the first ones cover the variable once. The call needs no other
-        worker.
+        Taken by rank, the shards of the first workers cover the variable; those of further workers
+        repeat them. The call needs no other worker.
 
         Args:
             variable: A Keras variable that has a value.

@@ -194,7 +194,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         All workers must call it.
         """
         sizes = sharding.piece_sizes(rows_of(batch), replicas.num_replicas)
-        chosen = sharding.spared(sizes) if spares else sizes
+        chosen = sharding.trial_sizes(sizes) if spares else sizes
         if chosen != sizes:
             batch = cls.first_rows(batch, sum(chosen))
         return TriedBatch(batch, batch, chosen)

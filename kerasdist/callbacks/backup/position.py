@@ -185,13 +185,13 @@ class Position:
         self.facts: dict[str, object] = {}
         self._source = Remembering(_objects_of(source))
         self._steps, self._begins_anew = steps, begins_anew
-        self._goes_on = steps is not None and not begins_anew
+        self._continues = steps is not None and not begins_anew
         self._places: Places | None = None
         self._read_by_python, self._draws = True, False
         self._lost = _lost_of(source)
         if begins_anew and isinstance(source, Iterator):
             self._lost.append("the place of a generator (give data that begin anew)")
-        self._peeked: Sequence[Any] | None = None
+        self._read_ahead: Sequence[Any] | None = None
         self._begin: _Begin | None = None
         self._reads_aside = self._calls_python = False
         self._interval: Interval | None = None
@@ -203,7 +203,7 @@ class Position:
         self._length: int | None = None
         self.unread = 0
         self._is_made = self._is_late = False
-        self._is_heard_later = isinstance(source, keras_compat.PyDataset)
+        self._ends_later = isinstance(source, keras_compat.PyDataset)
         self._pass_epochs: Callable[[int], None] | None = None
 
     def backs_up(self, interval: Interval, at_once: int) -> None:
@@ -228,7 +228,7 @@ class Position:
             self.facts["number of batches"] = adapter.num_batches
         self._reads_aside = keras_compat.reads_aside(WrappedAdapter.innermost(adapter))
         self._length = adapter.num_batches
-        batches = self._length if self._goes_on else None
+        batches = self._length if self._continues else None
         if batches is not None and batches != self._steps:
             self._lost.append(
                 f"the place in {batches} batches of which an epoch takes "
@@ -246,8 +246,8 @@ class Position:
                     f"the place in a tf.data pipeline with an end, with steps_per_epoch="
                     f"{self._steps} (repeat it, or leave steps_per_epoch out)"
                 )
-            if facts.calls_python or (facts.draws if self._goes_on else facts.is_cached):
-                if not facts.is_cached and not self._goes_on:
+            if facts.calls_python or (facts.draws if self._continues else facts.is_cached):
+                if not facts.is_cached and not self._continues:
                     self._pass_epochs = partial(keras_compat.begin_often, source)
                 return  # it is read again, from its beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
@@ -267,7 +267,7 @@ class Position:
         if self._steps is not None:
             count %= self._steps
         if count in (0, self._length):
-            return self._goes_on
+            return self._continues
         if self._interval is None or count % self._at_once:
             return False
         return self._interval.is_due(count, count - self._at_once)
@@ -344,27 +344,27 @@ class Position:
             self._begin, self._passed_before = None, -self._passed
             self._is_late = False
         self._passed_before, self._passed = self._passed_before + self._passed, 0
-        if self._begin is None or not self._goes_on:
+        if self._begin is None or not self._continues:
             self._begin = self._now(random_states.kept())
         elif self._is_made:
             self._begin = self._since(self._begin, random_states.kept())
             self._is_made, self._is_late = False, True
         self._epochs += 1
-        self._peeked = None
+        self._read_ahead = None
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
         """Undoes what Keras's first look at data changes that were restored before it."""
         random = random_states.kept()
         yield
-        if self._peeked is not None:
-            self._source.put_back(self._peeked)
+        if self._read_ahead is not None:
+            self._source.put_back(self._read_ahead)
             random_states.put_back(random)
 
     def _is_over(self) -> bool:
         """Returns whether data that go on over epochs have ended, so that Keras restarts them."""
         passed = self._passed_before + self._passed
-        return self._goes_on and self._length is not None and passed >= self._length > 0
+        return self._continues and self._length is not None and passed >= self._length > 0
 
     def batches_passed(self, count: int) -> None:
         """Keeps how many batches of the epoch were trained on."""
@@ -373,7 +373,7 @@ class Position:
     def kept(self, batches: int) -> dict[str, object]:
         """Returns the position in the form that a backup keeps."""
         begin, places = self._begin, self._places
-        goes_on = self._goes_on and not (self._is_over() and not batches)
+        goes_on = self._continues and not (self._is_over() and not batches)
         passed = self._passed_before + (0 if batches else self._passed)
         if not batches and not goes_on:
             begin, passed = self._now(None), 0
@@ -396,14 +396,14 @@ class Position:
 
     def go_to(self, form: Mapping[str, Any], *, within: bool) -> None:
         """Continues from a position that a backup kept."""
-        self._peeked = form["source"]
+        self._read_ahead = form["source"]
         self._source.put_back(form["source"])
         self._passed_before, self._passed = int(form["passed"]), 0
         self._epochs = int(form["epochs"])
         keras_compat.set_epochs_read(self._adapter, form.get("epochs read"))
-        if self._pass_epochs is not None and not self._goes_on:
+        if self._pass_epochs is not None and not self._continues:
             self._pass_epochs(self._epochs)
-        passed, read = self._passed_before if self._goes_on else 0, 0
+        passed, read = self._passed_before if self._continues else 0, 0
         if form["place"] is not None and self._places is not None:
             read = int(form["place"]["count"])
             self._places.go_to(form["place"], form["next place"])
@@ -411,7 +411,7 @@ class Position:
         random = form["random"]
         if random is None:
             return
-        if self._goes_on:
+        if self._continues:
             is_late = form["late"]
             self._begin = self._now(random)
             self._resume = _Resume(
@@ -423,7 +423,7 @@ class Position:
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
         """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
-        if self._is_heard_later:
+        if self._ends_later:
             return self._now(random)
         # By which Keras orders the rows as their first batch is read.
         return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}

@@ -17,7 +17,7 @@ from tests.facade.case import of_backend
 ahead_of_time = LazyModule("kerasdist.backends.jax.ahead_of_time")
 backend = LazyModule("kerasdist.backends.jax.backend")
 mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
-script = LazyModule("kerasdist.plan.script")
+script = LazyModule("kerasdist.cli.plan.script")
 case = of_backend("jax")
 DEVICES = 4
 PARTS = ("trainable", "non_trainable", "optimizer", "metrics")

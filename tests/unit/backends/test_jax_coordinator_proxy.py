@@ -10,8 +10,8 @@ import pytest
 
 from kerasdist.backends.jax import connection
 from kerasdist.backends.jax.connection import Relay
+from kerasdist.cli.launch.placement import free_port
 from kerasdist.errors import JobError
-from kerasdist.launch.placement import free_port
 
 SECONDS = 60
 

@@ -16,7 +16,7 @@ from kerasdist.backends.tensorflow.private import strategies
 from kerasdist.backends.tensorflow.replica.all_reduce import communication_hint
 from kerasdist.backends.tensorflow.workers.group import WorkerGroup
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.launch.placement import free_port
+from kerasdist.cli.launch.placement import free_port
 
 address = f"127.0.0.1:{free_port()}"
 strategies.start_server([address], 0)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from kerasdist.cli.launch.placement import free_port
 from kerasdist.errors import JobError
 from kerasdist.job import client as client_module
 from kerasdist.job import handshake, protocol
@@ -17,7 +18,6 @@ from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.handshake import Credentials
 from kerasdist.job.protocol import Timeouts
-from kerasdist.launch.placement import free_port
 from tests.environment import everything
 from tests.unit.job.simulated_workers import SimulatedWorker
 

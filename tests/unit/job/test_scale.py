@@ -9,10 +9,10 @@ import contextlib
 
 import pytest
 
+from kerasdist.cli.launch.placement import free_port
 from kerasdist.errors import JobError
 from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
-from kerasdist.launch.placement import free_port
 from tests.environment import everything
 from tests.unit.job.simulated_workers import (
     MINE,

@@ -7,7 +7,6 @@ import pytest
 
 from kerasdist.core.devices import Device, parse_devices
 from kerasdist.errors import UnsupportedError
-from kerasdist.launch import ranks
 from kerasdist.strategies import processes
 
 TORCH, JAX = SimpleNamespace(name="torch"), SimpleNamespace(name="jax")
@@ -20,9 +19,9 @@ VARIABLES = ("KERASDIST_MIRRORED", "KERASDIST_RANK", "KERASDIST_CLUSTER", "TF_CO
 def a_script_that_nobody_has_started(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(ranks, "why_not_again", lambda: None)
-    monkeypatch.setattr(ranks, "why_not_unasked", lambda: None)
-    monkeypatch.setattr(ranks, "is_child", lambda: False)
+    monkeypatch.setattr(processes, "why_not_again", lambda: None)
+    monkeypatch.setattr(processes, "why_not_unasked", lambda: None)
+    monkeypatch.setattr(processes, "is_child", lambda: False)
     monkeypatch.setattr(processes, "current_job", lambda: None)
     monkeypatch.setattr(processes, "_joined", [])
 
@@ -57,7 +56,7 @@ A_JOB = {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker
 def test_elsewhere_threads_say_what_they_cost_and_processes_cannot_be_had(
     monkeypatch, reason, environment, said
 ):
-    monkeypatch.setattr(ranks, "why_not_again", lambda: reason)
+    monkeypatch.setattr(processes, "why_not_again", lambda: reason)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match=rf"{said}.*no faster.*kerasdist\.launch"):
@@ -67,16 +66,16 @@ def test_elsewhere_threads_say_what_they_cost_and_processes_cannot_be_had(
 
 
 def test_a_program_of_a_library_is_started_again_only_if_asked(monkeypatch):
-    monkeypatch.setattr(ranks, "why_not_unasked", lambda: "this is pytest")
+    monkeypatch.setattr(processes, "why_not_unasked", lambda: "this is pytest")
     with pytest.warns(UserWarning, match="this is pytest"):
         assert not processes.are_wanted(TORCH, GPUS, None)
     assert processes.are_wanted(TORCH, GPUS, "processes")
 
 
 def test_what_multiprocessing_has_started_starts_nothing_and_is_no_worker(monkeypatch):
-    monkeypatch.setattr(ranks, "is_child", lambda: True)
+    monkeypatch.setattr(processes, "is_child", lambda: True)
     monkeypatch.setenv("KERASDIST_MIRRORED", "gpu:0,gpu:1")
-    assert processes.told_devices() is None
+    assert processes.devices_from_launcher() is None
     assert processes.are_started_by_script()
     assert not processes.are_wanted(TORCH, GPUS, "processes")
 
@@ -93,7 +92,7 @@ def test_what_multiprocessing_has_started_starts_nothing_and_is_no_worker(monkey
 def test_who_is_a_worker(monkeypatch, told, devices, others):
     if told is not None:
         monkeypatch.setenv("KERASDIST_MIRRORED", told)
-    assert processes.told_devices() == devices
+    assert processes.devices_from_launcher() == devices
     assert processes.are_started_by_script() == others
 
 
@@ -101,7 +100,7 @@ def test_a_second_strategy_finds_the_devices_of_the_first(monkeypatch):
     monkeypatch.setenv("KERASDIST_MIRRORED", "cpu:0,cpu:0")
     processes.after_joining("cpu:0,cpu:0")
     monkeypatch.setattr(processes, "current_job", object)
-    assert processes.told_devices() == "cpu:0,cpu:0"
+    assert processes.devices_from_launcher() == "cpu:0,cpu:0"
     processes.check_same(CPUS, "cpu:0,cpu:0")
     with pytest.raises(UnsupportedError, match="devices=\\['gpu:0', 'gpu:1'\\]"):
         processes.check_same(GPUS, "cpu:0,cpu:0")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kerasdist import keras_compat
-from kerasdist.backends.jax.mesh.arrays import copied, here
+from kerasdist.backends.jax.mesh.arrays import copied, local_copy
 from kerasdist.core.ownership import VariableTable
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
             break
         time.sleep(0.001)
     stored = keras_compat.stored_value(variable)
-    own = here(stored)
+    own = local_copy(stored)
     if own is stored:
         return original(variable)
     # On workers a variable holds a global array, with which a worker alone cannot compute.

@@ -18,7 +18,7 @@ from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.batches import take
 from kerasdist.backends.jax.fit.steps import StepFunction
-from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
+from kerasdist.backends.jax.mesh.arrays import copied, is_traced, local_copy
 from kerasdist.backends.jax.mesh.layout import OverReplicas, note_all
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
@@ -239,9 +239,9 @@ class JaxTrainer(ReplicatedTrainer):
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():
-                return copied(here(stored))
+                return copied(local_copy(stored))
             if state is not None and not state[name][index].is_deleted():
-                return copied(here(state[name][index]))
+                return copied(local_copy(state[name][index]))
         if self._is_lost:
             raise StateLostError(
                 "Expected a value of a variable. Received: "

@@ -16,7 +16,7 @@ from jax import numpy as jnp
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
 from kerasdist.backends.jax.mesh import sharded_state
-from kerasdist.backends.jax.mesh.arrays import here
+from kerasdist.backends.jax.mesh.arrays import local_copy
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.ownership import VariableTable
 
@@ -90,4 +90,4 @@ def stack_on(variable: keras.Variable, place: Placement) -> jax.Array:
     if components is not None and components.stack.sharding == place.rows:
         return components.stack
     value = sharded_state.whole(variable, keras_compat.stored_value(variable))
-    return place.put(derived(variable, here(value), place.layout.replicas), place.rows)
+    return place.put(derived(variable, local_copy(value), place.layout.replicas), place.rows)

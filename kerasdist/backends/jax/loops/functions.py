@@ -27,7 +27,7 @@ from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
 from kerasdist.backends.jax.loops.values import Stacked, in_one_array, is_distributed, map_values
 from kerasdist.backends.jax.mesh import sharded_state
-from kerasdist.backends.jax.mesh.arrays import here, is_array, is_traced
+from kerasdist.backends.jax.mesh.arrays import is_array, is_traced, local_copy
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context
 from kerasdist.errors import ScopeError
@@ -110,7 +110,7 @@ def _value(outer: scopes.Scope | None, variable: keras.Variable) -> Any:
     value = None if outer is None else outer.peek(variable)
     if value is None:
         donation.mark_read(variable)
-        value = here(sharded_state.whole(variable, keras_compat.stored_value(variable)))
+        value = local_copy(sharded_state.whole(variable, keras_compat.stored_value(variable)))
     return value
 
 
@@ -430,7 +430,7 @@ class Executable:
         arrays = iter(found)
         leaves = [next(arrays) if leaf is None else leaf for leaf in self._constants]
         results = jax.tree.unflatten(self._structure, leaves)
-        return map_values(lambda leaf: leaf if is_distributed(leaf) else here(leaf), results)
+        return map_values(lambda leaf: leaf if is_distributed(leaf) else local_copy(leaf), results)
 
     def _arguments(
         self, known: dict[int, keras.Variable], arrays: Sequence[Any]
@@ -441,7 +441,7 @@ class Executable:
         values = keras_compat.stored_values(variables)
         values[:count] = donation.consumable(variables[:count], values[:count])
         if place is None:
-            values = list(map(here, values))
+            values = list(map(local_copy, values))
             return values[:count], values[count:], [], arrays
         on_mesh = place.enter(values, variables)
         if on_mesh is not values and place.keeps_state:

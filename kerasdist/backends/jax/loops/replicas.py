@@ -107,7 +107,7 @@ class JaxReplicaSet(ReplicaSet):
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit, in one or a few collectives.
 
-        Divided ones are left out: workers have compared what they were made with and assigned.
+        Sharded ones are left out: workers have compared their initial values, and each assignment.
         """
         held = [one for one in variables if not is_sharded(keras_compat.stored_value(one))]
         if held:

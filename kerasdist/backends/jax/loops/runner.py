@@ -49,7 +49,14 @@ from kerasdist.backends.jax.loops.values import (
     source_of,
     stacked,
 )
-from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced, largest_of, padded
+from kerasdist.backends.jax.mesh.arrays import (
+    cut,
+    is_array,
+    is_traced,
+    largest_of,
+    local_copy,
+    padded,
+)
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context, ownership
@@ -250,7 +257,7 @@ class JaxRunner(Runner):
             return transpose(values, self._joined)
         columns: list[Sequence[Any]] = []
         transpose(values, columns.append)
-        return self._place.sent(pack(values[0], self._made(columns, is_array)))
+        return self._place.wait_until_sent(pack(values[0], self._made(columns, is_array)))
 
     def divide(self, strategy: Strategy, batch: Any) -> Any:
         """Returns a structure of values whose components are consecutive parts of a batch."""
@@ -264,12 +271,12 @@ class JaxRunner(Runner):
             sizes = [(end - begin,) if leaf.ndim else () for begin, end in bounds]
             return PerReplica(self._assembled(parts, [size + leaf.shape[1:] for size in sizes]))
 
-        return self._place.sent(map_leaves(divide, batch))
+        return self._place.wait_until_sent(map_leaves(divide, batch))
 
     def _assembled(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
         """Returns components in one array, to which this process contributes its own."""
         largest = largest_of(shapes) if shapes[0] else ()
-        parts = [padded(self._place.lasting(part), largest)[None] for part in here]
+        parts = [padded(self._place.copy_if_shared(part), largest)[None] for part in here]
         with jax.ensure_compile_time_eval():  # the array outlives a program that is being traced
             array = self._place.assemble(parts, (self._replicas, *largest))
         return stacked(array, shapes)
@@ -412,7 +419,7 @@ class JaxRunner(Runner):
         self._place.record(function.__qualname__, "of", source.array.dtype, source.array.shape)
         result = self._small(function, type(source), source.layout, how, source.array)
         self._place.after_launch(result, None)
-        return here(result)
+        return local_copy(result)
 
     @cached_property
     def _small(self) -> Callable[..., Any]:
@@ -429,7 +436,7 @@ class JaxRunner(Runner):
         """Replaces every distributed value in a structure by the array of its `Source`."""
 
         def array(leaf: Any) -> Any:
-            return here(leaf.source.array) if is_distributed(leaf) else leaf
+            return local_copy(leaf.source.array) if is_distributed(leaf) else leaf
 
         return map_values(array, structure)
 

@@ -48,7 +48,7 @@ def is_placed(leaf: object, sharding: Sharding) -> bool:
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
-def here(leaf: object) -> Any:
+def local_copy(leaf: object) -> Any:
     """Returns this process's copy of a global array that is whole everywhere; others unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
         return leaf

@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.mesh.arrays import copied, here, is_placed
+from kerasdist.backends.jax.mesh.arrays import copied, is_placed, local_copy
 from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
@@ -135,7 +135,7 @@ class Placement:
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Puts a whole array on the mesh; returns one that is there unchanged."""
-        return array if is_placed(array, sharding) else jax.device_put(here(array), sharding)
+        return array if is_placed(array, sharding) else jax.device_put(local_copy(array), sharding)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values; here there are no other workers."""
@@ -164,16 +164,16 @@ class Placement:
 
         return jax.make_array_from_callback(shape, self.rows, part)
 
-    def lasting(self, rows: Any) -> Any:
+    def copy_if_shared(self, rows: Any) -> Any:
         """Copies rows where JAX may share NumPy's memory, which the user may overwrite."""
         needs_copy = self.shares_memory and not isinstance(rows, jax.Array)
         return np.array(rows) if needs_copy else rows
 
     def copy_batch(self, batch: object) -> object:
         """Copies a batch on the host, which its source may overwrite when it yields the next."""
-        return jax.tree.map(self.lasting, batch)
+        return jax.tree.map(self.copy_if_shared, batch)
 
-    def sent(self, arrays: Any) -> Any:
+    def wait_until_sent(self, arrays: Any) -> Any:
         """Waits until accelerators have read NumPy's memory; steps that run there go on."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
 

@@ -1,8 +1,8 @@
 """State that a mesh divides (`sharding=`): how it is made, read, written and used in a step.
 
-Between programs code reads whole values: each read of a sharded variable gathers it. With several
-workers all of them must make, read and write it, and they meet for that: a worker that does it
-alone would exchange its parts with another program of the others.
+Outside of compiled programs code reads whole values: each read of a sharded variable gathers it.
+With several workers all of them must make, read and write it, and they meet for that: a worker that
+does it alone would exchange its parts with another program of the others.
 
 Inside a step of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is
 gathered for each use (`gathers.py`); the optimizer updates parts.

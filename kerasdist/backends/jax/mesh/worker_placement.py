@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded
+from kerasdist.backends.jax.mesh.arrays import is_placed, is_sharded, local_copy
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
@@ -46,8 +46,8 @@ class WorkerPlacement(Placement):
 
     All processes must take part when one of them computes with a global array. Between programs a
     process may do something alone, such as saving, so code that reads a variable gets this
-    process's own copy, which is a view of the same memory (`arrays.here`). What is sharded, all
-    workers read together (`read`).
+    process's own copy, which is a view of the same memory (`arrays.local_copy`). What is sharded,
+    all workers read together (`read`).
 
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
@@ -84,17 +84,17 @@ class WorkerPlacement(Placement):
             return array
         if isinstance(array, jax.Array) and is_sharded(array):
             return self._resharded(array, sharding)
-        rows = self.lasting(here(array))
+        rows = self.copy_if_shared(local_copy(array))
         made = jax.make_array_from_callback(
             np.shape(rows),
             sharding,
             lambda index: rows if sharding.is_fully_replicated else rows[index],
         )
-        return made if isinstance(rows, jax.Array) else self.sent(made)
+        return made if isinstance(rows, jax.Array) else self.wait_until_sent(made)
 
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the whole value of an array. All workers must call it, if it is sharded."""
-        return here(self._resharded(array, self.whole) if is_sharded(array) else array)
+        return local_copy(self._resharded(array, self.whole) if is_sharded(array) else array)
 
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
         self.record("that shards anew", array.dtype, array.shape)
@@ -174,7 +174,7 @@ class WorkerPlacement(Placement):
             parts = np.split(leaf, len(self.layout.local_replicas))
             return self.assemble(parts, (total, *leaf.shape[1:]))
 
-        return self.sent(jax.tree.map(assembled, batch))
+        return self.wait_until_sent(jax.tree.map(assembled, batch))
 
     def _note_batch(self, batch: Any) -> None:
         self._note_shapes(_shapes(batch))
@@ -202,7 +202,7 @@ class WorkerPlacement(Placement):
         self.record(seen[form][:12], "of a step of", form)
 
         def result(leaf: object) -> Any:
-            return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
+            return self._collected(leaf) if isinstance(leaf, _Rows) else local_copy(leaf)
 
         outputs, new = super()._launch(program, state, batch, seen, steps)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new

@@ -200,7 +200,7 @@ class _Passes:
             return number + 1, _written(arrays, number, outputs)
 
         begun = 0, self._arrays(function.structured_outputs)
-        _, arrays = tf.while_loop(self._goes_on, make, begun, parallel_iterations=1)
+        _, arrays = tf.while_loop(self._has_more, make, begun, parallel_iterations=1)
         outputs = [_joined(array)[: self._count] for array in arrays]
 
         def gradients(*upstream: tf.Tensor) -> list[Any]:
@@ -230,12 +230,12 @@ class _Passes:
             return number + 1, _written(arrays, number, joined), sums
 
         begun = 0, self._arrays(joined), [tf.zeros(one.shape, one.dtype) for one in added]
-        _, arrays, sums = tf.while_loop(self._goes_on, make, begun, parallel_iterations=1)
+        _, arrays, sums = tf.while_loop(self._has_more, make, begun, parallel_iterations=1)
         found = self._pass.assembled(list(map(_joined, arrays)), sums)
         inputs = len(_floats(rows))
         return [one[: self._count] for one in found[:inputs]] + found[inputs:]
 
-    def _goes_on(self, number: tf.Tensor, *_: object) -> tf.Tensor:
+    def _has_more(self, number: tf.Tensor, *_: object) -> tf.Tensor:
         return number < self._number
 
     def _of_pass(self, rows: Sequence[Any], number: tf.Tensor) -> list[tf.Tensor]:

@@ -242,7 +242,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Returns the variables whose components must be summed over the workers to be read."""
         known = [v for metric in metrics_of(self.model) for v in metric.variables]
         every = {id(variable): variable for variable in [*known, *self.model.variables]}
-        return self._group.costly(every.values())
+        return self._group.find_unsummed(every.values())
 
     def predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; of a scalar, the mean over the examples."""

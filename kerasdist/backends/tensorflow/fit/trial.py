@@ -69,8 +69,8 @@ class TensorFlowTrial(Trial):
                 "Expected batches on all workers that differ in their number of rows alone, to put "
                 f"them together. Received: {forms}, by worker. Pad them to one shape."
             )
-        if spares and sharding.spared(sizes) != sizes:
-            sizes = sharding.spared(sizes)
+        if spares and sharding.trial_sizes(sizes) != sizes:
+            sizes = sharding.trial_sizes(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
             rows = first_rows(batch.rows, max(here, 1))  # a worker without rows keeps a stand-in
             batch = OwnRows(rows, here, sum(sizes))

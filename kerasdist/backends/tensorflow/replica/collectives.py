@@ -308,13 +308,13 @@ class TensorFlowCollectives(Collectives):
             sums = iter(self._group.sums(parts, here=False))
             for one in waiting:
                 one.finish(list(itertools.islice(sums, len(one.given))))
-            return self._group.wholes(variables, list(sums))
+            return self._group.aggregate(variables, list(sums))
 
         given = [tensor for one in waiting for tensor in one.given]
         return self._combine(call, [*given, *own], update)
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Returns the sums over the replicas of variables that are sums."""
+        """Returns the sums, over the replicas, of variables with ``aggregation="sum"``."""
         if keeps_one_copy(self._native_strategy):
             return [tf.convert_to_tensor(variable.value) for variable in variables]
         return self.end_step(variables)

@@ -247,13 +247,15 @@ class Group:
         rows, _ = self.concatenation([part[tf.newaxis] for part in parts], 0, equal_sizes=True)
         return tf.reduce_max(rows, 0)
 
-    def costly(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+    def find_unsummed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
         # Not `native`: that is a read, before which deferred assignments are finished one by one.
         held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
-    def wholes(self, variables: Sequence[keras.Variable], sums: Sequence[Any]) -> list[tf.Tensor]:
+    def aggregate(
+        self, variables: Sequence[keras.Variable], sums: Sequence[Any]
+    ) -> list[tf.Tensor]:
         """Returns the variables' aggregated values, given the sums of their components."""
         totals = [copies(total)[0] for total in sums]
         return [
@@ -319,7 +321,7 @@ class Group:
     def average(self, variables: Sequence[keras.Variable]) -> None:
         """Sets each component of sync-on-read variables to the mean of all workers' components."""
         sums = self.sums([[part.read_value() for part in copies(one)] for one in variables])
-        for variable, value in zip(variables, self.wholes(variables, sums), strict=True):
+        for variable, value in zip(variables, self.aggregate(variables, sums), strict=True):
             variable.assign(value)
 
 
@@ -342,7 +344,7 @@ class WorkerGroup(Group):
         timeout = communication.timeout_seconds or 0.0
 
         def seconds_to_wait() -> float:
-            """Returns a collective's time-out: 0 (none) in calls for which the job has its own.
+            """Returns a collective's time-out: 0 (none) where the job itself watches the call.
 
             For each collective with a time-out, TensorFlow starts two threads that sleep until
             the time-out is over, even if the collective is done. 50 steps a second with 10 minutes

@@ -20,7 +20,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.api.replica_context import LocalBatch
-from kerasdist.backends.torch.replica.placing import moved
+from kerasdist.backends.torch.replica.placing import move
 from kerasdist.core.context import current
 from kerasdist.core.structures import map_leaves
 from kerasdist.input.sharding import (
@@ -74,7 +74,7 @@ def divide(
     """
     if isinstance(batch, WorkerShard):
         local_batch = LocalBatch(batch.size, batch.total, batch.size / batch.total)
-        moved_rows = map_leaves(lambda leaf: moved(devices[0], _tensor(leaf)), batch.rows)
+        moved_rows = map_leaves(lambda leaf: move(devices[0], _tensor(leaf)), batch.rows)
         return [Part(moved_rows, local_batch)]
     batch = with_weights_in_rows(batch, _tensor)
     total = examples(batch)
@@ -103,7 +103,7 @@ def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:
         # place, torch would refuse another replica's backward pass. `data` has its own counter.
         if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
             leaf = leaf.data
-    return moved(device, leaf)
+    return move(device, leaf)
 
 
 def join(outputs: Sequence[Any]) -> Any:

@@ -46,7 +46,7 @@ class Steps:
         self._model = trainer.model
         self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
-        # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
+        # Set while metrics are not summed over workers yet, as no callback needed logs.
         self._in_parts: FitRules | None = None
         self._calls: CompiledCalls | None = None
 
@@ -58,16 +58,16 @@ class Steps:
             self._calls = CompiledCalls()
         return self._calls
 
-    def training(self, step: Step, alone: Step) -> Function:
+    def make_train_function(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes training steps and returns the last one's logs."""
         if self._replicas.job is not None:
             alone = self._with_chiefs_draws(alone)
         reducer, total = None, self._replicas.gradient_sum
         if total is not None and self._trainer.has_builtin("train_step"):
             reducer = GradientReducer(self._model, total)
-        return self.logging(step, alone, reducer, trains=True)
+        return self.make_function(step, alone, reducer, trains=True)
 
-    def tried(self, step: Step, batch: Any) -> Any:
+    def run_trial(self, step: Step, batch: Any) -> Any:
         """Takes a step of a trial on the replicas; returns the logs of the global batch."""
         rules, replicas = FitRules(self._model, self._group, _sums_of(self._model)), self._replicas
         parts = divide(
@@ -77,7 +77,7 @@ class Steps:
         each = replicas.run(self._trainer.strategy, step, parts, rules)
         return self._logs(each, parts, rules, wanted=True)
 
-    def logging(
+    def make_function(
         self,
         step: Step,
         alone: Step,
@@ -134,7 +134,7 @@ class Steps:
         is_chief = self._group.rank == 0
         return _combined_logs(each, [part.weight for part in parts], rules, is_chief=is_chief)
 
-    def predicting(self, step: Step, alone: Step) -> Function:
+    def make_predict_function(self, step: Step, alone: Step) -> Function:
         """Returns a function that returns all rows' predictions, on every worker."""
         model = self._model
         rules = FitRules(model, self._group)
@@ -236,7 +236,7 @@ def _require_equal_versions(
 
 @contextmanager
 def _hinting() -> Generator[None]:
-    """Adds to an error of a device without memory what may help."""
+    """Adds advice to an out-of-memory error."""
     try:
         yield
     except torch.OutOfMemoryError as error:

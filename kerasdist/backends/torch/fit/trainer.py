@@ -84,7 +84,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         if model.train_function is None or force:
             self._require_places_of_gradients()
-            function = self._steps.training(step, self._as_plain_keras(step))
+            function = self._steps.make_train_function(step, self._as_plain_keras(step))
             model.train_function = self._checked(function) if may_differ(model) else function
         return model.train_function
 
@@ -118,7 +118,7 @@ class TorchTrainer(ReplicatedTrainer):
                 return model.test_step(batch)
 
         if model.test_function is None or force:
-            model.test_function = self._steps.logging(step, self._as_plain_keras(step))
+            model.test_function = self._steps.make_function(step, self._as_plain_keras(step))
         return model.test_function
 
     def make_predict_function(self, original: Original, force: bool = False) -> Any:
@@ -130,7 +130,9 @@ class TorchTrainer(ReplicatedTrainer):
                 return model.predict_step(batch)
 
         if model.predict_function is None or force:
-            model.predict_function = self._steps.predicting(step, self._as_plain_keras(step))
+            model.predict_function = self._steps.make_predict_function(
+                step, self._as_plain_keras(step)
+            )
         return model.predict_function
 
     def build_symbolically(

@@ -36,7 +36,7 @@ class TorchTrial(Trial):
         if batch.least == 0:  # then `Steps` divides the global batch
             return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
         if spares:
-            sizes = sharding.spared(batch.sizes)
+            sizes = sharding.trial_sizes(batch.sizes)
             size = sizes[batch.rank]
             rows = cls.first_rows(batch.rows, size)
             batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
@@ -88,7 +88,7 @@ class TorchTrial(Trial):
         with replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
-            return Steps(trainer).tried(self._step, batch.given)
+            return Steps(trainer).run_trial(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):

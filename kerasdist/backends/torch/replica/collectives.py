@@ -26,8 +26,8 @@ from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
-from kerasdist.backends.torch.replica.placing import added, computing_on, torch_device
-from kerasdist.backends.torch.replica.threads import ThreadPool
+from kerasdist.backends.torch.replica.placing import add_up, computing_on, torch_device
+from kerasdist.backends.torch.replica.threads import ReplicaThreads
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.components import Components
 from kerasdist.backends.torch.state.shards import NONE_SHARDED
@@ -60,7 +60,7 @@ class TorchCollectives(Collectives):
     """The collectives of one replica; one object per replica, for all of its steps.
 
     Attributes:
-        rank: The replica's number.
+        rank: The replica's number, among those of all workers.
         number: The number by which operations in compiled code find this object.
         scope: The scope through which the replica reads and writes variables.
         draws: The random generators of all replicas.
@@ -77,7 +77,7 @@ class TorchCollectives(Collectives):
         index: int,
         *,
         scopes: Sequence[ReplicaScope],
-        pool: ThreadPool | None,
+        threads: ReplicaThreads | None,
         group: Group,
         gradient_sum: GradientSum | None,
         components: Components,
@@ -93,8 +93,8 @@ class TorchCollectives(Collectives):
         self.context: ReplicaContext
         self._index = index
         self._scopes = scopes
-        self._is_only = pool is None
-        self._meet = _keep_own if pool is None else partial(pool.meet, index)
+        self._is_only = threads is None
+        self._meet = _keep_own if threads is None else partial(threads.meet, index)
         self._group = group
         self._gradient_sum = gradient_sum
         self._components = components
@@ -191,6 +191,7 @@ class TorchCollectives(Collectives):
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):
                     optimizer.build(variables)
+            # There is a reducer in a job alone, where each process has one replica: this one.
             if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
             else:
@@ -246,7 +247,7 @@ class TorchCollectives(Collectives):
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""
 
         def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-            return self._group.sums([added(column) for column in zip(*brought, strict=True)])
+            return self._group.sums([add_up(column) for column in zip(*brought, strict=True)])
 
         shapes = [tuple(tensor.shape) for tensor in tensors]
         totals = self._meet(f"{label} of shapes {shapes}", tensors, sums)
@@ -307,7 +308,7 @@ class TorchCollectives(Collectives):
 def _keep_own(
     _label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
 ) -> _Result:
-    """Stands for `ThreadPool.meet` in a process's only replica."""
+    """Stands for `ReplicaThreads.meet` in a process's only replica."""
     return combine([value])
 
 

@@ -36,7 +36,7 @@ def _computing_on_gpu(device: Device) -> Iterator[None]:
         yield
 
 
-def moved(device: torch.device, leaf: object) -> Any:
+def move(device: torch.device, leaf: object) -> Any:
     """Returns a tensor on a device, anything else unchanged; does not wait for copies to GPUs."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
@@ -58,16 +58,16 @@ def moved_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> lis
             if tensor.layout is torch.strided:
                 packs.setdefault((tensor.dtype, tensor.device), []).append(index)
             else:
-                found[index] = moved(device, tensor)
+                found[index] = move(device, tensor)
     for members in packs.values():
-        flat = moved(device, torch.cat([tensors[index].reshape(-1) for index in members]))
+        flat = move(device, torch.cat([tensors[index].reshape(-1) for index in members]))
         chunks = flat.split([tensors[index].numel() for index in members])
         for index, chunk in zip(members, chunks, strict=True):
             found[index] = chunk.view(tensors[index].shape)
     return found
 
 
-def added(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def add_up(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the sum of tensors of one shape, on the device of the first."""
     total = parts[0]
     for part in parts[1:]:
@@ -92,4 +92,4 @@ def on_device(device: torch.device, leaf: object) -> Any:
     if isinstance(leaf, np.ndarray | np.generic):
         with keras.device("cpu"):
             leaf = keras_compat.ops.convert_to_tensor(leaf)
-    return moved(device, leaf)
+    return move(device, leaf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -27,15 +26,15 @@ from kerasdist.backends.torch.replica import modules, random
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
 from kerasdist.backends.torch.replica.functions import running_step
 from kerasdist.backends.torch.replica.placing import (
-    added,
+    add_up,
     computing_on,
-    moved,
+    move,
     on_device,
     required_tensor,
     torch_device,
 )
 from kerasdist.backends.torch.replica.random import FirstDraw, StepDraws, part_from_other_gpus
-from kerasdist.backends.torch.replica.threads import ThreadPool, ThreadSettings
+from kerasdist.backends.torch.replica.threads import ReplicaThreads, ThreadSettings
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.components import Components, LoopRules
 from kerasdist.backends.torch.state.reads import require_outside
@@ -221,17 +220,12 @@ class TorchReplicaSet(ReplicaSet):
         with self._one_step if outer is None else contextlib.nullcontext():
             # In a trial on scopes of their own, that refer to its copies.
             if outer is not None or current.trial is not None:
-                replicas = LocalReplicas(self)
-                try:
-                    return replicas.run(strategy, step, parts, rules)
-                finally:
-                    replicas.close()
+                return LocalReplicas(self).run(strategy, step, parts, rules)
             if self._replicas is None:
                 self._replicas = LocalReplicas(self)
             try:
                 return self._replicas.run(strategy, step, parts, rules)
             except BaseException:
-                self._replicas.close()
                 self._replicas = None
                 raise
 
@@ -271,7 +265,6 @@ class LocalReplicas:
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
-        """Starts the threads."""
         home = replica_set.variable_devices[0]
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
@@ -279,10 +272,9 @@ class LocalReplicas:
         in_trial = current.trial is not None  # which sees whole weights
         self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.local_replicas)
-        self._pool: ThreadPool | None = None
+        self._threads: ReplicaThreads | None = None
         if len(devices) > 1:
-            self._pool = ThreadPool(len(devices), timeout=replica_set.timeout)
-            self._end = weakref.finalize(replica_set, self._pool.close)
+            self._threads = ReplicaThreads(len(devices), timeout=replica_set.timeout)
         self._scopes = [
             ReplicaScope(
                 rank,
@@ -299,7 +291,7 @@ class LocalReplicas:
             TorchCollectives(
                 index,
                 scopes=self._scopes,
-                pool=self._pool,
+                threads=self._threads,
                 group=replica_set.group,
                 gradient_sum=replica_set.gradient_sum,
                 components=replica_set.components,
@@ -308,11 +300,6 @@ class LocalReplicas:
             )
             for index in range(len(devices))
         ]
-
-    def close(self) -> None:
-        """Ends the threads."""
-        if self._pool is not None:
-            self._end()
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
@@ -329,7 +316,7 @@ class LocalReplicas:
             first_draw = FirstDraw()
             keras_compat.set_global_seed_generator(first_draw)
         try:
-            if self._pool is None:
+            if self._threads is None:
                 results = [self._step(0, strategy, step, parts, rules)]
             else:
                 settings = ThreadSettings.of_this_thread()
@@ -341,7 +328,7 @@ class LocalReplicas:
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 
-                results = self._pool.run(count, work, rules.kept)
+                results = self._threads.run(count, work, rules.kept)
         finally:
             if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)
@@ -429,7 +416,7 @@ class TorchRunner(Runner):
             # `dtype`, as torch would sum smaller integers in int64.
             parts = [p.sum(some, dtype=p.dtype) for p, some in zip(parts, axes, strict=True)]
         check_shapes([part.shape for part in parts])
-        here = added(parts)
+        here = add_up(parts)
         self._group.check_alike("reduce", [here])
         if op is ReduceOp.SUM:
             [total] = self._group.sums([here])
@@ -526,7 +513,7 @@ class TorchRunner(Runner):
                 values = leaf.values
                 self._check_count(len(values), values)
                 leaf = values[index]
-            return moved(device, leaf)
+            return move(device, leaf)
 
         return map_leaves(component, structure)
 

@@ -1,7 +1,10 @@
-"""The threads of a process's replicas: one each, alive as long as the strategy.
+"""The threads of a process's replicas: one each, for one step.
 
-Replica 0 runs in the calling thread, the others in daemon threads that wait for the next step. At a
-meeting each brings a value, the last to arrive combines the values, and all get the result. A
+Replica 0 runs in the calling thread, and each other one in a thread that ends with the step, as in
+`tf.distribute`. A thread that stays would keep its team of OpenMP threads, and where all teams have
+more threads than there are cores, OpenMP slows all steps of the process, those of plain models too.
+
+At a meeting each brings a value, the last to arrive combines the values, and all get the result. A
 replica ends the step for all if it raises, ends its step while others wait, makes another call than
 they do, or does not arrive in time. Then every replica that waits, or arrives later, gets a
 `ReplicaError`.
@@ -39,13 +42,11 @@ class Stopped(ReplicaError):  # noqa: N818  an order to stop, not the cause
 
 
 @final
-class ThreadPool:
-    """Threads that run a step together. After an error the caller makes a new pool."""
+class ReplicaThreads:
+    """Threads that run a step together. After an error the caller makes a new object."""
 
     def __init__(self, size: int, *, timeout: float) -> None:
-        """Starts the threads."""
         self._timeout = timeout
-        self._closed = False
         self._work: Callable[[int], Any] | None = None
         self._results: list[Any] = [None] * size
         # A replica waits by acquiring its gate; another one lets it go on by releasing it.
@@ -57,12 +58,10 @@ class ThreadPool:
         self._arrived: dict[int, tuple[str, Any]] = {}
         self._finished: set[int] = set()
         self._ready: deque[int] = deque()  # replicas that may continue, in turn
+        self._to_start: set[int] = set()  # replicas whose first turn is to come
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all
         self._kept: KeptState | None = None
-        for rank in range(1, size):
-            name = f"kerasdist-replica-{rank}"
-            threading.Thread(target=self._serve, args=(rank,), name=name, daemon=True).start()
 
     def run(
         self, count: int, work: Callable[[int], _Result], kept: KeptState | None
@@ -78,6 +77,7 @@ class ThreadPool:
         self._arrived.clear()
         self._finished.clear()
         self._ready.extend(range(1, count))
+        self._to_start.update(range(1, count))
         self._work = work
         try:
             self._take_part(0)
@@ -90,13 +90,6 @@ class ThreadPool:
                 self._kept.end()
             self._kept = None
             self._results = [None] * len(self._results)
-
-    def close(self) -> None:
-        """Ends the threads, each as soon as its current step has ended."""
-        self._closed = True
-        for gate in self._gates[1:]:
-            if gate.locked():
-                gate.release()
 
     def meet(
         self, rank: int, label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
@@ -125,14 +118,6 @@ class ThreadPool:
         if kept:
             kept.put_back(taken)
         return self._result
-
-    def _serve(self, rank: int) -> None:
-        gate = self._gates[rank]
-        while True:
-            gate.acquire()
-            if self._closed:
-                return
-            self._take_part(rank)
 
     def _take_part(self, rank: int) -> None:
         error = None
@@ -190,8 +175,15 @@ class ThreadPool:
                 self._ready.remove(rank)
 
     def _pass_turn(self) -> None:
-        if self._ready:
-            self._gates[self._ready.popleft()].release()
+        if not self._ready:
+            return
+        rank = self._ready.popleft()
+        if rank not in self._to_start:
+            self._gates[rank].release()
+            return
+        self._to_start.remove(rank)
+        name = f"kerasdist-replica-{rank}"
+        threading.Thread(target=self._take_part, args=(rank,), name=name, daemon=True).start()
 
     def _wait(self, rank: int) -> None:
         if self._gates[rank].acquire(timeout=self._timeout):

@@ -33,7 +33,7 @@ from kerasdist.backends.base.variable_rules import (
     shares_of_integers,
 )
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.placing import added
+from kerasdist.backends.torch.replica.placing import add_up
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import ownership
@@ -126,7 +126,7 @@ class Components:
         if not variables:
             return []
         parts = [
-            added(values) if counts_all_replicas(variable) else self._group.chiefs(values[0])
+            add_up(values) if counts_all_replicas(variable) else self._group.chiefs(values[0])
             for variable, values in zip(variables, columns, strict=True)
         ]
         count = len(columns[0]) * self._group.size

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @final
 class Leaf:
-    """The leaf of one weight in the graphs of steps, kept from step to step with its gradient."""
+    """The autograd leaf of one sharded weight, kept from step to step with its gradient."""
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
         """Makes a leaf without values."""

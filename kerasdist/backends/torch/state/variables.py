@@ -96,7 +96,7 @@ class Rules(abc.ABC):
     ) -> torch.Tensor | None:
         """Returns the replica's own value of a variable, None where all replicas share one.
 
-        In `fit` asked for sums only, and for variables without a value.
+        `fit` asks it only of variables that sum over replicas, or have no value yet.
         """
 
     def assign_together(

@@ -1,6 +1,6 @@
 """Data adapters of a worker: it reads only its own rows of arrays, all rows of other sources.
 
-To a GPU the rows travel from page-locked memory (`kerasdist.backends.torch.replica.placing.moved`),
+To a GPU the rows travel from page-locked memory (`kerasdist.backends.torch.replica.placing.move`),
 in a stream of their own, one batch ahead.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches
-from kerasdist.backends.torch.replica.placing import moved
+from kerasdist.backends.torch.replica.placing import move
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sharding import OwnNumbers, WorkerShard
@@ -74,7 +74,7 @@ def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     waiting: tuple[Any, torch.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(stream):
-            copied = _with_rows(batch, map_leaves(lambda leaf: moved(device, leaf), _rows(batch)))
+            copied = _with_rows(batch, map_leaves(lambda leaf: move(device, leaf), _rows(batch)))
             following = copied, stream.record_event()
         if waiting is not None:
             yield _arrived(*waiting, device)

@@ -1,0 +1,257 @@
+"""`Strategy.extended`: what libraries need of a strategy, by the names of ``tf.distribute``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, final
+
+from kerasdist.api.options import CommunicationOptions, ReduceOp
+from kerasdist.api.values import equal_component
+from kerasdist.backends.base.collectives import communication_of
+from kerasdist.core import context
+from kerasdist.core.earlier_names import resolve
+from kerasdist.core.structures import Arguments, map_leaves
+from kerasdist.errors import ScopeError
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+
+
+@final
+class StrategyExtended:
+    """What libraries need of a strategy, and few users do; all of it for cross-replica context.
+
+    Example::
+
+        if strategy.extended.should_checkpoint:  # the chief
+            print(strategy.extended.worker_devices)
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of the devices that compute, replica 0's first."""
+        replica_set = self._strategy.replica_set
+        return () if replica_set is None else tuple(map(str, replica_set.devices))
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the devices that hold the variables."""
+        replica_set = self._strategy.replica_set
+        return () if replica_set is None else tuple(map(str, replica_set.variable_devices))
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether every replica must get the same shapes; no strategy here asks for that."""
+        return False
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints: the chief of the workers does."""
+        return self._strategy.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries: the chief of the workers does."""
+        return self._strategy.is_chief
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker runs a program of its own: in a job of several they do."""
+        replica_set = self._strategy.replica_set
+        return replica_set is not None and replica_set.job is not None
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process initializes variables: all do, and the chief's values count."""
+        return True
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Returns where an optimizer's variables are that belong to no other.
+
+        Args:
+            var_list: The variables that are optimized; without effect.
+        """
+        return self.parameter_devices
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function once per replica; `Strategy.run` with another name.
+
+        Args:
+            fn: The function.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+        """
+        return self._strategy.run(fn, tuple(args), kwargs)
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Returns the sum or mean of a distributed value where `destinations` live.
+
+        Args:
+            reduce_op: ``"SUM"`` or ``"MEAN"``.
+            value: A distributed value; a tensor stands for equal components.
+            destinations: A variable, a distributed value, or a device's name: where the result is
+                needed. It comes to every replica's device, whichever is named.
+            options: How to communicate.
+
+        Returns:
+            A `Mirrored` value, or a tensor.
+
+        Raises:
+            ScopeError: In replica context.
+        """
+        [reduced] = self.batch_reduce_to(reduce_op, [(value, destinations)], options)
+        return reduced
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Returns the sums or means of several distributed values, in one go where that is faster.
+
+        Args:
+            reduce_op: ``"SUM"`` or ``"MEAN"``.
+            value_destination_pairs: Pairs of what `reduce_to` takes.
+            options: How to communicate.
+
+        Raises:
+            ScopeError: In replica context.
+        """
+        context.require_cross_replica("extended.reduce_to", "get_replica_context().all_reduce")
+        values = [value for value, _ in value_destination_pairs]
+        runner = self._strategy.runner
+        return runner.reduce_to(ReduceOp.of(reduce_op), values, communication_of(options))
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Returns a tensor as a value with an equal component on every replica's device.
+
+        Args:
+            tensor: The tensor.
+            destinations: What `reduce_to` takes.
+
+        Raises:
+            ScopeError: In replica context.
+        """
+        context.require_cross_replica("extended.broadcast_to", "get_replica_context().merge_call")
+        return self._strategy.runner.broadcast(tensor)
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls ``fn(var, *args, **kwargs)`` once for each copy of a variable, to change it.
+
+        Args:
+            var: A variable of this strategy.
+            fn: What to do with a copy; it may assign to it.
+            args: Arguments; of distributed values the component of the copy.
+            kwargs: Keyword arguments, likewise.
+            group: Whether to return one value for all copies, instead of a list of one a copy.
+
+        Raises:
+            ScopeError: In replica context, or if the variable is not this strategy's.
+        """
+        context.require_cross_replica("extended.update", "get_replica_context().merge_call")
+        if not self.variable_created_in_scope(var):
+            raise ScopeError(
+                "Expected a variable that was made in this strategy's scope. Received: "
+                f"var={var!r:.200}. Make it in `with strategy.scope():`."
+            )
+        with self._strategy.scope(), context.updating_copies():
+            results = list(self._strategy.runner.update(var, fn, Arguments.of(args, kwargs)))
+        if self._strategy.options.parameter_device is not None:
+            results = results[:1]  # all replicas have one copy
+        if not group:
+            return results * len(self.parameter_devices) if len(results) == 1 else results
+        return results[0] if len(results) == 1 else self._strategy.runner.per_replica(results)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls ``fn(*args, **kwargs)``, which assigns to variables, and so to all their copies.
+
+        Args:
+            colocate_with: What `non_slot_devices` returned; without effect.
+            fn: What to do.
+            args: Arguments; a value must have equal components.
+            kwargs: Keyword arguments, likewise.
+            group: Whether to return one value for all devices, or a list of one a device.
+        """
+        context.require_cross_replica("extended.update_non_slot", "merge_call")
+        with self._strategy.scope():
+            result = Arguments(*map_leaves(equal_component, Arguments.of(args, kwargs))).call(fn)
+        return result if group else [result] * len(self.parameter_devices)
+
+    def read_var(self, v: Any) -> Any:
+        """Returns the value of a variable as cross-replica code sees it.
+
+        Args:
+            v: A variable; of one that is aggregated on reading, the aggregate.
+        """
+        return self._strategy.runner.read(v)
+
+    def value_container(self, value: Any) -> Any:
+        """Returns the variable that a component belongs to; a variable stands for its copies.
+
+        Args:
+            value: A variable, or what `update` handed to its function.
+        """
+        return value
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Returns whether a variable was made in this strategy's scope.
+
+        Args:
+            v: A variable.
+        """
+        return self._strategy.runner.created(v)
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[Any]:
+        """Makes new variables where another one lives.
+
+        Args:
+            colocate_with_variable: A variable of this strategy, or what `non_slot_devices`
+                returned. All have a copy wherever it computes: there is no other place.
+
+        Raises:
+            ValueError: If the variable is not this strategy's.
+        """
+        place = colocate_with_variable
+        if not (isinstance(place, tuple) or self.variable_created_in_scope(place)):
+            raise ValueError(
+                "Expected a variable that was made in this strategy's scope. Received: "
+                f"colocate_with_variable={place!r:.200}."
+            )
+        return self._strategy.scope()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return resolve("StrategyExtended", self, name)

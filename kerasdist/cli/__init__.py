@@ -1,0 +1,1 @@
+"""The command ``kerasdist``: starts, plans, checks and measures jobs."""

@@ -1,0 +1,84 @@
+"""What a check has found, and how findings are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, final
+
+from rich.console import Console
+from rich.markup import escape
+
+from kerasdist.cli.formatting import table
+
+Verdict = Literal["ok", "warning", "problem"]
+
+_STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: What was looked at.
+        verdict: ``"ok"``; ``"warning"``: a job may be slow, or fail in some cases; ``"problem"``:
+            it will fail, or is wrong.
+        found: What there is.
+        meaning: What that means for a job, and what to do.
+        where: The host or the backend; empty where there is but one.
+    """
+
+    check: str
+    verdict: Verdict
+    found: str
+    meaning: str
+    where: str = ""
+
+
+def judge(
+    check: str, found: str, ok: str, *, warning: str = "", problem: str = "", where: str = ""
+) -> Finding:
+    """Returns a finding that is well, if what would be a warning or a problem is empty."""
+    verdict: Verdict = "problem" if problem else "warning" if warning else "ok"
+    return Finding(check, verdict, found, problem or warning or ok, where)
+
+
+def is_failed(findings: Iterable[Finding]) -> bool:
+    """Returns whether there is a problem among the findings."""
+    return any(finding.verdict == "problem" for finding in findings)
+
+
+def as_dicts(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """Returns the findings for JSON."""
+    return [asdict(finding) for finding in findings]
+
+
+def of_dicts(given: Iterable[dict[str, Any]], where: str) -> list[Finding]:
+    """Returns the findings that `as_dicts` made on another machine."""
+    return [Finding(**{**one, "where": where}) for one in given]
+
+
+def show(title: str, findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Prints a table for people, and the number of problems and warnings."""
+    console = console or Console()
+    several = any(finding.where for finding in findings)
+    headings = (*(("where",) if several else ()), "check", "", "found", "what it means for a job")
+    shown = table(title, headings, left=len(headings))
+    for one in findings:
+        verdict = f"[{_STYLES[one.verdict]}]{one.verdict}[/]"
+        where = (escape(one.where),) if several else ()
+        shown.add_row(*where, one.check, verdict, escape(one.found), escape(one.meaning))
+    console.print(shown)
+    counts = {kind: sum(one.verdict == kind for one in findings) for kind in _STYLES}
+    kind: Verdict = "problem" if counts["problem"] else "warning" if counts["warning"] else "ok"
+    console.print(
+        f"{counts['ok']} ok, {_number(counts['warning'], 'warning')}, "
+        f"{_number(counts['problem'], 'problem')}",
+        style=_STYLES[kind],
+    )
+
+
+def _number(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"

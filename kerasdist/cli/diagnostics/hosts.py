@@ -1,0 +1,291 @@
+"""``kerasdist doctor``: this machine, or several hosts and what they find of each other.
+
+On each of several hosts an agent looks: ``python -m kerasdist.cli.diagnostics.hosts``. The first
+line of its input has variables for the environment, as JSON, and the first of its output what it
+has found there. The second line of its input has the other hosts, and that of its output which of
+them it reaches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import platform
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TextIO, final
+
+import typer
+
+from kerasdist.cli.diagnostics import findings, info, machine
+from kerasdist.cli.diagnostics.findings import Finding, judge
+from kerasdist.cli.launch import start
+from kerasdist.cli.launch.placement import listening, place
+from kerasdist.cli.options import AsJson, Hosts, listed
+from kerasdist.job.listening import is_loopback
+
+_SECONDS = 60.0
+_SECONDS_TO_CONNECT = 5.0
+_AT_ONCE = 32
+_SHOWN = 8
+
+
+class AgentError(Exception):
+    """An agent cannot be started, or has ended."""
+
+
+@final
+class Agent:
+    """A process on a host that looks at it.
+
+    Attributes:
+        name: The host, as ssh and the other hosts take it.
+    """
+
+    def __init__(self, host: str | None) -> None:
+        """Starts the process.
+
+        Args:
+            host: The host; None: this machine.
+        """
+        self.name = socket.gethostname() if host is None else host.rpartition("@")[2]
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - what it, or ssh, says
+        command = [sys.executable, "-P", "-m", "kerasdist.cli.diagnostics.hosts"]
+        self._process = subprocess.Popen(
+            command if host is None else start.by_ssh(host, command, os.environ.get("PYTHONPATH")),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this process
+        )
+        self.send({} if host is None else start.for_another_machine(os.environ))
+
+    def send(self, line: object) -> None:
+        """Sends a line; where it has ended, `answer` tells why."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Waits for the answer to a line, and returns it.
+
+        Raises:
+            AgentError: If there is none.
+        """
+        assert self._process.stdout is not None
+        limit = threading.Timer(_SECONDS, self._process.kill)
+        limit.start()
+        line = self._process.stdout.readline()
+        limit.cancel()
+        if not line:
+            raise AgentError(self._why())
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the agent, or ssh, and so the agent."""
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError), self._said, self._process:
+            pass  # what it was not told any more is dropped
+
+    def _why(self) -> str:
+        code = self._process.wait(5)
+        if code == -signal.SIGKILL:
+            return f"no answer within {_SECONDS:g} s"
+        self._said.seek(0)
+        lines = [line.strip() for line in self._said if line.strip()]
+        return lines[-1] if lines else f"exit code {code}"
+
+
+def look(hosts: Sequence[str]) -> list[Finding]:
+    """Returns findings about each host, and about the connections between them.
+
+    Raises:
+        ClusterError: If the hosts are written wrongly.
+        OSError: If there is no ssh.
+    """
+    names = dict.fromkeys(slot.host for slot in place(None, hosts))
+    found: list[Finding] = []
+    there: dict[Agent, Any] = {}
+    with contextlib.ExitStack() as stack:
+        agents = [stack.enter_context(contextlib.closing(Agent(name))) for name in names]
+        for agent in agents:
+            try:
+                there[agent] = agent.answer()
+                found += findings.of_dicts(there[agent]["findings"], agent.name)
+            except AgentError as error:
+                said = (
+                    f"No worker can be started there: `ssh {agent.name} true` must work without a "
+                    "password, and the host needs the same interpreter and folder as this machine."
+                )
+                found.append(Finding("ssh", "problem", str(error), said, agent.name))
+        if len(there) > 1:
+            try:
+                found += between(there)
+            except AgentError as error:
+                said = "The connection between this machine and a host broke. Try again."
+                found.append(Finding("ssh", "problem", str(error), said, "all hosts"))
+    return found
+
+
+def between(told: Mapping[Agent, Mapping[str, Any]]) -> list[Finding]:
+    """Compares versions, names and ports of several hosts; returns findings.
+
+    Raises:
+        AgentError: If an agent has ended.
+    """
+    known = [{"host": agent.name, **facts["listens"]} for agent, facts in told.items()]
+    for agent in told:
+        agent.send([each for each in known if each["host"] != agent.name])
+    reached = [one for agent in told for one in agent.answer()]
+    pairs = itertools.permutations([agent.name for agent in told], 2)
+    return [
+        of_versions({agent.name: facts["versions"] for agent, facts in told.items()}),
+        *of_reached(dict(zip(pairs, reached, strict=True))),
+    ]
+
+
+def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
+    """Returns the finding about the versions on the hosts."""
+    packages = sorted({name for versions in facts.values() for name in versions})
+    differing = [
+        f"{package}: "
+        + ", ".join(
+            f"{versions.get(package, 'none')} on {host}" for host, versions in facts.items()
+        )
+        for package in packages
+        if len({versions.get(package) for versions in facts.values()}) > 1
+    ]
+    said = "Workers refuse to train together. Install the same on all hosts." if differing else ""
+    found = "; ".join(differing) or f"the same {len(packages)} on {len(facts)} hosts"
+    return judge("versions", found, "Workers can train together.", problem=said, where="all hosts")
+
+
+def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Finding]:
+    """Returns findings about which hosts know each other's names, and reach each other."""
+    names: list[Finding] = []
+    ports: list[Finding] = []
+    for (here, there), each in reached.items():
+        known, error, where = each["addresses"], each["error"], f"{here} to {there}"
+        if not known:
+            what = f"{there} is unknown on {here}: {error}"
+            said = "Workers there do not find it. Add it to DNS or /etc/hosts, or name addresses."
+            names.append(Finding("names", "problem", what, said, where))
+        elif all(map(is_loopback, known)):
+            said = "Workers there would look for it on their own machine. Correct /etc/hosts."
+            what = f"{there} is {known[0]} on {here}"
+            names.append(Finding("names", "problem", what, said, where))
+        elif error is not None:
+            said = (
+                f"A worker on {here} cannot connect to one on {there}. Open the ports from 20000 "
+                "to 65535 between the hosts in the firewall or security group."
+            )
+            ports.append(Finding("ports", "problem", f"{there}: {error}", said, where))
+    if not (names or ports):
+        what = f"each of {len({here for here, _ in reached})} hosts reaches the others"
+        ports.append(Finding("ports", "ok", what, "No firewall is between them.", "all hosts"))
+    if not names:
+        said = "Workers find each other by name."
+        names.append(Finding("names", "ok", "each host knows the others", said, "all hosts"))
+    return [*names[:_SHOWN], *ports[:_SHOWN]]
+
+
+def main() -> None:
+    """Tells what this host is, and then whom it reaches."""
+    os.environ.update(json.loads(sys.stdin.readline() or "{}"))
+    # Keeps what libraries print apart from the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    serve(sys.stdin, answers)
+
+
+def serve(others: TextIO, answers: TextIO) -> None:
+    """Writes what is here, and an answer to each line of other hosts."""
+    versions = info.gather().versions
+    facts = {
+        "findings": findings.as_dicts(machine.look()),
+        "versions": {
+            "Python": platform.python_version(),
+            **{k: v for k, v in versions.items() if v},
+        },
+        "listens": _listen(),
+    }
+    answers.write(json.dumps(facts) + "\n")
+    answers.flush()
+    for line in others:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            answers.write(json.dumps(list(pool.map(_reached, json.loads(line)))) + "\n")
+        answers.flush()
+
+
+def _listen() -> dict[str, object]:
+    """Listens on a port that jobs use, and sends a name of its own to whatever connects."""
+    server, name = listening(""), secrets.token_hex(8)
+    threading.Thread(target=_greet, args=(server, name), daemon=True).start()
+    return {"port": server.getsockname()[1], "name": name}
+
+
+def _greet(server: socket.socket, name: str) -> None:
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(name.encode())
+
+
+def _reached(target: Mapping[str, Any]) -> dict[str, object]:
+    """Returns another host's addresses, and what keeps this one from it, if anything."""
+    try:
+        addresses = machine.resolved(target["host"])
+    except OSError as error:
+        return {"addresses": [], "error": f"{error}"}
+    try:
+        with socket.create_connection(
+            (target["host"], target["port"]), _SECONDS_TO_CONNECT
+        ) as connection:
+            connection.settimeout(_SECONDS_TO_CONNECT)
+            said = connection.recv(64).decode(errors="replace")
+    except OSError as error:
+        return {"addresses": addresses, "error": f"{error}"}
+    other = None if said == target["name"] else "another machine answers there"
+    return {"addresses": addresses, "error": other}
+
+
+def doctor(*, hosts: Hosts = None, as_json: AsJson = False) -> None:
+    """Look for what would stop or slow a job on this machine, or on --hosts and between them.
+
+    Versions, devices, links, ports, names, disks, shared memory and limits, and what each
+    means for a job. The exit code is 1 if there is a problem, 0 with warnings.
+    """
+    found = look(listed(hosts)) if hosts else machine.look()
+    if as_json:
+        typer.echo(json.dumps(findings.as_dicts(found), indent=2))
+    else:
+        findings.show(hosts or "This machine", _shortened(found))
+    raise typer.Exit(findings.is_failed(found))
+
+
+def _shortened(found: Sequence[Finding]) -> list[Finding]:
+    """Joins a host's findings without a problem into one line."""
+    shown: list[Finding] = []
+    for where in dict.fromkeys(one.where for one in found):
+        here = [one for one in found if one.where == where]
+        well = [one for one in here if one.verdict == "ok"]
+        if where and len(well) > 3:
+            here = [one for one in here if one not in well]
+            names = ", ".join(one.check for one in well)
+            shown.append(Finding(f"{len(well)} checks", "ok", names, "--json shows each.", where))
+        shown += here
+    return shown
+
+
+if __name__ == "__main__":
+    main()

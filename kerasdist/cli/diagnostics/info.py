@@ -1,0 +1,255 @@
+"""What a script would find here: the cluster and its source, devices, versions.
+
+It imports neither Keras nor a framework.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import kerasdist
+from kerasdist.cli.formatting import table
+from kerasdist.cli.options import AsJson
+from kerasdist.cluster import detection, kerasdist_variables
+from kerasdist.cluster.detection import Finding
+from kerasdist.cluster.source import Absent, Membership
+from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import backend_choice, version_of
+from kerasdist.errors import KerasdistError
+
+_PACKAGES = (
+    *("keras", "keras-nightly", "tensorflow", "tensorflow-cpu", "tf-nightly"),
+    *("jax", "jaxlib", "torch", "numpy"),
+)
+_DEVICE_VARIABLES = (
+    CPU_DEVICES_VARIABLE,
+    *(gpus.CUDA, gpus.ORDER, gpus.HIP, gpus.ROCR),
+    *("TPU_VISIBLE_CHIPS", "JAX_PLATFORMS", "KERAS_TORCH_DEVICE", "XLA_FLAGS"),
+)
+
+
+@final
+@dataclass(frozen=True)
+class SourceFacts:
+    """What one source of the cluster says.
+
+    Attributes:
+        name: The source.
+        verdict: ``"believed"``, ``"agrees"``, ``"contradicts"``, ``"wrong"``, ``"absent"``, or
+            ``"outer"``: it describes the task in which a launcher runs.
+        reason: Why.
+        variables: Its variables that are set.
+    """
+
+    name: str
+    verdict: str
+    reason: str
+    variables: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True)
+class GpuFacts:
+    """A GPU that this process sees.
+
+    Attributes:
+        name: Its name in kerasdist.
+        model: Its maker's name for it.
+        memory: Its memory in bytes; None where the driver does not tell.
+        uuid: What no other GPU has.
+        local_worker: Which of this machine's workers takes it, if all of them see it; None: none.
+    """
+
+    name: str
+    model: str
+    memory: int | None
+    uuid: str
+    local_worker: int | None
+
+
+@final
+@dataclass(frozen=True)
+class Facts:
+    """What a script would find here.
+
+    Attributes:
+        membership: This process's place; None where it is a job of its own.
+        error: What is wrong with the environment, None if nothing is.
+        independent: Whether this process is a job of its own in any case.
+        sources: What each source says, in the order in which they are asked.
+        backend: The backend that Keras would take.
+        backend_reason: Who says so.
+        backend_problem: Why it cannot be used here, None if it can.
+        devices: The variables that choose devices, as far as they are set.
+        gpus: The GPUs that this process sees.
+        gpu_problem: Why NVIDIA's driver does not work, None if it does or is not there.
+        strategy: What `kerasdist.auto` would use.
+        versions: The versions of what is installed, by package; None: not installed.
+    """
+
+    membership: Membership | None
+    error: str | None
+    independent: bool
+    sources: tuple[SourceFacts, ...]
+    backend: str
+    backend_reason: str
+    backend_problem: str | None
+    devices: Mapping[str, str]
+    gpus: tuple[GpuFacts, ...]
+    gpu_problem: str | None
+    strategy: str
+    versions: Mapping[str, str | None]
+
+
+def info(*, as_json: AsJson = False) -> None:
+    """Show which cluster is detected here, and why; and what is installed."""
+    facts = gather()
+    if as_json:
+        typer.echo(json.dumps(asdict(facts), indent=2))
+    else:
+        show(facts)
+    raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
+
+
+def gather(environ: Mapping[str, str] = os.environ) -> Facts:
+    """Collects the facts."""
+    found = detection.findings(environ)
+    error, believed, resolver = None, None, None
+    try:
+        believed = detection.choose(found)
+        resolver = detection.detect(environ)
+    except KerasdistError as wrong:
+        error = str(wrong)
+    place = next((each.answer for each in found if each.source is believed), None)
+    membership = None if resolver is None else resolver.membership()
+    seen = _gpus(environ, membership)
+    backend = backend_choice(environ)
+    return Facts(
+        membership=membership,
+        error=error,
+        independent=error is None and kerasdist_variables.is_independent(environ),
+        sources=tuple(_source(each, place, environ) for each in found),
+        backend=backend.name,
+        backend_reason=backend.reason,
+        backend_problem=backend.problem,
+        devices={name: environ[name] for name in _DEVICE_VARIABLES if environ.get(name)},
+        gpus=seen,
+        gpu_problem=gpus.driver_problem(),
+        strategy=_strategy(environ, membership, seen, backend.name),
+        versions={
+            "kerasdist": kerasdist.__version__,
+            **{each: version_of(each) for each in _PACKAGES},
+        },
+    )
+
+
+def show(facts: Facts, console: Console | None = None) -> None:
+    """Prints the facts for people."""
+    console = console or Console()
+    console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
+    headings = ("source", "verdict", "why", "variables")
+    asked = table("Sources, in the order in which they are asked", headings, left=4)
+    for source in facts.sources:
+        variables = "\n".join(f"{name}={value}" for name, value in source.variables.items())
+        style = "dim" if source.verdict == "absent" else None
+        asked.add_row(source.name, source.verdict, source.reason, variables, style=style)
+    console.print(asked)
+    console.print(f"Backend: {facts.backend} ({facts.backend_reason})", markup=False)
+    if facts.backend_problem is not None:
+        console.print(facts.backend_problem, style="bold red", markup=False)
+    chosen = ", ".join(f"{name}={value}" for name, value in facts.devices.items())
+    console.print(f"Devices: {chosen or 'no variable chooses them'}", markup=False)
+    if facts.gpu_problem is not None:
+        text = f"NVIDIA's driver does not work: {facts.gpu_problem}"
+        console.print(text, style="bold red", markup=False)
+    if facts.gpus:
+        console.print(_table_of_gpus(facts))
+    console.print(f"A strategy would use: {facts.strategy}", markup=False)
+    installed = [f"{name} {version}" for name, version in facts.versions.items() if version]
+    console.print(f"Versions: {', '.join(installed)}", markup=False)
+
+
+def _table_of_gpus(facts: Facts) -> Table:
+    headings = ("device", "model", "memory", "UUID", "worker of this machine that takes it")
+    shown = table("GPUs that this process sees", headings, left=5)
+    for gpu in facts.gpus:
+        memory = "unknown" if gpu.memory is None else f"{gpu.memory / 2**30:.0f} GiB"
+        owner = "idle" if gpu.local_worker is None else str(gpu.local_worker)
+        shown.add_row(gpu.name, gpu.model, memory, gpu.uuid, owner)
+    return shown
+
+
+def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFacts, ...]:
+    seen = gpus.visible(environ)
+    number, workers = 0, 1
+    if place is not None and place.local_workers is not None and place.local_rank is not None:
+        number, workers = place.local_rank, place.local_workers
+    if len(seen) < workers or kerasdist_variables.RANK in environ:
+        # A scheduler, or `kerasdist run`, has given this worker its own.
+        owners = dict.fromkeys(range(len(seen)), number)
+    else:
+        parts = [gpus.part(len(seen), workers, each) for each in range(workers)]
+        owners = {index: each for each, own in enumerate(parts) for index in own}
+    return tuple(
+        GpuFacts(f"gpu:{index}", gpu.name, gpu.memory, gpu.uuid, owners.get(index))
+        for index, gpu in enumerate(seen)
+    )
+
+
+def _strategy(
+    environ: Mapping[str, str], place: Membership | None, seen: Sequence[GpuFacts], backend: str
+) -> str:
+    number = 0 if place is None or place.local_rank is None else place.local_rank
+    own = [gpu.name for gpu in seen if gpu.local_worker == number]
+    cpus = environ.get(CPU_DEVICES_VARIABLE, "")
+    if cpus.isdecimal():
+        own = [f"cpu:{index}" for index in range(int(cpus))]
+        devices = f"{', '.join(own)}, as {CPU_DEVICES_VARIABLE} says"
+    elif own:
+        devices = f"{', '.join(own)}, if {backend} is built for GPUs"
+    else:
+        devices = f"no GPU; TPUs or another accelerator, if {backend} finds one, else the CPU"
+    if place is not None and place.num_workers > 1:
+        return f"MultiWorkerMirroredStrategy, here on {devices}"
+    return f"{'MirroredStrategy' if len(own) > 1 else 'OneDeviceStrategy'} on {devices}"
+
+
+def _headline(facts: Facts) -> str:
+    place = facts.membership
+    if facts.error is not None:
+        return facts.error
+    if facts.independent:
+        return (
+            f"No cluster: {kerasdist_variables.CLUSTER}=none makes each process a job of its own."
+        )
+    if place is None:
+        return "No cluster: a script that is started here is a job of its own."
+    local = "" if place.local_rank is None else f", number {place.local_rank} on this machine"
+    return (
+        f"Worker {place.rank} of {place.num_workers}{local}, told by {place.source}; rank 0 is at "
+        f"{place.coordinator}."
+    )
+
+
+def _source(finding: Finding, believed: object, environ: Mapping[str, str]) -> SourceFacts:
+    answer = finding.answer
+    variables = {name: environ[name] for name in finding.source.variables if environ.get(name)}
+    if isinstance(answer, Absent):
+        return SourceFacts(finding.source.name, "absent", answer.reason, variables)
+    if isinstance(answer, KerasdistError):
+        return SourceFacts(finding.source.name, "wrong", str(answer), variables)
+    place, verdict = (answer.rank, answer.num_workers), "contradicts"
+    if answer is believed:
+        verdict = "believed"
+    elif isinstance(believed, Membership):  # else the sources contradict each other
+        verdict = "agrees" if place == (believed.rank, believed.num_workers) else "outer"
+    return SourceFacts(finding.source.name, verdict, "rank {} of {}".format(*place), variables)

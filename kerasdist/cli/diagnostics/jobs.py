@@ -1,0 +1,179 @@
+"""``kerasdist test``, and how a check runs as a job of several workers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import typer
+
+from kerasdist.cli.diagnostics import findings
+from kerasdist.cli.diagnostics.findings import Finding
+from kerasdist.cli.launch.job import Launcher
+from kerasdist.cli.launch.spec import JobSpec, python_command
+from kerasdist.cli.launch.start import log_file
+from kerasdist.cli.options import AsJson, Devices, Hosts, Seconds, listed, number_of_workers, option
+from kerasdist.cluster import cloud_tpu
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import KNOWN, VARIABLE, is_installed
+from kerasdist.errors import BackendError
+from kerasdist.job import launcher
+
+_WORKER = "kerasdist.cli.diagnostics.cluster_test_worker"
+
+# GPUs round products of float32 to TF32 by default, which is no error of kerasdist.
+_FULL_FLOAT32 = {
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+def has_accelerator() -> bool:
+    """Returns whether this machine has a GPU that a process sees, or a TPU."""
+    return bool(gpus.visible()) or cloud_tpu.has_tpus()
+
+
+def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> dict[str, str]:
+    """Returns variables for workers that compute on CPUs; none if they may have accelerators."""
+    if devices_per_worker is None and (hosts or has_accelerator()):
+        return {}
+    return {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
+
+
+def backends(wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns the backends to check: the wanted ones, or all that are installed here.
+
+    Raises:
+        BackendError: If a name is none of a backend's, or there is no backend.
+    """
+    for name in wanted:
+        if name not in KNOWN:
+            raise BackendError(
+                f"Expected backends among {list(KNOWN)}. Received: --backend {name}. "
+                "Name one of them."
+            )
+    found = tuple(wanted) or tuple(filter(is_installed, KNOWN))
+    if not found:
+        raise BackendError(
+            f"Expected one of {list(KNOWN)} to be installed. Received: none of them. Install one: "
+            "pip install 'kerasdist[jax]'."
+        )
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class Ran:
+    """A job that has ended.
+
+    Attributes:
+        results: What the chief has told, in order; empty if the job has failed.
+        failure: Why it has failed; None if it has not.
+        logs: The folder with what the workers printed, if the job has failed.
+    """
+
+    results: Sequence[Any] = ()
+    failure: str | None = None
+    logs: Path | None = None
+
+
+def run(
+    spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
+) -> Ran:
+    """Runs a job whose chief tells results by `kerasdist.job.launcher.print_result`.
+
+    Args:
+        spec: The job.
+        backend: Keras's backend.
+        seconds: After how long the job is ended.
+        without: The failure of a job that ended well and told nothing.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kerasdist-check-"))
+    environment = {VARIABLE: backend, **spec.environment}
+    job = Launcher(replace(spec, logs=folder, environment=environment))
+    limit, began = threading.Timer(seconds, job.stop), time.monotonic()
+    limit.daemon = True
+    limit.start()
+    try:
+        attempt = job.run().attempts[-1]
+    finally:
+        limit.cancel()
+    if attempt.signal is not None and time.monotonic() - began >= seconds:
+        return Ran(failure=f"it was ended after {seconds:g} s", logs=folder)
+    if attempt.signal is not None:
+        shutil.rmtree(folder)
+        raise KeyboardInterrupt
+    if attempt.cause is not None:
+        last = next((line for line in reversed(attempt.cause.last_lines) if line.strip()), "")
+        why = f"worker {attempt.cause.rank}/{len(attempt.endings)}: {attempt.cause.reason}; {last}"
+        return Ran(failure=why, logs=folder)
+    file = log_file(folder, 0, 0)
+    results = launcher.read_results(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    if not results:
+        return Ran(failure=without, logs=folder)
+    shutil.rmtree(folder)
+    return Ran(results)
+
+
+def compare(
+    *,
+    backend: Annotated[
+        list[str] | None,
+        option(
+            "NAME",
+            "tensorflow, jax or torch; may be given several times (default: all installed).",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        option(
+            "N|gpu",
+            "Number of workers (default: as kerasdist run; 2 on a machine without accelerators).",
+            "--workers",
+            "-n",
+        ),
+    ] = None,
+    hosts: Hosts = None,
+    devices_per_worker: Devices = None,
+    timeout: Seconds = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Train for some seconds here, and compare the weights with one device.
+
+    For each backend a job of this machine, or of --hosts, sums, gathers and broadcasts, measures
+    the bandwidth, and trains 20 steps. The exit code is 1 if something is wrong.
+    """
+    count = number_of_workers(workers)
+    if count is None and not hosts and not has_accelerator():
+        count = 2
+    spec = JobSpec(
+        python_command(_WORKER, module=True),
+        workers=count,
+        hosts=listed(hosts),
+        devices_per_worker=devices_per_worker,
+        environment={**cpu_variables(hosts, devices_per_worker), **_FULL_FLOAT32},
+    )
+    found: dict[str, list[Finding]] = {}
+    for name in backends(backend or ()):
+        began = time.monotonic()
+        ran = run(spec, name, timeout)
+        if ran.failure is None:
+            found[name] = findings.of_dicts(ran.results[0], "")
+        else:
+            said = f"No job would run here. The workers' whole output is in {ran.logs}."
+            found[name] = [Finding("job", "problem", ran.failure, said)]
+        if not as_json:
+            findings.show(f"{name}, {time.monotonic() - began:.0f} s", found[name])
+    if as_json:
+        told = {name: findings.as_dicts(each) for name, each in found.items()}
+        typer.echo(json.dumps(told, indent=2))
+    raise typer.Exit(any(map(findings.is_failed, found.values())))

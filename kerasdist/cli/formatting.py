@@ -1,0 +1,59 @@
+"""Tables, pictures and numbers as the commands show them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from kerasdist.core.backend_choice import is_installed
+from kerasdist.errors import BackendError
+
+
+def require_matplotlib() -> None:
+    """Refuses `--plot` where matplotlib is missing, before anything is compiled."""
+    if not is_installed("matplotlib"):
+        raise BackendError(
+            "Expected matplotlib to be installed, which draws the plot. Received: --plot, without "
+            "the package. Install it: pip install matplotlib, or leave out --plot."
+        )
+
+
+def table(title: str, headings: Sequence[str], left: int = 0) -> Table:
+    """Returns a table whose first `left` columns are texts, and the others numbers."""
+    made = Table(title=title, title_justify="left")
+    for index, heading in enumerate(headings):
+        justify = "left" if index < left else "right"
+        made.add_column(heading, justify=justify, overflow="fold")
+    return made
+
+
+@contextlib.contextmanager
+def figure(path: Path, title: str, counts: Sequence[int], x: str, y: str) -> Generator[Any]:
+    """Draws a picture of something by numbers of devices; yields its axes."""
+    from matplotlib.figure import Figure
+
+    drawn: Any = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = drawn.subplots()
+    yield axes
+    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.margins(x=0.1)
+    axes.legend(loc="best")
+    drawn.savefig(path, dpi=100)
+
+
+def annotate(
+    axes: Any, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], above: int
+) -> None:
+    """Writes a text above each point, or below."""
+    for *place, text in zip(xs, ys, texts, strict=True):
+        axes.annotate(text, place, (0, above), textcoords="offset points", ha="center", fontsize=8)
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time in seconds as a text in milliseconds."""
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,244 @@
+"""Machines that join a job by themselves: ``kerasdist join``, and what the job's launcher sees.
+
+A machine has a connection to the launcher for each of its workers, a seat: it has proved that it
+knows the job's secret, and waits for what a worker's supervisor is told. The machine passes that on
+to a supervisor, whose output goes back: the connection is what ssh is for a machine that is listed.
+As a worker ends the machine takes a seat for the next one, and only then tells how the worker has
+ended: so the launcher knows of the seat when it starts the job again. If the machine's process
+ends, its supervisors do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from typing import final
+
+from kerasdist.cli.launch import supervisor
+from kerasdist.cli.launch.placement import Slot
+from kerasdist.cli.launch.worker import Screen
+from kerasdist.cluster import addresses
+from kerasdist.core.user_warnings import plural
+from kerasdist.errors import ClusterError, JobError
+from kerasdist.job import handshake, protocol
+from kerasdist.job.handshake import SECRET, Credentials, credentials
+from kerasdist.job.listening import BACKLOG
+
+OF_JOINERS = "kerasdist join"
+"""In the place of the job's name, which a machine that joins does not know."""
+
+JOB_ENDED = b"ended "
+"""Stands before the job's exit code, which a seat gets in the place of orders."""
+
+_CHUNK = 1 << 16
+_DRAIN_SECONDS = 5.0
+
+
+@final
+class Seats:
+    """The seats that wait for a worker.
+
+    Args:
+        port: Where to listen; 0: anywhere.
+        secret: The job's.
+        screen: Where it says who has joined.
+
+    Raises:
+        ClusterError: If the job has no secret that other machines can know, or the port is taken.
+    """
+
+    def __init__(self, port: int, secret: bytes | None, screen: Screen) -> None:
+        if secret is None:
+            raise ClusterError(
+                f"Expected {SECRET} or {SECRET}_FILE, by which a machine that joins proves that it "
+                "may. Received: none of them. Set the same secret here and there."
+            )
+        try:
+            self._listener = socket.create_server(("", port), backlog=BACKLOG)
+        except (OSError, OverflowError) as error:  # an odd number of a port
+            raise ClusterError(
+                f"Expected a free port for machines that join. Received: {port}: {error}."
+            ) from error
+        self._screen = screen
+        self._gate = handshake.Gate(Credentials(secret, OF_JOINERS), 1, "[kerasdist]")
+        self._waiting: dict[Slot, socket.socket] = {}
+        self._machines: set[str] = set()
+        self._lock = threading.Lock()
+        loop = asyncio.new_event_loop()
+        self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        address = addresses.join(socket.gethostname(), self._listener.getsockname()[1])
+        screen.say(f"other machines join by: kerasdist join {address}")
+
+    def waiting(self) -> list[Slot]:
+        """Returns the seats on which a worker can be started."""
+        with self._lock:
+            for slot in [one for one, held in self._waiting.items() if not _is_open(held)]:
+                self._waiting.pop(slot).close()
+            return list(self._waiting)
+
+    def take(self, slot: Slot) -> socket.socket:
+        """Returns a seat's connection, on which a worker is now started."""
+        with self._lock:
+            return self._waiting.pop(slot)
+
+    def end(self, code: int) -> None:
+        """Tells all seats how the job has ended, and lets nobody join."""
+        self._listening.cancel()
+        with self._lock:
+            for held in self._waiting.values():
+                with contextlib.suppress(OSError):
+                    held.sendall(JOB_ENDED + str(code).encode())
+                held.close()
+            self._waiting.clear()
+
+    async def _listen(self) -> None:
+        async with await asyncio.start_server(self._admit, sock=self._listener) as server:
+            await server.serve_forever()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if await self._gate.admits(reader, writer):
+                async with asyncio.timeout(handshake.SECONDS):
+                    told = await handshake.read(reader, handshake.MAX_BYTES)
+                match told:
+                    case {"machine": str(machine), "number": int(number), "count": int(count)}:
+                        self._seat(writer, machine, number, count)
+                    case _:
+                        pass
+        except (OSError, EOFError):
+            pass  # it has left
+        finally:
+            writer.close()
+
+    def _seat(self, writer: asyncio.StreamWriter, machine: str, number: int, count: int) -> None:
+        connection: socket.socket = writer.get_extra_info("socket").dup()
+        keep_alive(connection)
+        host = connection.getpeername()[0]
+        with self._lock:  # before it knows, it is there: so it may end its former worker then
+            self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
+            writer.write(protocol.packed({"type": "seated"}))
+            writer.close()
+            connection.setblocking(True)  # as the connection is the same, when the other is done
+            is_new = machine not in self._machines
+            self._machines.add(machine)
+        if is_new:
+            said = f"{host} has joined with {plural(count, 'worker')}"
+            self._screen.say(f"{said}, which the job takes in at its next backup, if it has room")
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Ends a connection whose other end is silent for half a minute, as ssh does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
+    for name, value in options.items():
+        if hasattr(socket, name):  # not all systems have all
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Returns whether a seat waits: it says nothing before it has orders, but that it has left."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+@final
+class Machine:
+    """This machine, as one that joins a job.
+
+    Args:
+        host: The machine of the job's launcher.
+        port: The port on which it listens.
+        workers: How many workers this machine offers.
+    """
+
+    def __init__(self, host: str, port: int, workers: int) -> None:
+        secret = credentials().secret
+        if secret is None:
+            raise ClusterError(
+                f"Expected {SECRET} or {SECRET}_FILE with the secret of the job. Received: none of "
+                "them. Set what the launcher of the job has."
+            )
+        self._address = host, port
+        self._credentials = Credentials(secret, OF_JOINERS)
+        self._count = workers
+        self._name = secrets.token_hex(8)
+        self._ends: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+
+    def serve(self) -> int:
+        """Runs workers until the job ends, and returns its exit code.
+
+        Raises:
+            ClusterError: If the launcher is not there, or not any more.
+        """
+        for number in range(self._count):
+            threading.Thread(target=self._hold, args=(number,), daemon=True).start()
+        end = self._ends.get()
+        if isinstance(end, Exception):
+            raise ClusterError(
+                f"Expected the launcher of a job at {self._address[0]}:{self._address[1]}. "
+                f"Received: {end}. Look whether the job goes on, and was started with --join-port."
+            ) from end
+        return end
+
+    def _hold(self, number: int) -> None:
+        try:
+            connection = self._seated(number)
+            while not (first := connection.recv(_CHUNK)).startswith(JOB_ENDED):
+                if not first:
+                    raise ConnectionError("the connection was closed")
+                connection = self._work(number, connection, first)
+            self._ends.put(int(first.removeprefix(JOB_ENDED)))
+        except (OSError, ValueError, JobError) as error:
+            self._ends.put(error)
+
+    def _seated(self, number: int) -> socket.socket:
+        """Returns a connection on which the launcher starts a worker when it wants to."""
+        connection = handshake.introduced(*self._address, self._credentials, handshake.SECONDS)
+        keep_alive(connection)
+        told = {"machine": self._name, "number": number, "count": self._count}
+        connection.sendall(protocol.packed(told))
+        protocol.receive(connection, handshake.MAX_BYTES)
+        connection.settimeout(None)
+        return connection
+
+    def _work(self, number: int, connection: socket.socket, first: bytes) -> socket.socket:
+        """Runs a worker; returns the connection on which the launcher starts the next one."""
+        running = subprocess.Popen(
+            [sys.executable, "-P", "-m", supervisor.__name__],
+            stdin=subprocess.PIPE,
+            stdout=connection.fileno(),
+            stderr=subprocess.STDOUT,
+        )
+        passing = threading.Thread(target=_pass_on, args=(first, connection, running), daemon=True)
+        passing.start()
+        code = running.wait()
+        seat = self._seated(number)
+        with contextlib.suppress(OSError):  # the launcher did not wait for it
+            connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
+            connection.shutdown(socket.SHUT_WR)
+            passing.join(_DRAIN_SECONDS)  # unread bytes would reset the connection
+        connection.close()
+        return seat
+
+
+def _pass_on(data: bytes, connection: socket.socket, running: subprocess.Popen[bytes]) -> None:
+    """Passes what the launcher says on to a supervisor; the end as well."""
+    assert running.stdin is not None
+    with contextlib.suppress(OSError), running.stdin:
+        while data:
+            with contextlib.suppress(BrokenPipeError):  # it has ended
+                running.stdin.write(data)
+                running.stdin.flush()
+            data = connection.recv(_CHUNK)

@@ -1,0 +1,211 @@
+"""Which slots each attempt of a job has whose number of workers may change: ``--workers A:B``.
+
+A worker is a process, and a process that ended can be started again at once. So a slot is lost for
+two reasons only. A host that ssh does not reach is left out until it answers. A slot whose worker
+was the first to fail in two attempts, without a backup in between, is left out for a while, such as
+one with a broken GPU. A machine that joins by itself (`joining.py`) adds slots, which are there as
+long as it holds its connections. Slots that wait are taken in when the job starts again anyway, or
+at a backup, at which the workers are then ended: what one number of workers has backed up, another
+continues.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import final
+
+from kerasdist.cli.launch import start
+from kerasdist.cli.launch.elastic.joining import Seats
+from kerasdist.cli.launch.placement import Slot, listed, place
+from kerasdist.cli.launch.spec import AttemptResult, JobSpec
+from kerasdist.cli.launch.worker import Event, Screen, Signalled, Waiting
+from kerasdist.errors import ClusterError
+from kerasdist.job.interruption import ExitCode
+
+FAILURES = 2
+"""How often in a row, without a backup in between, a slot fails before it is left out."""
+
+AWAY_SECONDS = 600.0
+"""How long it is left out then; each further failure doubles it."""
+
+WAIT_SECONDS = 600.0
+"""How long a job waits for hosts, if there are fewer workers than it needs."""
+
+_PAUSE = 10.0
+_ANSWER_SECONDS = 40.0  # ssh itself tries for 20 s, and then may ask the host for a shell
+
+
+@final
+class ElasticSlots:
+    """The slots of a job, of which each attempt has those that can be used.
+
+    Args:
+        spec: The job.
+        events: Where it is told that workers wait.
+        screen: Where it says what it waits for.
+        seats: Those of machines that join; None: none can.
+
+    Raises:
+        ClusterError: If the workers cannot be placed.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        events: queue.SimpleQueue[Event],
+        screen: Screen,
+        seats: Seats | None = None,
+    ) -> None:
+        least, most = spec.min_workers, spec.workers
+        if least is None or not isinstance(most, int) or not 1 <= least <= most:
+            raise ClusterError(
+                "Expected workers and min_workers as numbers, the second not above the first. "
+                f"Received: workers={most!r}, min_workers={least!r}."
+            )
+        self._least, self._most = least, most
+        self._events, self._screen, self._seats = events, screen, seats
+        slots = place(None, spec.hosts) if spec.hosts else ()
+        if len(slots) < self._most:  # else there are hosts to spare
+            slots = listed(spec)
+        self._slots = list(slots)
+        self._down = {slot.host for slot in slots if slot.host is not None}
+        self._answers: set[str] = set()
+        self._asking, self._joining = threading.Lock(), threading.Lock()
+        self._failures: Counter[int] = Counter()
+        self._away_until: dict[int, float] = {}
+        self._used: Sequence[int] = ()
+        self._backup: tuple[int, int] | None = None
+
+    def choose(self) -> tuple[Slot, ...]:
+        """Returns the slots of the next attempt; waits for hosts if they are too few.
+
+        Raises:
+            ClusterError: If they stay too few, or the launcher is told to stop.
+        """
+        until = time.monotonic() + WAIT_SECONDS
+        self._down -= self._ask(self._down)
+        while len(self._usable()) < self._least:
+            hosts = f"hosts that do not answer: {sorted(self._down)}"
+            found = f"{len(self._usable())} workers, and {hosts}"
+            if time.monotonic() > until:
+                raise ClusterError(
+                    f"Expected {self._least} workers at least. Received: {found}, for "
+                    f"{WAIT_SECONDS:g} s. Start these hosts, or ask for fewer workers."
+                )
+            self._screen.say(f"waiting for {self._least} workers at least: {found}")
+            self._pause()
+            self._down -= self._ask(self._down)
+        self._answers = set()
+        self._used = sorted(self._usable()[: self._most])
+        return self._numbered(self._used)
+
+    def describe(self) -> str:
+        """Returns which workers the job goes on with, from where, and which are left out."""
+        at = "its last backup, if there is one"
+        if self._backup is not None:
+            epoch, batches = self._backup
+            at = f"epoch {epoch + 1}, step {batches + 1}"
+        said = f"the job goes on with {len(self._used)} of {self._most} workers from {at}"
+        if self._down:
+            said += f"; hosts that do not answer: {', '.join(sorted(self._down))}"
+        failing = [
+            f"{self._slots[one].host or 'this machine'}:{self._slots[one].local_rank}"
+            for one in self._away_until
+            if one not in self._used
+        ]
+        return said + (f"; left out since they failed again: {', '.join(failing)}" * bool(failing))
+
+    def learn(self, result: AttemptResult) -> None:
+        """Takes how an attempt has ended."""
+        if not result.failed:
+            return
+        endings = result.endings
+        consequences = (0, ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
+        failed = [each for each in endings if not each.stopped and each.exit_code]
+        to_blame = [each for each in failed if each.exit_code not in consequences]
+        # A worker that hangs is named by the others, and then has to be killed.
+        to_blame = to_blame or [each for each in endings if each.killed]
+        for each in to_blame:
+            slot = self._slots[self._used[each.rank]]
+            if each.exit_code == start.SSH_FAILED and slot.host is not None and not slot.machine:
+                self._down.add(slot.host)  # it is asked before the next attempt
+        if len(to_blame) == len(endings):
+            return  # that is the script's failure
+        for each in to_blame:
+            slot = self._used[each.rank]
+            self._failures[slot] += 1
+            excess = self._failures[slot] - FAILURES
+            if excess >= 0:
+                self._away_until[slot] = time.monotonic() + AWAY_SECONDS * 2**excess
+
+    def heard(self, attempt: int, line: bytes) -> None:
+        """Takes a report of a worker of this attempt: a backup is the time to take others in."""
+        try:
+            epoch, batches, epochs = map(int, json.loads(line)["backup"])
+        except (ValueError, KeyError, TypeError):  # of something else, or cut off
+            return
+        self._backup = epoch, batches
+        for slot in self._used:
+            del self._failures[slot]
+            self._away_until.pop(slot, None)
+        if epoch >= epochs:
+            return
+        answers = self._answers & self._down
+        waiting = [one for one in self._usable(answers) if one not in self._used]
+        if waiting and len(self._used) < self._most:
+            self._events.put(Waiting(attempt))
+        elif self._down and self._asking.acquire(blocking=False):
+            threading.Thread(target=self._ask_beside, daemon=True).start()
+
+    def _usable(self, answering: Collection[str] = ()) -> list[int]:
+        """Returns the slots that can be used; those that failed last, if they are needed."""
+        down = self._down.difference(answering)
+        with self._joining:  # the reports of workers come in threads of their own
+            seats = [] if self._seats is None else self._seats.waiting()
+            self._slots += [slot for slot in seats if slot not in self._slots]
+        there = [
+            one
+            for one, slot in enumerate(self._slots)
+            if (slot in seats if slot.machine else slot.host not in down)
+        ]
+        now = time.monotonic()
+        away = [one for one in there if self._away_until.get(one, now) > now]
+        ready = [one for one in there if one not in away]
+        away.sort(key=lambda one: self._failures[one])
+        return ready + away[: max(self._least - len(ready), 0)]
+
+    def _numbered(self, chosen: Sequence[int]) -> tuple[Slot, ...]:
+        """Returns slots with the ranks that they have together."""
+        sizes = Counter(self._slots[one].host for one in chosen)
+        before: Counter[str | None] = Counter()
+        numbered: list[Slot] = []
+        for rank, one in enumerate(chosen):
+            slot = self._slots[one]
+            place = (before[slot.host], sizes[slot.host])
+            connection = self._seats.take(slot) if self._seats and slot.machine else None
+            numbered.append(Slot(slot.host, rank, *place, slot.own_share, slot.machine, connection))
+            before[slot.host] += 1
+        return tuple(numbered)
+
+    def _pause(self) -> None:
+        try:
+            event = self._events.get(timeout=_PAUSE)
+        except queue.Empty:
+            return
+        if isinstance(event, Signalled):
+            raise ClusterError("The job was told to stop while it waited for workers.")
+
+    def _ask_beside(self) -> None:
+        try:
+            self._answers = self._ask(self._down)
+        finally:
+            self._asking.release()
+
+    def _ask(self, hosts: Collection[str]) -> set[str]:
+        """Returns which hosts answer."""
+        return start.run_on(hosts, ("true",), _ANSWER_SECONDS)

@@ -1,0 +1,227 @@
+"""A warm process: it has imported what workers import, and forks the workers of later restarts.
+
+An elastic job has one on each host, from its first backup on. It starts nothing of a framework, and
+a process that has touched a GPU is not used. Its name is that of a socket; the other side is
+`kerasdist.cli.launch.supervisor.Forked`. A supervisor whose worker cannot be forked starts a
+process.
+
+What frameworks read as they are imported must be what it was then. So a worker is forked only with
+the environment of the warm process, but for the job's own variables; and if the script sets one of
+the others itself, as it might before its imports, Python is started anew in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import queue
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import final
+
+from kerasdist.cli.launch.placement import Slot
+from kerasdist.cli.launch.spec import JobSpec
+from kerasdist.cli.launch.supervisor import Order, follow_into_death, peer_user
+from kerasdist.cli.launch.worker import Screen, Start, Worker
+from kerasdist.core.backend_choice import backend_choice
+from kerasdist.job.launcher import JOINED_FILE
+
+_OF_EACH = ("KERASDIST_", "SSH_")  # variables that differ between workers, and that no import reads
+_GPUS = "_VISIBLE_DEVICES"  # the same, at the end of their names
+_READ = (
+    *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
+    *(b"MKL_", b"OPENBLAS_", b"CUDA_", b"NVIDIA_", b"NCCL_", b"GLOO_", b"PYTHON", b"LD_"),
+)
+_OURS = "kerasdist", "kerasdist.callbacks.backup_and_restore"
+_GPU_DRIVERS = "/dev/nvidiactl", "/dev/kfd"
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
+Environment = Mapping[str, str]
+
+
+@final
+class WarmProcesses:
+    """The warm processes of a job.
+
+    Args:
+        spec: The job.
+        screen: Where the launcher writes.
+    """
+
+    def __init__(self, spec: JobSpec, screen: Screen) -> None:
+        self._spec, self._screen = spec, screen
+        self._starts: dict[str | None, Start] = {}
+        self._running: dict[str | None, Worker] = {}
+
+    def name(self, slot: Slot) -> str:
+        """Returns the name of the warm process for a slot; empty if there is none."""
+        _, script, *_ = *self._spec.command, ""
+        is_script = script == "-m" or script.endswith(".py")
+        is_elastic = self._spec.min_workers is not None and slot.connection is None
+        is_possible = sys.platform == "linux" and is_elastic and is_script
+        return f"kerasdist-{self._spec.run_id}-{slot.host}" if is_possible else ""
+
+    def take(self, slot: Slot, start: Start) -> None:
+        """Takes how a worker is started: as the last of a host, its warm process is."""
+        if slot.rank == 0:
+            self._starts = {}
+        self._starts[slot.host] = start
+
+    def heard(self, line: bytes) -> None:
+        """Takes a report of a worker: with a backup, which names what is to be imported."""
+        try:
+            frameworks = json.loads(line)["frameworks"]
+        except (ValueError, KeyError, TypeError):  # of something else, or cut off
+            return
+        for host, start in list(self._starts.items()):
+            is_there = host in self._running and self._running[host].running
+            if is_there or not start.orders["warm"]:
+                continue
+            orders = start.orders.copy()
+            python, *script = self._spec.command
+            own = [orders["warm"], ",".join(frameworks)]
+            orders["command"] = [python, "-P", "-m", __name__, *own, *script]
+            orders["inherited"], orders["warm"], orders["sends_reports"] = [], "", False
+            silent = replace(start, orders=orders, log=Path(os.devnull), told=None)
+            self._running[host] = Worker(silent, self._screen, queue.SimpleQueue())
+
+    def close(self) -> None:
+        """Ends them."""
+        for each in self._running.values():
+            each.kill()
+
+
+def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
+    """Forks a worker for each order; returns in the forked ones alone, with the order's files."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes those that end
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return _fork_and_stay(connection, environment)
+        connection.close()
+
+
+def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
+    """Forks a worker, and ends with it or its supervisor; returns in the worker alone."""
+    os.setpgid(0, 0)  # it outlives the warm process, as the worker does
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if peer_user(connection) != os.getuid():
+        os._exit(1)
+    files = socket.recv_fds(connection, 1, 16)[1]
+    with connection.makefile("rb") as lines:
+        order: Order = json.loads(lines.readline())
+    if _comparable(order["environment"]) != _comparable(environment):
+        os._exit(1)
+    worker = os.fork()
+    if worker == 0:
+        connection.close()
+        return order, files
+    os.setpgid(worker, worker)  # as it does itself: who is first is not known
+    for one in files:
+        os.close(one)
+    connection.sendall(f"{worker}\n".encode())
+    select.select([connection, os.pidfd_open(worker)], [], [])
+    os.killpg(worker, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    with contextlib.suppress(OSError):
+        connection.sendall(f"{code}\n".encode())
+    os._exit(0)
+
+
+def _comparable(environment: Environment) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_OF_EACH) and not name.endswith(_GPUS)
+    }
+
+
+def _become_worker(order: Order, files: Sequence[int], before: Environment) -> None:
+    """Makes a forked process what its supervisor would have started, and imports have made of it.
+
+    `before` is the environment as it was before the imports, which may have changed it.
+    """
+    os.setpgid(0, 0)
+    follow_into_death()
+    own = order["environment"].items()
+    os.environ.update({name: value for name, value in own if before.get(name) != value})
+    for name in before.keys() - order["environment"].keys():
+        os.environ.pop(name, None)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), *files[:2])):
+        os.dup2(file, number)
+        os.close(file)
+    for name, file in zip(order["files"], files[2:], strict=True):
+        os.set_inheritable(file, True)
+        os.environ[name] = str(file)
+    if "numpy" in sys.modules:  # Python's own generator is seeded anew by Python
+        sys.modules["numpy"].random.seed()
+
+
+def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
+    """Starts Python anew if the script sets what the frameworks have read, before it joins."""
+
+    def look(event: str, arguments: tuple[bytes, ...]) -> None:
+        if event not in ("os.putenv", "os.unsetenv") or not arguments[0].startswith(_READ):
+            return
+        if Path(os.environ[JOINED_FILE]).exists() or (
+            event == "os.putenv" and os.environb.get(arguments[0]) == arguments[1]
+        ):
+            return
+        frame = inspect.currentframe()
+        frame = None if frame is None else frame.f_back
+        while frame is not None and _package(frame) in sys.stdlib_module_names:
+            frame = frame.f_back
+        if frame is not None and _package(frame) not in imported:  # else it does so in any process
+            os.execv(command[0], command)
+
+    sys.addaudithook(look)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def main() -> None:
+    """Imports, waits, and in a forked process runs the script."""
+    name, frameworks, *script = sys.argv[1:]
+    environment = dict(os.environ)
+    is_module = script[0] == "-m"
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, str(Path.cwd()) if is_module else str(Path(script[0]).resolve().parent))
+    backend, loaded = backend_choice().name, frameworks.split(",")
+    if backend not in loaded:
+        return  # the script chooses another
+    modules = "keras", *_OURS, f"kerasdist.backends.{backend}.backend"
+    if backend == "torch" and any(Path(each).exists() for each in _GPU_DRIVERS):
+        modules = ()  # as it is imported, Keras asks CUDA for devices
+    for each in (*modules, *loaded):
+        importlib.import_module(each)
+    opened = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
+    if any(file.startswith(_ACCELERATORS) for file in opened):
+        return  # a fork of it could not use them
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        _become_worker(*fork_workers(listener, environment), environment)
+    imported = {"keras", *(each.partition(".")[0] for each in sys.modules)} - {"__main__"}
+    _start_anew_if_set([sys.executable, *script], imported)
+    sys.orig_argv = [sys.executable, *script]
+    sys.argv = script[1:] if is_module else script
+    if is_module:
+        runpy.run_module(script[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Calls a function in several workers of this machine: ``kerasdist.launch``.
+
+Each of them runs this file, which calls the function whose pickle is in a folder. Worker 0 leaves
+there what the function returned, and each what it raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from kerasdist.cli.launch.job import run_job
+from kerasdist.cli.launch.placement import with_workers
+from kerasdist.cli.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
+from kerasdist.cluster import detection
+from kerasdist.cluster.kerasdist_variables import RANK
+from kerasdist.core.backend_choice import VARIABLE
+from kerasdist.errors import JobError, UnsupportedError
+from kerasdist.job.job import current_job
+
+CALL, RESULT = "call", "result"
+
+
+def pickler() -> ModuleType:
+    """Returns the module that pickles: cloudpickle, which can do functions of a notebook."""
+    found = importlib.util.find_spec("cloudpickle") is not None
+    return importlib.import_module("cloudpickle") if found else pickle
+
+
+def _failure_file(folder: Path, rank: int) -> Path:
+    """Returns the file for what a worker's function raises: its traceback, and the error itself."""
+    return folder / f"failure-{rank}"
+
+
+def _main(folder: Path, rank: int) -> None:
+    try:
+        fn, args = pickle.loads((folder / CALL).read_bytes())
+        value = fn(*args)
+        if rank == 0:
+            (folder / RESULT).write_bytes(pickler().dumps(value))
+    except Exception as error:
+        written = pickle.dumps("".join(traceback.format_exception(error)))
+        with contextlib.suppress(Exception):  # not every error can be pickled
+            written += pickler().dumps(error)
+        _failure_file(folder, rank).write_bytes(written)
+        raise
+
+
+def launch(
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    *,
+    workers: int | Literal["gpu"] = "gpu",
+    env: Mapping[str, str] | None = None,
+    logs: Path | None = None,
+    stop_seconds: float = STOP_SECONDS,
+) -> Any:
+    """Calls a function in several new processes of this machine, the workers of a job.
+
+    For notebooks and interactive interpreters; a script is better started by ``kerasdist run``. The
+    function may be defined in the notebook. It makes the strategy and the model, and loads the
+    data: what it gets and returns is pickled.
+
+    Example::
+
+        def train(epochs):
+            import keras
+            import kerasdist as kd
+
+            strategy = kd.MirroredStrategy()  # over the workers, each with one GPU
+            with strategy.scope():
+                model = keras.Sequential([keras.layers.Dense(1)])
+                model.compile(optimizer="adam", loss="mse")
+            return model.fit(x, y, batch_size=256, epochs=epochs).history
+
+        history = kd.launch(train, args=(3,), workers="gpu")
+
+    Args:
+        fn: The function. All workers call it.
+        args: Its arguments.
+        workers: How many; ``"gpu"``: one a GPU of this machine.
+        env: More variables for the workers.
+        logs: A folder with a file for each worker's output; None: it is shown here.
+        stop_seconds: How long workers have from SIGTERM to SIGKILL, after Ctrl-C or when one fails.
+
+    Returns:
+        What the function returned in worker 0.
+
+    Raises:
+        Exception: What a worker has raised first, with its traceback as a note.
+        KeyboardInterrupt: After Ctrl-C, which ends all workers.
+        JobError: If a worker ended otherwise, or this process is a worker itself.
+        DeviceError: If there is to be a worker a GPU, and there is none.
+        UnsupportedError: If the function or its arguments cannot be pickled.
+    """
+    if current_job() is not None or detection.detect() is not None:
+        raise JobError(
+            "Expected a process that is no worker of a job, since each of the workers would start "
+            f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function."
+        )
+    call = _pickled(fn, args)
+    with tempfile.TemporaryDirectory(prefix="kerasdist-") as name:
+        folder = Path(name)
+        (folder / CALL).write_bytes(call)
+        spec = JobSpec(
+            (sys.executable, "-m", __name__, name),
+            workers,
+            logs=logs,
+            stop_seconds=stop_seconds,
+            environment={**_of_this_process(), **(env or {})},
+        )
+        job = run_job(with_workers(spec, workers) if isinstance(workers, int) else spec)
+        return _outcome(job.attempts[-1], folder)
+
+
+def _outcome(attempt: AttemptResult, folder: Path) -> Any:
+    """Returns what worker 0 has returned, or raises what a worker has raised."""
+    if attempt.signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    result, workers = folder / RESULT, len(attempt.endings)
+    if attempt.exit_code == 0 and result.exists():
+        return pickle.loads(result.read_bytes())
+    failed = attempt.cause or attempt.endings[0]
+    who = f"[worker {failed.rank}/{workers}]"
+    file = _failure_file(folder, failed.rank)
+    if not file.exists():
+        raise JobError(
+            f"{who} Expected the function to return. Received: {failed.reason}. Its last lines: "
+            f"{list(failed.last_lines[-3:])}."
+        )
+    with file.open("rb") as written:
+        trace = pickle.load(written)
+        try:
+            error: Exception = pickle.load(written)
+        except Exception:  # noqa: BLE001 - nor can every error be unpickled
+            raise JobError(f"{who} The function has raised an error.\n{trace}") from None
+    error.add_note(f"{who} {trace}")
+    raise error
+
+
+def _of_this_process() -> dict[str, str]:
+    """Returns the variables by which a worker imports what this process can, and its backend."""
+    paths = [os.environ.get("PYTHONPATH", ""), *sys.path]
+    variables = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    keras = sys.modules.get("keras")
+    if keras is not None:
+        variables[VARIABLE] = keras.backend.backend()
+    return variables
+
+
+def _pickled(fn: Callable[..., object], args: Sequence[object]) -> bytes:
+    chosen = pickler()
+    if chosen is pickle and fn.__module__ == "__main__":
+        raise UnsupportedError(
+            "Expected the package cloudpickle, which takes functions of a notebook or script to "
+            f"other processes. Received: fn={fn!r:.200}, without it. Install it: pip install "
+            "'kerasdist[launch]'; or write the function into a module of its own and import it."
+        )
+    try:
+        return chosen.dumps((fn, tuple(args)))
+    except Exception as error:  # any error of any object that pickles itself
+        raise UnsupportedError(
+            f"Expected a function and arguments that can be pickled. Received: fn={fn!r:.200}, "
+            f"args={args!r:.200}, and {type(error).__name__}: {error}. Make models, strategies and "
+            "open files in the function."
+        ) from error
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), int(os.environ[RANK]))

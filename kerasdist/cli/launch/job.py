@@ -1,0 +1,360 @@
+"""Runs a job: ``kerasdist run`` as a library.
+
+```python
+from kerasdist.cli.launch.job import run_job
+from kerasdist.cli.launch.spec import JobSpec, python_command
+
+result = run_job(JobSpec(python_command("train.py"), workers=2))
+assert result.exit_code == 0
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterable, Sequence
+from typing import final
+
+from kerasdist.cli.launch import live, report, traces
+from kerasdist.cli.launch.elastic.joining import Seats
+from kerasdist.cli.launch.elastic.slots import ElasticSlots
+from kerasdist.cli.launch.elastic.warm import WarmProcesses
+from kerasdist.cli.launch.live import Board
+from kerasdist.cli.launch.placement import Slot, counted, place
+from kerasdist.cli.launch.spec import AttemptResult, JobResult, JobSpec
+from kerasdist.cli.launch.start import begin, memory_of, run_on
+from kerasdist.cli.launch.worker import Event, Exited, Held, Screen, Signalled, Waiting
+from kerasdist.errors import ClusterError
+from kerasdist.job.handshake import credentials
+from kerasdist.job.interruption import ExitCode
+
+SETTLE_SECONDS = 0.5
+"""How long to wait, after a failure, for others that fail by themselves at the same moment."""
+
+LOST_SECONDS = 15.0
+"""How long to wait for the worker whose loss another complains of.
+
+It tells the others first, and a framework may then keep it from its end for as long as
+`kerasdist.job.monitor` lets it.
+"""
+
+KILL_SECONDS = 3.0
+"""How long a supervisor has to end its worker by SIGKILL, before it is ended itself."""
+
+OUTPUT_SECONDS = 2.0
+"""How long to wait for the end of the output of workers that have ended."""
+
+# For other machines, to remove what the job has left in their memory.
+_CLEANING_SECONDS = 10.0
+
+
+@final
+class Attempt:
+    """One start of a job."""
+
+    def __init__(
+        self,
+        workers: Iterable[Held],
+        events: queue.SimpleQueue[Event],
+        stop_seconds: float,
+        *,
+        number: int = 0,
+        chief_leads: bool = False,
+    ) -> None:
+        """Makes the attempt.
+
+        Args:
+            workers: The workers, each of which starts when it is asked for.
+            events: What happens to them.
+            stop_seconds: How long they have from SIGTERM to SIGKILL.
+            number: How many attempts there were before.
+            chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal
+                that it passes on to them ends nobody who does not end by it.
+        """
+        self._to_begin = workers
+        self._chief_leads = chief_leads
+        self._number = number
+        self._passed_on = self._makes_room = False
+        self._events = events
+        self._stop_seconds = stop_seconds
+        self._workers: list[Held] = []
+        self._signal: int | None = None
+        self._stopped_twice = False
+        # When to send SIGTERM, to kill the workers, and to kill their supervisors.
+        self._stop_at = self._kill_at = self._abandon_at = math.inf
+
+    def run(self) -> AttemptResult:
+        """Runs the workers until all have ended."""
+        try:
+            for worker in self._to_begin:
+                self._workers.append(worker)
+        except BaseException:
+            self._kill_at = 0.0
+            self._finish()
+            raise
+        return self._finish()
+
+    def _finish(self) -> AttemptResult:
+        self._watch()
+        deadline = time.monotonic() + OUTPUT_SECONDS
+        endings = tuple(worker.ending(deadline) for worker in self._workers)
+        return AttemptResult(endings, self._signal, self._stopped_twice, self._makes_room)
+
+    def _watch(self) -> None:
+        """Waits until all workers have ended, and ends them when one fails."""
+        running = {worker.rank for worker in self._workers}
+        self._act()
+        while running:
+            event = self._next_event()
+            if isinstance(event, Exited):
+                running.discard(event.rank)
+                self._on_exit(self._workers[event.rank])
+            elif isinstance(event, Signalled):
+                self._on_signal(event.number)
+            elif isinstance(event, Waiting) and event.attempt == self._number:
+                self._makes_room = True
+                self._stop(signal.SIGTERM)
+            self._act()
+
+    def _next_event(self) -> Event | None:
+        """Waits for an event, or for the time to act."""
+        at = min(self._stop_at, self._kill_at, self._abandon_at)
+        try:
+            return self._events.get(
+                timeout=None if at == math.inf else max(0.0, at - time.monotonic())
+            )
+        except queue.Empty:
+            return None
+
+    def _on_exit(self, worker: Held) -> None:
+        code = 0 if self._passed_on else worker.exit_code
+        of_leader = self._chief_leads and worker.rank == 0
+        if self._stopping or (code == 0 and not of_leader):
+            return
+        # The others end as well, or back up as well, or tell who was lost.
+        slow = {0: self._stop_seconds, ExitCode.PREEMPTED: self._stop_seconds}
+        slow[ExitCode.LOST_WORKER] = LOST_SECONDS
+        self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
+
+    def _on_signal(self, number: int) -> None:
+        if self._chief_leads:
+            self._passed_on = True
+            self._signal_all(number)
+            return
+        if self._signal is not None:  # the second time: at once
+            self._stopped_twice = True
+            self._kill_at = time.monotonic()
+            return
+        self._signal = number
+        # Scripts handle SIGTERM; a closed terminal (SIGHUP) means the same here.
+        self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._kill_at != math.inf or self._abandon_at != math.inf
+
+    def _act(self) -> None:
+        """Sends the signals whose time has come."""
+        now = time.monotonic()
+        if now >= self._stop_at:
+            self._stop(signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at, self._abandon_at = math.inf, now + KILL_SECONDS
+            for worker in self._running():
+                worker.kill()
+        if now >= self._abandon_at:
+            self._abandon_at = math.inf
+            for worker in self._running():
+                worker.kill_supervisor()
+
+    def _stop(self, number: int) -> None:
+        self._stop_at = math.inf
+        if self._stopping:
+            return
+        self._kill_at = time.monotonic() + self._stop_seconds
+        self._signal_all(number)
+
+    def _signal_all(self, number: int) -> None:
+        for worker in self._running():
+            worker.stop(number)
+
+    def _running(self) -> list[Held]:
+        return [worker for worker in self._workers if worker.running]
+
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@final
+class Launcher:
+    """Runs a job, and can be told to stop from another thread.
+
+    Example::
+
+        from kerasdist.cli.launch.job import Launcher
+        from kerasdist.cli.launch.spec import JobSpec, python_command
+
+        result = Launcher(JobSpec(command=python_command("train.py"), workers=2)).run()
+
+    Args:
+        spec: The job.
+
+    Raises:
+        ClusterError: If the workers cannot be placed.
+        DeviceError: If there is to be a worker a GPU, and there is none.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = counted(spec)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._screen = Screen()
+        self._warm = WarmProcesses(self._spec, self._screen)
+        self._elastic = self._seats = None
+        if spec.join_port is not None:
+            if spec.min_workers is None:
+                raise ClusterError(
+                    "Expected a range of workers, where machines may join. Received: workers="
+                    f"{spec.workers!r}. Write for example --workers 2:8."
+                )
+            secret = credentials(spec.variables).secret
+            self._seats = Seats(spec.join_port, secret, self._screen)
+        if spec.min_workers is not None:
+            self._slots: Sequence[Slot] = ()
+            self._elastic = ElasticSlots(self._spec, self._events, self._screen, self._seats)
+        else:
+            self._slots = place(self._spec.workers, spec.hosts)
+        self._board = Board(spec.logs)
+
+    def run(self) -> JobResult:
+        """Runs the job, again where that is allowed, until it has ended.
+
+        In the main thread, SIGINT, SIGTERM and SIGHUP are passed on to the workers meanwhile.
+
+        Raises:
+            OSError: If a worker cannot be started.
+        """
+        attempts: list[AttemptResult] = []
+        failures, elastic, again = 0, self._elastic, ""
+        warm = contextlib.closing(self._warm)
+        with self._signals(), self._view(), self._memory(attempts), warm:
+            while True:
+                slots = self._slots if elastic is None else elastic.choose()
+                if not attempts:
+                    self._screen.say(report.of_start(self._spec, slots))
+                elif elastic is None:
+                    self._screen.say(f"starting the job again, {again}")
+                else:
+                    self._screen.say(f"{elastic.describe()} ({again})")
+                last = self._attempt(len(attempts), slots)
+                self._screen.say(report.of_attempt(last, self._spec, len(attempts)))
+                attempts.append(last)
+                failures += last.failed
+                if not (last.failed or last.grows) or failures > self._spec.max_restarts:
+                    result = JobResult(tuple(attempts))
+                    if self._seats is not None:
+                        self._seats.end(result.exit_code)
+                    return result
+                again = f"{failures} of {self._spec.max_restarts}"
+                if elastic is not None:
+                    elastic.learn(last)
+                    again = "no restart is counted" if last.grows else f"restart {again}"
+
+    def _attempt(self, number: int, slots: Sequence[Slot]) -> AttemptResult:
+        spec, board, elastic = self._spec, self._board, self._elastic
+        board.begin_attempt(number, slots)
+        if spec.profile is not None:
+            traces.forget_old(spec.profile)
+
+        def hear(rank: int, line: bytes) -> None:
+            board.heard(rank, line)
+            if elastic is not None:
+                elastic.heard(number, line)
+                self._warm.heard(line)
+
+        is_watched = spec.live or spec.logs is not None or elastic is not None
+        heard = hear if is_watched else None
+        workers = begin(
+            spec, slots, number, self._screen, self._events, warm=self._warm, hear=heard
+        )
+        result = Attempt(workers, self._events, spec.stop_seconds, number=number).run()
+        if spec.profile is not None:
+            self._screen.say(traces.merge(spec.profile, len(slots)))
+        for each in result.endings:
+            board.ended(each.rank, each.exit_code)
+        return result
+
+    @contextlib.contextmanager
+    def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
+        """Removes what workers have left in memory: `fit` does so itself where it ends."""
+        try:
+            yield
+        finally:
+            folder = memory_of(self._spec)
+            shutil.rmtree(folder, ignore_errors=True)
+            is_clean = len(attempts) == 1 and not attempts[0].exit_code
+            slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
+            hosts = {slot.host for slot in slots if slot.host is not None}
+            run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
+
+    @contextlib.contextmanager
+    def _view(self) -> Generator[None]:
+        """Keeps the board's file, and shows the live view below what else is on the terminal."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._board.in_file())
+            if self._spec.live:
+                console = live.console()
+                stack.enter_context(self._screen.above(console))
+                stack.enter_context(live.shown(self._board, console))
+            yield
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Passes a signal on to the workers, and SIGKILL when their time is over.
+
+        Args:
+            number: The signal. A second call ends them at once.
+        """
+        self._events.put(Signalled(number))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        # SimpleQueue.put may be called in a handler, which the queue's own `get` is waiting under.
+        before = {
+            each: signal.signal(each, lambda number, _: self.stop(number)) for each in _PASSED_ON
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run_job(spec: JobSpec) -> JobResult:
+    """Runs a job, and returns how it has ended.
+
+    Example::
+
+        from kerasdist.cli.launch.job import run_job
+        from kerasdist.cli.launch.spec import JobSpec, python_command
+
+        result = run_job(JobSpec(command=python_command("train.py"), workers=2))
+        print(result.exit_code)
+
+    Args:
+        spec: The job.
+
+    Raises:
+        ClusterError: If the workers cannot be placed.
+        DeviceError: If there is to be a worker a GPU, and there is none.
+        OSError: If a worker cannot be started.
+    """
+    return Launcher(spec).run()

@@ -1,0 +1,247 @@
+"""What the launcher knows of the workers: in a file, and as a table on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kerasdist.cli.launch.placement import Slot
+from kerasdist.core import whole_files
+from kerasdist.core.user_warnings import plural
+from kerasdist.job import comparison
+
+State = dict[str, Any]
+"""What a worker has reported, or what `Board.state` returns: as JSON has it."""
+
+STATUS_FILE = "status.json"
+
+SLOW = 1.1
+"""A worker that takes so many times as long as the others is marked."""
+
+SILENT_SECONDS = 60.0
+"""A worker that has given no sign of life for so long is marked."""
+
+_SECONDS_BETWEEN_FILES = 1.0
+_DRAWN_A_SECOND = 4
+_BESIDE_WORKERS = 6  # lines of the terminal that are not for workers
+
+
+@final
+class Board:
+    """The state of a job's workers: where each is, and when it last gave a sign of life.
+
+    Several threads write and read it.
+
+    Args:
+        folder: Where `in_file` writes the state as JSON; None: nowhere.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / STATUS_FILE
+        self._lock = threading.Lock()
+        self._began = time.time()
+        self._attempt = 0
+        self._workers: list[State] = []
+
+    def begin_attempt(self, number: int, slots: Sequence[Slot]) -> None:
+        """Forgets the workers of the attempt before."""
+        with self._lock:
+            self._attempt = number
+            self._workers = [
+                {"worker": slot.rank, "host": slot.host, "phase": "starting", "last_sign": None}
+                for slot in slots
+            ]
+
+    def heard(self, rank: int, line: bytes) -> None:
+        """Takes a worker's report."""
+        try:
+            report = json.loads(line)
+        except ValueError:  # cut off, at the worker's end
+            return
+        if not isinstance(report, dict):
+            return
+        with self._lock:
+            if self._workers[rank]["phase"] == "ended":  # the report was late
+                report["phase"] = "ended"
+            self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
+
+    def ended(self, rank: int, exit_code: int) -> None:
+        """Records that a worker has ended."""
+        with self._lock:
+            self._workers[rank] |= {"phase": "ended", "exit_code": exit_code}
+
+    def state(self) -> State:
+        """Returns the state of the job."""
+        with self._lock:
+            workers = [dict(one) for one in self._workers]
+            attempt = self._attempt
+        rates = [one for one in workers if one.get("samples_per_s") is not None]
+        # Each worker of one job counts the global batch.
+        counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
+        is_job = all(one.get("workers", 1) > 1 for one in workers)
+        slowest = comparison.slowest(workers) if is_job else None
+        is_slow = slowest is not None and slowest["ms"] >= SLOW * slowest["others_ms"]
+        return {
+            "schema": 1,
+            "time": time.time(),
+            "began": self._began,
+            "attempt": attempt,
+            "samples_per_s": sum(one["samples_per_s"] for one in counted) if rates else None,
+            # Of several jobs, none tells of all devices.
+            "mfu": counted[0].get("mfu") if len(counted) == 1 else None,
+            "slowest": slowest if is_slow else None,
+            "workers": workers,
+        }
+
+    @contextlib.contextmanager
+    def in_file(self) -> Generator[None]:
+        """Writes the state once a second as long as the context is open, and at its end."""
+        if self._path is None:
+            yield
+            return
+        is_over = threading.Event()
+
+        def write() -> None:
+            self.write()
+            while not is_over.wait(_SECONDS_BETWEEN_FILES):
+                self.write()
+
+        writing = threading.Thread(target=write, name="kerasdist-board", daemon=True)
+        writing.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            writing.join()
+            self.write()
+
+    def write(self) -> None:
+        """Writes the state."""
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk: what comes later may find room
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_files.replacing(self._path, survives=False) as unfinished:
+                text = json.dumps(self.state(), indent=2)
+                Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
+
+
+def is_possible() -> bool:
+    """Returns whether this process writes to a terminal that can draw."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def console() -> Console:
+    """Returns the terminal, or what is to be written to as one."""
+    return Console(file=sys.stdout, force_terminal=True)
+
+
+@contextlib.contextmanager
+def shown(board: Board, console: Console) -> Generator[None]:
+    """Shows a board's state as long as the context is open; the last one stays."""
+
+    def drawn() -> RenderableType:
+        return view(board.state(), rows=max(3, console.height - _BESIDE_WORKERS))
+
+    with Live(
+        get_renderable=drawn,
+        console=console,
+        refresh_per_second=_DRAWN_A_SECOND,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
+        yield
+
+
+def view(state: State, *, rows: int) -> RenderableType:
+    """Returns the picture of a board's state.
+
+    Args:
+        state: The state.
+        rows: How many workers there is room for. The first ones are shown, and the slowest.
+    """
+    workers: list[State] = state["workers"]
+    slowest: State = state["slowest"] or {}
+    marked = slowest.get("worker")
+    chosen = workers[:rows]
+    if marked is not None and marked >= rows:
+        chosen[-1] = workers[marked]
+    has_gpus = any(one.get("gpus") for one in workers)
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column("worker")
+    for name in ("epoch", "step", "loss", "ms/step", "memory", *(["GPU"] if has_gpus else [])):
+        table.add_column(name, justify="right")
+    table.add_column("last sign")
+    table.add_column("")
+    for one in chosen:
+        is_slow, memory = one["worker"] == marked, one.get("memory")
+        table.add_row(
+            str(one["worker"]) if one["host"] is None else f"{one['worker']} {one['host']}",
+            _progress(one, "epoch", "epochs"),
+            _progress(one, "step", "steps"),
+            _number(one.get("loss"), ".4g"),
+            _number(one.get("step_ms"), ".1f"),
+            _bytes(memory and memory["bytes"]),
+            *([", ".join(map(_gpu, one.get("gpus") or []))] if has_gpus else []),
+            _last_sign(one, state["time"]),
+            Text(_note(one, slowest if is_slow else {}), "yellow"),
+            style="bold" if is_slow else "",
+        )
+    parts = [plural(len(workers), "worker")]
+    if state["samples_per_s"] is not None:
+        parts.append(f"{state['samples_per_s']:,.0f} samples/s")
+    if state["mfu"] is not None:
+        parts.append(f"{state['mfu']:.1%} MFU")
+    parts.append(time.strftime("%H:%M:%S", time.gmtime(state["time"] - state["began"])))
+    if state["attempt"]:
+        parts.append(f"restart {state['attempt']}")
+    left_out = len(workers) - len(chosen)
+    more = [Text(f"and {left_out} more workers", "dim")] if left_out else []
+    return Group(Text(" · ".join(parts), "bold"), table, *more)
+
+
+def _progress(one: State, done: str, of: str) -> str:
+    return f"{one[done]}/{one[of] or '?'}" if done in one else ""
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _bytes(count: float | None) -> str:
+    if count is None:
+        return ""
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
+
+
+def _gpu(gpu: State) -> str:
+    busy = "" if gpu["busy"] is None else f"{gpu['busy']:.0%} "
+    return f"{busy}{_bytes(gpu['bytes'])}"
+
+
+def _last_sign(one: State, now: float) -> Text:
+    if one["last_sign"] is None or one["phase"] == "ended":
+        return Text("")
+    seconds = max(0.0, now - one["last_sign"])
+    return Text(f"{seconds:.0f} s ago", "red" if seconds > SILENT_SECONDS else "green")
+
+
+def _note(one: State, slowest: State) -> str:
+    if one["phase"] == "ended":
+        return "done" if one["exit_code"] == 0 else f"exit code {one['exit_code']}"
+    if not slowest:
+        return "" if one["phase"] == "training" else one["phase"]
+    waits = " for data" if slowest["by"] == "data_ms" else ""
+    return f"slowest: {slowest['ms']:.1f} ms a step{waits}, others {slowest['others_ms']:.1f}"

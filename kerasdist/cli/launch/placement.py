@@ -1,0 +1,193 @@
+"""How many workers a job has, the machine of each, and the address of the coordinator."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+from kerasdist.cli.launch.spec import GPU, JobSpec
+from kerasdist.cluster import addresses
+from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, MIRRORED
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE, backend_choice
+from kerasdist.errors import ClusterError, DeviceError
+from kerasdist.job.listening import BACKLOG, is_loopback
+
+# No name begins with a dash: ssh would take it for an option.
+_ENTRY = re.compile(r"(?P<host>[^:\-][^:]*)(?::(?P<slots>\d+))?")
+_TRIES = 100
+_LOOPBACK = "127.0.0.1"
+
+
+@final
+@dataclass(frozen=True)
+class Slot:
+    """Where a worker runs.
+
+    Attributes:
+        host: The machine, as ssh takes it; None: this one.
+        rank: The worker's number.
+        local_rank: Its number on the machine.
+        local_workers: How many workers the machine has.
+        share: Which share of the machine's GPUs and cores it has, and how many shares there are,
+            where slots of the machine are left out; None: `local_rank` of `local_workers`.
+        machine: The name of the machine if it has joined by itself; else empty.
+        connection: On which it is then told what to start.
+    """
+
+    host: str | None
+    rank: int
+    local_rank: int
+    local_workers: int
+    share: tuple[int, int] | None = None
+    machine: str = ""
+    connection: socket.socket | None = None
+
+    @property
+    def own_share(self) -> tuple[int, int]:
+        """The number of its share of the machine, and how many shares there are."""
+        return self.share or (self.local_rank, self.local_workers)
+
+
+def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tuple[Slot, ...]:
+    """Places the workers on hosts, filling each before the next.
+
+    Args:
+        workers: How many; None: one a slot; ``"gpu"``: the same, where each host's slots are told.
+        hosts: The hosts; none: this machine.
+    """
+    if isinstance(workers, int) and workers < 1:
+        raise ClusterError(f"Expected one worker at least. Received: workers={workers}.")
+    if not hosts:
+        assert workers != GPU  # they have been counted
+        count = workers or 1
+        return tuple(Slot(None, rank, rank, count) for rank in range(count))
+    listed = [_parsed(entry) for text in hosts for entry in addresses.expand(text, "hosts")]
+    machines = [None if _is_here(name) else name for name, _ in listed]
+    if len(set(machines)) < len(machines):
+        raise ClusterError(
+            f"Expected every host once, as host:slots. Received: hosts={list(hosts)}."
+        )
+    if workers == GPU:
+        if any(slots is None for _, slots in listed):
+            raise ClusterError(
+                "Expected every host as host:slots, since the GPUs of other machines are not "
+                f"counted. Received: workers='gpu', hosts={list(hosts)}. Write for example "
+                f"{listed[0][0]}:8 for a host of eight GPUs."
+            )
+        workers = None
+    if workers is not None and all(slots is None for _, slots in listed):
+        share, rest = divmod(workers, len(listed))
+        sizes = [share + (index < rest) for index in range(len(listed))]
+    else:
+        sizes = [1 if slots is None else slots for _, slots in listed]
+        workers = sum(sizes) if workers is None else workers
+        if workers > sum(sizes):
+            raise ClusterError(
+                f"Expected {workers} slots on the hosts. Received: hosts={list(hosts)}, with "
+                f"{sum(sizes)}. Write host:slots, or ask for fewer workers."
+            )
+    slots: list[Slot] = []
+    for host, size in zip(machines, sizes, strict=True):
+        taken = min(size, workers - len(slots))
+        slots += [Slot(host, len(slots) + local, local, taken) for local in range(taken)]
+    return tuple(slots)
+
+
+def listed(spec: JobSpec) -> tuple[Slot, ...]:
+    """Places a job's workers; where machines join, all that there are slots for before."""
+    if spec.join_port is not None:
+        return place(None if spec.hosts else spec.min_workers, spec.hosts)
+    return place(spec.workers, spec.hosts)
+
+
+def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
+    """Chooses the coordinator's address, on the machine of rank 0.
+
+    Returns ``host:port``, and the listening socket that the chief inherits. The socket is None
+    where the chief is on another machine: the port is drawn at random at every start.
+    """
+    host = host_of_chief(slots)
+    if slots[0].host is not None:
+        return addresses.join(host, addresses.of_job(_draw())), None
+    opened = listening(host if host == _LOOPBACK else "")
+    return addresses.join(host, opened.getsockname()[1]), opened
+
+
+def host_of_chief(slots: Sequence[Slot]) -> str:
+    """Returns the name by which workers look for the chief."""
+    if slots[0].host is not None:
+        return slots[0].host.rpartition("@")[2]
+    if all(slot.host is None for slot in slots):
+        return _LOOPBACK
+    reached = [slot.connection.getsockname()[0] for slot in slots if slot.connection is not None]
+    # A pod's name means nothing to other pods, but one that has joined has found this machine.
+    return next((one for one in reached if not is_loopback(one)), socket.gethostname())
+
+
+def free_port() -> int:
+    """Returns a port of this machine that was free a moment ago, from 20000 to 32767."""
+    with listening("") as opened:
+        return opened.getsockname()[1]
+
+
+def listening(host: str) -> socket.socket:
+    """Returns a socket that listens on a port outside of Linux's range for outgoing connections."""
+    for _ in range(_TRIES):
+        try:
+            return socket.create_server((host, addresses.of_job(_draw())), backlog=BACKLOG)
+        except OSError:
+            continue
+    raise ClusterError(
+        f"Expected a free port from 20000 to 32767. Received: {_TRIES} that are in use. End jobs "
+        "that were left behind."
+    )
+
+
+def _draw() -> int:
+    # A generator of its own: a script that seeds Python's must not get the same port every time.
+    return random.SystemRandom().randrange(1 << 16)
+
+
+def _parsed(entry: str) -> tuple[str, int | None]:
+    match = _ENTRY.fullmatch(entry)
+    if match is None or match["slots"] == "0":
+        raise ClusterError(
+            "Expected hosts as host or host:slots, with one slot at least, and a name that does "
+            f"not begin with a dash. Received: hosts={entry!r}."
+        )
+    return match["host"], None if match["slots"] is None else int(match["slots"])
+
+
+def _is_here(name: str) -> bool:
+    return name in ("localhost", _LOOPBACK, socket.gethostname())
+
+
+def counted(spec: JobSpec) -> JobSpec:
+    """Returns a job whose number of workers on this machine is a number.
+
+    By default there is a worker a GPU on PyTorch, and one on other backends, where one process
+    drives all GPUs.
+    """
+    if spec.hosts or isinstance(spec.workers, int):
+        return spec
+    count = len(gpus.visible(spec.variables))
+    if spec.workers is None and backend_choice(spec.variables).name not in WANT_PROCESS_A_DEVICE:
+        count = 1
+    if count == 0 and spec.workers == GPU:
+        raise DeviceError(
+            "Expected a GPU on this machine, for a worker on each. Received: workers='gpu', "
+            f"{gpus.CUDA}={spec.variables.get(gpus.CUDA)!r}, and no GPU that a process sees. Say "
+            "how many workers there are to be, for example 2."
+        )
+    return with_workers(spec, max(1, count))
+
+
+def with_workers(spec: JobSpec, count: int) -> JobSpec:
+    """Returns a job of so many workers, over which a `MirroredStrategy` may be."""
+    told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
+    return replace(spec, workers=count, environment={**told, **spec.environment})

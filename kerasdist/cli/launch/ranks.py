@@ -1,0 +1,131 @@
+"""The other workers of a script, started by the script itself, which is rank 0 of them.
+
+What `kerasdist.cli.launch.job` does beside the workers is done here in a thread of rank 0: when one
+fails, the others end, rank 0 too, with the message and the exit code of ``kerasdist run``. The
+workers' supervisors hold a pipe from rank 0, so that none outlives it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import final
+
+from kerasdist.cli.launch import report
+from kerasdist.cli.launch.job import Attempt
+from kerasdist.cli.launch.placement import place
+from kerasdist.cli.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
+from kerasdist.cli.launch.start import begin_others
+from kerasdist.cli.launch.worker import Event, Held, Screen, Signalled, ThisProcess, Worker
+from kerasdist.job import interruption
+from kerasdist.job.interruption import ExitCode
+from kerasdist.job.job import current_job
+
+
+@final
+class Ranks:
+    """The other workers of this script, on this machine, and this process as rank 0 of them."""
+
+    def __init__(self, command: Sequence[str], devices: Sequence[str], variables: dict[str, str]):
+        """Starts the workers, one a device.
+
+        Args:
+            command: What each of them runs.
+            devices: The names of the devices, by rank.
+            variables: What they and this process have in their environment beyond the job's.
+
+        Raises:
+            OSError: If a worker cannot be started.
+        """
+        self._spec = JobSpec(command, len(devices), environment=variables)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._screen = Screen(is_scripts=True)
+        self._self = ThisProcess(self._events)
+        self._pid = os.getpid()
+        self._result: AttemptResult | None = None
+        self._others: list[Worker] = []
+        self._screen.say(
+            f"MirroredStrategy: {len(devices)} processes, one a device: {', '.join(devices)}. This "
+            "one is worker 0"
+        )
+        slots = place(len(devices), ())
+        try:
+            for worker in begin_others(self._spec, slots, self._screen, self._events):
+                self._others.append(worker)
+        except BaseException:
+            for worker in self._others:
+                worker.kill()
+            raise
+        os.register_at_fork(after_in_child=self._let_go)
+        self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
+        self._watching.start()
+        interruption.register(self.finish)
+        atexit.register(self._at_exit)  # registered before the job's own, so it runs after that
+
+    def pass_on_interrupts(self) -> None:
+        """Lets Ctrl-C, which a terminal sends to this process alone, reach the others as well."""
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._events.put(Signalled(number))
+            handler(number, frame)
+
+        signal.signal(signal.SIGINT, handle)
+
+    def finish(self, code: int) -> int:
+        """Waits until the others have ended, and returns the exit code of the job.
+
+        Args:
+            code: This process's own.
+        """
+        self._self.end(code)
+        self._watching.join()
+        return self._code(code)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        # Python does not tell the code of a sys.exit: it counts as 0, until the others tell more.
+        code = int(getattr(sys, "last_value", None) is not None)
+        has_joined = current_job() is not None
+        self._self.end(code if has_joined else 1)
+        if (of_job := self.finish(code)) != code:
+            interruption.end_process(of_job)
+
+    def _watch(self) -> None:
+        held: list[Held] = [self._self, *self._others]
+        self._result = Attempt(held, self._events, STOP_SECONDS, chief_leads=True).run()
+        if self._is_failure_of_another(self._self.exit_code):
+            self._screen.say(report.of_attempt(self._result, self._spec, 0))
+        if self._self.told_to_stop:
+            interruption.end_process(self._code(self._self.exit_code))
+
+    def _code(self, own: int) -> int:
+        if self._is_failure_of_another(own):
+            assert self._result is not None
+            assert self._result.cause is not None
+            return self._result.cause.exit_code
+        return own
+
+    def _is_failure_of_another(self, own: int) -> bool:
+        """Returns whether another worker is why the job ends, not this one by its own code."""
+        cause = None if self._result is None else self._result.cause
+        if cause is None or cause.rank == self._self.rank:
+            return False
+        if self._self.told_to_stop:
+            return True
+        is_own_failure = own not in (0, ExitCode.LOST_WORKER)
+        is_consequence = cause.exit_code in (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
+        return not is_own_failure and not is_consequence
+
+    def _let_go(self) -> None:
+        for worker in self._others:
+            worker.let_go()

@@ -1,0 +1,218 @@
+"""The description of a job, and of how it ended."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, final
+
+from kerasdist.job.interruption import ExitCode
+from kerasdist.job.launcher import ProfiledSteps
+
+GPU = "gpu"
+"""As a number of workers: one a GPU of this machine."""
+
+STOP_SECONDS = 20.0
+"""How long workers have from SIGTERM to SIGKILL. Kubernetes gives a pod 30 s, launcher and all."""
+
+
+@final
+@dataclass(frozen=True)
+class JobSpec:
+    """A job to start.
+
+    Example::
+
+        spec = JobSpec(command=python_command("train.py"), workers=4, max_restarts=2)
+
+    Attributes:
+        command: What every worker runs; `python_command` makes one.
+        workers: How many workers; ``"gpu"``: one a GPU of this machine, or as many as the hosts
+            have slots; None: as many as the hosts have slots; where there are none, one a GPU on
+            PyTorch, and one on other backends.
+        min_workers: The job goes on as long as so many are left; None: `workers`, and never less.
+        devices_per_worker: How many CPU devices a worker prepares; None: as its script says.
+        max_restarts: How often the whole job is started again after a failure.
+        hosts: ``host`` or ``host:slots``, or lists of hosts as Slurm writes them. None: this
+            machine.
+        logs: A folder with one file per attempt and worker, and one with the last state of all
+            workers; None: this process's own output.
+        live: Whether this process's terminal shows all workers in a table that is kept up to date.
+        profile: The steps that every worker profiles; None: none.
+        stop_seconds: How long workers have from SIGTERM to SIGKILL.
+        environment: More variables for the workers, and which of this process's go to other
+            machines.
+        join_port: Where the launcher listens for machines that join, to have up to `workers`
+            workers; 0: on a port that is free; None: nowhere. There has to be a secret.
+        run_id: A name that the job has in all its starts, and no other job.
+    """
+
+    command: Sequence[str]
+    workers: int | Literal["gpu"] | None = None
+    min_workers: int | None = None
+    devices_per_worker: int | None = None
+    max_restarts: int = 0
+    hosts: Sequence[str] = ()
+    logs: Path | None = None
+    live: bool = False
+    profile: ProfiledSteps | None = None
+    stop_seconds: float = STOP_SECONDS
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    join_port: int | None = None
+    run_id: str = field(default_factory=partial(secrets.token_hex, 8))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of a worker on this machine, but for those that give it its place."""
+        return {**os.environ, **self.environment}
+
+
+@final
+@dataclass(frozen=True)
+class WorkerExit:
+    """How a worker has ended.
+
+    Attributes:
+        rank: The worker's number.
+        exit_code: Its exit code; 128 + n if signal n ended it.
+        seconds: How long it ran.
+        stopped: Whether the launcher had told it to stop.
+        killed: Whether the launcher had to end it by SIGKILL.
+        joined: Whether it joined the job, as a strategy of several workers does.
+        last_lines: The end of its output.
+    """
+
+    rank: int
+    exit_code: int
+    seconds: float
+    stopped: bool
+    killed: bool
+    last_lines: tuple[str, ...]
+    joined: bool = True
+
+    @property
+    def reason(self) -> str:
+        """The exit code in words."""
+        if self.exit_code == ExitCode.LOST_WORKER:
+            return f"exit code {self.exit_code}, because another worker was lost"
+        if self.exit_code == ExitCode.PREEMPTED:
+            return f"exit code {self.exit_code}, preempted and backed up"
+        try:
+            return f"ended by {signal.Signals(self.exit_code - 128).name}"
+        except ValueError:
+            return f"exit code {self.exit_code}"
+
+
+@final
+@dataclass(frozen=True)
+class AttemptResult:
+    """How one start of a job has ended.
+
+    Attributes:
+        endings: How each worker has ended, by rank.
+        signal: The signal that stopped the launcher, if one did.
+        stopped_twice: Whether a second signal came, so that the workers were killed at once.
+        makes_room: Whether it was ended for workers that wait to be taken in.
+    """
+
+    endings: tuple[WorkerExit, ...]
+    signal: int | None
+    stopped_twice: bool = False
+    makes_room: bool = False
+
+    @property
+    def ran_separately(self) -> bool:
+        """Whether several workers ended well, and none of them joined the job."""
+        return len(self.endings) > 1 and not any(
+            each.joined or each.exit_code or each.stopped for each in self.endings
+        )
+
+    @property
+    def cause(self) -> WorkerExit | None:
+        """The worker that failed first by itself, rather than by the loss of another."""
+        failed = [each for each in self.endings if each.exit_code and not each.stopped]
+        consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
+        return min(
+            failed,
+            # False comes before True: a failure before a loss, a loss before a preemption.
+            key=lambda each: (
+                each.exit_code in consequences,
+                each.exit_code == ExitCode.PREEMPTED,
+                each.seconds,
+            ),
+            default=None,
+        )
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a worker was preempted, and none failed."""
+        codes = {each.exit_code for each in self.endings}
+        return codes <= {0, ExitCode.PREEMPTED} and ExitCode.PREEMPTED in codes
+
+    @property
+    def exit_code(self) -> int:
+        """The launcher's own exit code: that of the worker that failed first."""
+        if self.preempted:
+            return ExitCode.PREEMPTED
+        if self.cause is not None:
+            return self.cause.exit_code
+        if self.signal is not None and any(each.exit_code for each in self.endings):
+            return 128 + self.signal
+        return 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a restart may help: not a success, not a preemption, not stopped by a signal."""
+        return self.exit_code not in (0, ExitCode.PREEMPTED) and self.signal is None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it was ended before its time, for workers that wait, and nothing else."""
+        ended = any(each.exit_code for each in self.endings)
+        return self.makes_room and ended and not self.failed and self.signal is None
+
+
+@final
+@dataclass(frozen=True)
+class JobResult:
+    """How a job has ended.
+
+    Attributes:
+        attempts: Every start of it, in order.
+    """
+
+    attempts: tuple[AttemptResult, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the last attempt."""
+        return self.attempts[-1].exit_code
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was started again."""
+        return len(self.attempts) - 1
+
+
+def python_command(
+    script: str, arguments: Sequence[str] = (), *, module: bool = False, python: str | None = None
+) -> tuple[str, ...]:
+    """Returns the command that runs a script, or a module, with an interpreter.
+
+    Example::
+
+        python_command("train.py", ["--epochs", "10"])
+
+    Args:
+        script: The path of a script; or the name of a module.
+        arguments: What the script gets.
+        module: Whether `script` is a module.
+        python: The interpreter; None: this process's.
+    """
+    return (python or sys.executable, *(["-m"] if module else []), script, *arguments)

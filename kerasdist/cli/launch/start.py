@@ -1,0 +1,243 @@
+"""Starts an attempt's workers: their variables, and their commands, here and through ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from kerasdist.cli.launch import supervisor
+from kerasdist.cli.launch.elastic.warm import WarmProcesses
+from kerasdist.cli.launch.placement import Slot, open_coordinator
+from kerasdist.cli.launch.spec import JobSpec
+from kerasdist.cli.launch.supervisor import Orders
+from kerasdist.cli.launch.worker import Event, Screen, Start, Worker
+from kerasdist.cluster import kerasdist_variables
+from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.core import gpus
+from kerasdist.job.handshake import JOB_ID, SECRET, SECRET_FILE
+from kerasdist.job.launcher import MEMORY
+from kerasdist.job.listening import COORDINATOR_FD
+from kerasdist.job.protocol import Timeouts
+
+# Variables that configure the frameworks on any machine. Another machine has its own PATH, HOME
+# and CUDA_VISIBLE_DEVICES. TF_ is Terraform's as well, whose TF_VAR_ and TF_TOKEN_ are secret.
+_PREFIXES = (
+    *("KERAS_", "KERASDIST_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_"),
+    *("TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_DISABLE_", "TF_ENABLE_", "TF_FORCE_"),
+    *("TF_GPU_", "TF_NUM_", "TF_USE_", "TF_XLA_"),
+)
+_NAMES = ("PYTHONPATH", "PYTHONHASHSEED")
+_THREADS = "OMP_NUM_THREADS"
+
+
+def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
+    """Returns the job's name and secret, new for every start unless the user set a secret."""
+    variables = {JOB_ID: f"{spec.run_id}-{attempt}"}
+    if not spec.variables.get(SECRET) and not spec.variables.get(SECRET_FILE):
+        variables[SECRET] = secrets.token_hex(32)
+    return variables
+
+
+def worker_variables(
+    spec: JobSpec, slot: Slot, workers: int, coordinator: str, attempt: int
+) -> dict[str, str]:
+    """Returns a worker's variables beyond the launcher's own."""
+    variables = {
+        "PYTHONUNBUFFERED": "1",  # else lines are lost when a worker is killed
+        **spec.environment,
+        kerasdist_variables.WORKERS: str(workers),
+        kerasdist_variables.RANK: str(slot.rank),
+        kerasdist_variables.COORDINATOR: coordinator,
+        kerasdist_variables.LOCAL_RANK: str(slot.local_rank),
+        kerasdist_variables.LOCAL_WORKERS: str(slot.local_workers),
+        kerasdist_variables.RESTART: str(attempt),
+    }
+    if spec.profile is not None:
+        variables |= spec.profile.variables
+    if spec.devices_per_worker is not None:
+        variables[CPU_DEVICES_VARIABLE] = str(spec.devices_per_worker)
+    return variables
+
+
+def thread_variables(workers: int) -> dict[str, str]:
+    """Returns the variable that gives each of this machine's workers its part of the cores."""
+    threads = os.environ.get(_THREADS) or str(max(1, supervisor.cores() // workers))
+    return {_THREADS: threads}
+
+
+def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of this process's variables that a worker on another machine gets."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_PREFIXES) or name in _NAMES
+    }
+
+
+SSH_FAILED = 255
+"""What ssh ends with where it cannot reach a host."""
+
+# BatchMode: ssh fails where it would ask for a password, and wait forever. The others end a
+# connection that is silent for half a minute.
+_SSH = (
+    *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
+    *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
+)
+
+
+# By path, isolated and without site packages, it starts in 20 ms.
+SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
+
+
+def supervisor_there(spec: JobSpec, host: str, path: str | None) -> list[str]:
+    """Returns the ssh command for a worker's supervisor on another machine.
+
+    That machine has the same interpreter and the same folders, as with ``mpirun``; `path` is
+    ``PYTHONPATH`` there, by which Python finds the supervisor.
+    """
+    # -P: a script's folder that has a module `signal` must not stop the supervisor.
+    return by_ssh(host, (spec.command[0], "-P", "-m", supervisor.__name__), path)
+
+
+def by_ssh(host: str, words: Sequence[str], path: str | None) -> list[str]:
+    """Returns a command on another machine, in this process's folder, with a `PYTHONPATH`."""
+    before = [] if path is None else ["env", f"PYTHONPATH={path}"]
+    folder = shlex.quote(str(Path.cwd()))
+    return [*_SSH, "--", host, f"cd {folder} && exec {shlex.join([*before, *words])}"]
+
+
+def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
+    """Returns what a worker's supervisor is told."""
+    return {
+        "command": list(spec.command),
+        "variables": variables,
+        "seconds_to_stop": spec.stop_seconds,
+        "heartbeat": Timeouts.of_environment(spec.variables).heartbeat,
+        "local_workers": slot.own_share[1],
+        "gpus_of": None,
+        "inherited": [],
+        "sends_reports": False,
+        "must_join": False,
+        "warm": "",
+    }
+
+
+def variables_of(
+    spec: JobSpec, slots: Sequence[Slot], coordinator: str, attempt: int
+) -> Iterator[dict[str, str]]:
+    """Yields what each worker has beyond the variables of this process, or of ssh."""
+    job = job_variables(spec, attempt) | {MEMORY: memory_of(spec)}
+    here = next((slot.own_share[1] for slot in slots if slot.host is None), 0)
+    of_gpus = gpus.divide(spec.variables, here)
+    for slot in slots:
+        own = worker_variables(spec, slot, len(slots), coordinator, attempt) | job
+        is_here = slot.host is None
+        yield thread_variables(here) | own | of_gpus[slot.own_share[0]] if is_here else own
+
+
+def memory_of(spec: JobSpec) -> str:
+    """Returns the folder for what the job keeps in the memory of each host."""
+    return f"/dev/shm/kerasdist-{spec.run_id}"
+
+
+def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[str]:
+    """Runs a command on other machines; returns those on which it has done its work in time."""
+
+    def does(host: str) -> bool:
+        try:
+            subprocess.run(
+                by_ssh(host, words, None),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=True,
+            )
+        except subprocess.SubprocessError:
+            return False
+        return True
+
+    if not hosts:
+        return set()
+    with ThreadPoolExecutor(min(len(hosts), 64)) as pool:
+        done = pool.map(does, hosts := sorted(hosts))
+        return {host for host, is_done in zip(hosts, done, strict=True) if is_done}
+
+
+def begin(
+    spec: JobSpec,
+    slots: Sequence[Slot],
+    number: int,
+    screen: Screen,
+    events: queue.SimpleQueue[Event],
+    *,
+    warm: WarmProcesses,
+    hear: Callable[[int, bytes], None] | None = None,
+) -> Iterator[Worker]:
+    """Starts the workers one after another, and yields each; `hear` gets their reports."""
+    coordinator, listener = open_coordinator(slots)
+    given = variables_of(spec, slots, coordinator, number)
+    with listener or contextlib.nullcontext():
+        for slot, variables in zip(slots, given, strict=True):
+            orders = orders_of(spec, slot, variables)
+            orders["sends_reports"] = hear is not None
+            orders["warm"] = warm.name(slot)
+            command: Sequence[str] = SUPERVISOR_HERE
+            if slot.host is not None:
+                orders["variables"] = for_another_machine(os.environ) | variables
+                orders["gpus_of"] = slot.own_share[0]
+            if slot.connection is not None:
+                for name in (SECRET, SECRET_FILE):  # which it has, and the connection is in clear
+                    orders["variables"].pop(name, None)
+                command = (*SUPERVISOR_HERE, str(slot.connection.fileno()))
+            elif slot.host is not None:
+                command = supervisor_there(spec, slot.host, orders["variables"].get("PYTHONPATH"))
+            elif slot.rank == 0 and listener is not None:
+                variables[COORDINATOR_FD] = str(listener.fileno())
+                orders["inherited"].append(listener.fileno())
+            begun = Start(
+                rank=slot.rank,
+                name=f"worker {slot.rank}/{len(slots)}",
+                command=command,
+                orders=orders,
+                log=spec.logs and log_file(spec.logs, number, slot.rank),
+                told=None if hear is None else partial(hear, slot.rank),
+                connection=slot.connection,
+            )
+            warm.take(slot, begun)
+            yield Worker(begun, screen, events)
+
+
+def begin_others(
+    spec: JobSpec, slots: Sequence[Slot], screen: Screen, events: queue.SimpleQueue[Event]
+) -> Iterator[Worker]:
+    """Starts the workers but rank 0, which this process then is, and yields each.
+
+    All of them see all devices, as this process does.
+    """
+    coordinator, listener = open_coordinator(slots)
+    assert listener is not None  # rank 0 is here
+    count = len(slots)
+    of_all = job_variables(spec, 0) | thread_variables(count)
+    own, *others = (worker_variables(spec, each, count, coordinator, 0) | of_all for each in slots)
+    for slot, variables in zip(slots[1:], others, strict=True):
+        orders = orders_of(spec, slot, variables)
+        orders["must_join"] = True  # this process waits for it
+        begun = Start(slot.rank, f"worker {slot.rank}/{count}", SUPERVISOR_HERE, orders)
+        yield Worker(begun, screen, events)
+    os.environ.update(own)
+    os.environ[COORDINATOR_FD] = str(listener.detach())
+
+
+def log_file(folder: Path, attempt: int, rank: int) -> Path:
+    """Returns a worker's log file, with its folder made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"attempt-{attempt}-worker-{rank}.log"

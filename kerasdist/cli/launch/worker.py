@@ -1,0 +1,425 @@
+"""The launcher's side of a worker: its process and its output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol, TextIO, final
+
+from rich.console import Console
+from rich.text import Text
+
+from kerasdist.cli.launch import supervisor
+from kerasdist.cli.launch.spec import WorkerExit
+
+LAST_LINES = 20
+"""How many of a worker's lines are shown again if it fails."""
+
+_COLOURS = (36, 33, 35, 32, 34, 31)
+_LONGEST_LINE = 1 << 16
+
+_REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
+
+REDRAW_SECONDS = 10.0
+"""How often a line that is drawn again and again, such as a progress bar, is shown unfinished."""
+
+
+@final
+class Screen:
+    """This process's output, shared by the workers, a whole line at a time."""
+
+    def __init__(self, *, is_scripts: bool = False) -> None:
+        """Makes the screen.
+
+        Args:
+            is_scripts: Whether this process prints lines of its own, which must not be broken.
+        """
+        self._lock = threading.Lock()
+        self._is_scripts = is_scripts
+        self._console: Console | None = None
+
+    def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
+        """Writes a worker's line."""
+        if line == supervisor.APART:
+            return  # the launcher reports it once for all workers
+        if stream.isatty() and not os.environ.get("NO_COLOR"):
+            prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+        self._put([f"{prefix} {line}"], stream)
+
+    def say(self, text: str) -> None:
+        """Writes the launcher's own message to the error output."""
+        self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
+
+    @contextlib.contextmanager
+    def above(self, console: Console) -> Generator[None]:
+        """Writes what goes to a terminal above the live view that this console shows."""
+        self._console = console
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._console = None
+
+    def _put(self, lines: list[str], stream: TextIO) -> None:
+        # A character that the reader's encoding lacks, a reader that is gone, a full disk: none may
+        # end this thread, since a worker blocks when its lines are not read.
+        code = stream.encoding or "utf-8"
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
+            if self._console is not None and stream.isatty():
+                shown = Text.from_ansi(text.decode(code).rstrip("\n"))
+                self._console.print(shown, soft_wrap=True)
+                return
+            if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
+                while text:  # not through the stream, which may hold half a line of the script
+                    text = text[os.write(stream.fileno(), text) :]
+                return
+            stream.write(text.decode(code))
+            stream.flush()
+
+
+@final
+class LogFile:
+    """A worker's own file in the screen's place."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
+        """Writes a line."""
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or it came too late
+            self._file.write(f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+@final
+class Pump:
+    """Moves a worker's output, line by line, to the screen, and keeps the last lines.
+
+    Args:
+        screen: Where the lines go.
+        prefix: What stands before each.
+        rank: The worker's number.
+        told: Takes the reports that come with the output; None: none do.
+    """
+
+    def __init__(
+        self,
+        screen: Screen | LogFile,
+        prefix: str,
+        rank: int,
+        told: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._screen = screen
+        self._prefix = prefix
+        self._rank = rank
+        self._told = told
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, source: IO[bytes], stream: TextIO) -> None:
+        """Begins to read one of the worker's outputs."""
+        thread = threading.Thread(target=self._move, args=(source, stream), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def last_lines(self, deadline: float) -> tuple[str, ...]:
+        """Returns the last lines, once all have been read."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return tuple(self._last)
+
+    def _move(self, source: IO[bytes], stream: TextIO) -> None:
+        rest, shown_at = b"", time.monotonic()
+        cut_off = b""
+        while chunk := os.read(source.fileno(), 1 << 16):
+            if self._told is not None:
+                chunk, cut_off = self._without_reports(cut_off + chunk)
+            *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
+            if lines:
+                shown_at = time.monotonic()
+            for line in lines:
+                self._put(_as_drawn(line), stream)
+            if b"\r" in rest:
+                rest = b"\r" + _as_drawn(rest)
+                if time.monotonic() - shown_at >= REDRAW_SECONDS:
+                    self._put(rest[1:], stream)
+                    shown_at = time.monotonic()
+            elif len(rest) > _LONGEST_LINE:
+                self._put(rest, stream)
+                rest = b""
+        if rest:
+            self._put(_as_drawn(rest), stream)
+        source.close()
+
+    def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
+        """Passes on the reports in an output; returns the rest, and a report without its end."""
+        assert self._told is not None
+        for report in _REPORT.findall(chunk):
+            self._told(report)
+        chunk = _REPORT.sub(b"", chunk)
+        begin = chunk.rfind(supervisor.MARK[:1])
+        is_cut_off = begin >= 0 and b"\n" not in chunk[begin:]
+        return (chunk[:begin], chunk[begin:]) if is_cut_off else (chunk, b"")
+
+    def _put(self, line: bytes, stream: TextIO) -> None:
+        text = line.decode(errors="replace")
+        self._last.append(text)
+        self._screen.write(self._prefix, text, stream, self._rank)
+
+
+def _as_drawn(line: bytes) -> bytes:
+    """Returns what a terminal shows in the end of a line that was drawn several times."""
+    drawn = [text.replace(b"\b", b"") for text in line.split(b"\r")]
+    return next((text for text in reversed(drawn) if text), b"")
+
+
+@final
+@dataclass(frozen=True)
+class Exited:
+    """A worker has ended."""
+
+    rank: int
+
+
+@final
+@dataclass(frozen=True)
+class Signalled:
+    """The launcher got a signal to stop the job."""
+
+    number: int
+
+
+@final
+@dataclass(frozen=True)
+class Waiting:
+    """Workers wait to be taken in, and there is a backup to go on from."""
+
+    attempt: int
+
+
+Event = Exited | Signalled | Waiting
+
+
+@final
+@dataclass(frozen=True)
+class Start:
+    """How a worker is started.
+
+    Attributes:
+        rank: The worker's number.
+        name: The prefix of the lines that it prints.
+        command: The command that starts its supervisor.
+        orders: What the supervisor is told.
+        log: The file for its output; None: the screen.
+        told: Is called with each report that its output carries; None: it sends none.
+        connection: That of the machine, if it has joined; it is then the command's.
+    """
+
+    rank: int
+    name: str
+    command: Sequence[str]
+    orders: supervisor.Orders = field(repr=False)
+    log: Path | None = None
+    told: Callable[[bytes], None] | None = None
+    connection: socket.socket | None = None
+
+
+class Held(Protocol):
+    """A worker that has started, as an attempt sees it; in kerasdist-ray there is another one."""
+
+    @property
+    def rank(self) -> int:
+        """The worker's number."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether the worker has not ended yet."""
+        ...
+
+    @property
+    def exit_code(self) -> int:
+        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        ...
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on to the worker."""
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+
+    def kill_supervisor(self) -> None:
+        """Ends the worker's supervisor, if it did not end the worker."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how the worker has ended; waits for its output until `deadline`."""
+        ...
+
+
+@final
+class Worker:
+    """A worker that is running, under its supervisor."""
+
+    def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
+        self.rank = start.rank
+        self._began = time.monotonic()
+        self._ended = self._began
+        self._stopped = self._killed = False
+        self._log = None if start.log is None else LogFile(start.log)
+        self._pump = Pump(self._log or screen, f"[{start.name}]", start.rank, start.told)
+        own = start.connection
+        self._process = subprocess.Popen(
+            start.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
+            # Ctrl-C is for the launcher, which passes it on.
+            start_new_session=True,
+            pass_fds=start.orders["inherited"] if own is None else [own.fileno()],
+        )
+        if own is not None:
+            own.close()
+        self._order(json.dumps(start.orders))
+        outputs = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
+        for source, stream in outputs:
+            if source is not None:
+                self._pump.start(source, stream)
+        threading.Thread(target=self._wait, args=(events,), daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the worker has not ended yet."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int:
+        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        code = self._process.wait()
+        return 128 - code if code < 0 else code
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on to the worker."""
+        self._stopped = True
+        self._order(f"signal {number}")
+
+    def _order(self, line: str) -> None:
+        """Writes a line that the supervisor reads."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """Has the supervisor end the worker at once; see `kill_supervisor` if it does not."""
+        self._stopped = self._killed = True
+        self.stop(signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Closes this process's end of the pipe; without any the supervisor ends the worker."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def kill_supervisor(self) -> None:
+        """Ends the supervisor, or ssh, that does not answer; the kernel ends the worker with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how the worker has ended."""
+        exit_code = self.exit_code
+        lines = self._pump.last_lines(deadline)
+        if self._log is not None:
+            self._log.close()
+        self.let_go()
+        return WorkerExit(
+            rank=self.rank,
+            exit_code=exit_code,
+            seconds=self._ended - self._began,
+            stopped=self._stopped,
+            killed=self._killed,
+            last_lines=lines,
+            joined=supervisor.APART not in lines,
+        )
+
+    def _wait(self, events: queue.SimpleQueue[Event]) -> None:
+        self._process.wait()
+        self._ended = time.monotonic()
+        events.put(Exited(self.rank))
+
+
+@final
+class ThisProcess:
+    """Rank 0, as an attempt sees a worker.
+
+    Attributes:
+        told_to_stop: Whether the attempt has told it to stop.
+    """
+
+    rank = 0
+
+    def __init__(self, events: queue.SimpleQueue[Event]) -> None:
+        self._events = events
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._code: int | None = None
+        self._lock = threading.Lock()
+        self._killed = False
+        self.told_to_stop = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._code is None
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, as far as it is known; 0 otherwise."""
+        return self._code or 0
+
+    def end(self, code: int) -> None:
+        """Records that it ends."""
+        with self._lock:
+            if self._code is not None:
+                return
+            self._code, self._seconds = code, time.monotonic() - self._began
+        self._events.put(Exited(self.rank))
+
+    def stop(self, number: int) -> None:
+        """Handles a signal as the script would; SIGINT has reached the script already."""
+        if number == signal.SIGINT:
+            return
+        self.told_to_stop = True
+        if signal.getsignal(number) is signal.SIG_DFL:
+            self.end(128 + number)
+        else:
+            os.kill(os.getpid(), number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.told_to_stop = self._killed = True
+        self.end(128 + signal.SIGKILL)
+
+    def kill_supervisor(self) -> None:
+        """Does nothing: it has no supervisor."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how it ends."""
+        return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())

@@ -1,0 +1,175 @@
+"""The command `kerasdist plan`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from typing import Annotated
+
+import typer
+
+from kerasdist.cli.options import AsJson, Plot, option
+from kerasdist.cli.plan.groups import planned_groups
+from kerasdist.core.backend_choice import VARIABLE, is_installed
+from kerasdist.core.hardware import Chip, parse_target
+from kerasdist.core.sharding import Divided, Sharding
+from kerasdist.errors import BackendError, InputError
+
+# What libraries say about GPUs, TPUs and hosts that they do not find here.
+_LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
+# Autotuning would need a GPU. Nothing reads the kernels' code, which LLVM need not optimize.
+_XLA_FLAGS = (
+    "--xla_gpu_autotune_level=0 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true"
+)
+_PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+
+
+def plan(
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT",
+            help="A script, or module:function, which returns a compiled model and a batch.",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGUMENTS", help="Passed to the script.", show_default=False),
+    ] = None,
+    *,
+    devices: Annotated[str, option("TARGET", "8xh100, 2x8xh100, v5e:4x4, v5p:16x16x16, ...")],
+    batch_per_device: Annotated[
+        int | None,
+        option("N", "Examples on a device (default: the script's batch, divided).", min=1),
+    ] = None,
+    sharding: Annotated[
+        Divided | None,
+        option(
+            "optimizer|full|auto",
+            "What replicas divide among them (default: as the script's strategy has it).",
+        ),
+    ] = None,
+    step_time: Annotated[
+        float | None,
+        option(
+            "MILLISECONDS",
+            "A step on one device, measured (default: what the chip allows).",
+            min=0.0,
+        ),
+    ] = None,
+    network_efficiency: Annotated[
+        float,
+        option("PART", "Of the known rate between machines, or slices, what is reached.", min=0.01),
+    ] = 1.0,
+    largest_batch: Annotated[
+        bool, option(None, "Whether to look for the largest batch that fits.")
+    ] = True,
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Show what training needs and takes on accelerators that are not here.
+
+    The script runs up to its first training step, on JAX, whichever backend it names. XLA compiles
+    that step for the accelerators.
+    """
+    target = parse_target(devices).with_network(network_efficiency)
+    _require_compiler(target.chip)
+    named = os.environ.get(VARIABLE)
+    _prepare_environment()
+    # Only now, as these import Keras and JAX, which read the variables.
+    from kerasdist.backends.jax import ahead_of_time
+    from kerasdist.cli import formatting
+    from kerasdist.cli.plan import planning, report
+    from kerasdist.cli.plan import script as scripts
+
+    if plot is not None:
+        formatting.require_matplotlib()
+    if named not in (None, "jax"):
+        _say(f"{VARIABLE}={named}, but a plan is always made on JAX, with the same Keras model")
+    asked = None if sharding is None else Sharding(sharding)
+    described = ahead_of_time.PlanningBackend(scripts.devices_of(target), asked)
+    _say(f"running {script} up to its first training step ...")
+    step = scripts.first_step(script, arguments or (), described)
+    if asked is not None and step.strategy is None:
+        raise InputError(
+            "Expected a model made in a strategy's scope, whose replicas divide its state. "
+            f"Received: --sharding {asked.state}, for a model made outside of any. Make it in "
+            "`with kd.MirroredStrategy().scope():`."
+        )
+    examples = planning.examples_of(ahead_of_time.examples_in(step.batch), target, batch_per_device)
+    of_script = scripts.sharding_of(step.model)
+    subject = planning.Subject(
+        script=script,
+        strategy=step.strategy,
+        parameters=step.model.count_params(),
+        examples=step.examples,
+        sharding=_name_of(of_script),
+        groups=planned_groups(step.model, of_script, target),
+        layout=scripts.described(step.model),
+    )
+    made = planning.make_plan(
+        subject,
+        examples,
+        target,
+        scripts.compiler(step.model, step.batch, _say),
+        largest=largest_batch,
+        measured=None if step_time is None else step_time / 1e3,
+    )
+    if as_json:
+        typer.echo(report.as_json(made))
+    else:
+        report.show(made)
+    if plot is not None and made.compiled.refused is None:
+        report.plot(made, plot)
+        _say(f"wrote {plot}")
+    raise typer.Exit(not made.fits)
+
+
+def _name_of(sharding: object) -> str | None:
+    """Returns a text for a strategy's argument `sharding`."""
+    if sharding is None:
+        return None
+    return sharding.state if isinstance(sharding, Sharding) else type(sharding).__name__
+
+
+def _say(text: str) -> None:
+    typer.echo(f"[kerasdist] {text}", err=True)
+
+
+def _prepare_environment() -> None:
+    """Sets the variables of Keras, JAX and XLA, which read them when they are imported."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {_XLA_FLAGS}"
+    os.environ.update(
+        {
+            VARIABLE: "jax",
+            "JAX_PLATFORMS": "cpu",  # on which the model is made; compiled is for what is described
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is opened, so several may compile at once
+            "XLA_FLAGS": flags.strip(),
+            "KERASDIST_CLUSTER": "none",
+        }
+    )
+    for name in _LOG_LEVELS:
+        os.environ.setdefault(name, "3")
+
+
+def _require_compiler(chip: Chip) -> None:
+    """Refuses a target whose compiler is not installed."""
+    if not is_installed("jax"):
+        raise BackendError(
+            "Expected JAX to be installed, on which plans are made. Received: no package jax. "
+            "Install it: pip install 'kerasdist[plan]'."
+        )
+    if chip.platform == "tpu":
+        found, packages = is_installed("libtpu"), "libtpu"
+    else:
+        version = importlib.metadata.version("jaxlib")
+        found = any(map(is_installed, _PLUGINS))
+        packages = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
+    if not found:
+        raise BackendError(
+            f"Expected XLA's compiler for {chip.title} to be installed; it needs no such device. "
+            f"Received: devices of {chip.name}, without the package. Install it: pip install "
+            f"--no-deps {packages}, or pip install 'kerasdist[plan]'."
+        )

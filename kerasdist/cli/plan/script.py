@@ -1,0 +1,284 @@
+"""Runs a script up to its first training step, and compiles that step for targets, on JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import math
+import re
+import runpy
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import keras
+
+from kerasdist.api.layouts import ModelLayout
+from kerasdist.backends import registry
+from kerasdist.backends.base.interface import Backend
+from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.backends.jax import ahead_of_time
+from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
+from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.cli.plan import shapes
+from kerasdist.cli.plan.hlo import Collective, collectives, device_work
+from kerasdist.cli.plan.planning import Compilation, Compile, Work
+from kerasdist.core.hardware import Target, target_config
+from kerasdist.errors import InputError, UnsupportedError
+from kerasdist.keras_compat.internals import GET_JAX_STATE
+
+_METHODS = ("fit", "train_on_batch")
+
+
+@final
+@dataclass(frozen=True)
+class FirstStep:
+    """What the first training step of a script would have got.
+
+    Attributes:
+        model: The compiled and built model.
+        batch: The global batch.
+        strategy: The name of the strategy that the model was made under; None: of none.
+        examples: How many examples `fit` would have trained on, where it got arrays; else None.
+    """
+
+    model: Any
+    batch: Any
+    strategy: str | None
+    examples: int | None = None
+
+
+@final
+class _Reached(BaseException):
+    """Ends the script; no `except Exception` of the user's catches it."""
+
+    def __init__(self, step: FirstStep) -> None:
+        super().__init__()
+        self.step = step
+
+
+def first_step(script: str, arguments: Sequence[str], backend: Backend) -> FirstStep:
+    """Runs a script, or calls a function, until the first training step.
+
+    What the script prints goes to standard error.
+
+    Args:
+        script: A file, or ``module:function``, which returns a compiled model and a global batch,
+            as `train_on_batch` takes it.
+        arguments: The script's arguments.
+        backend: Takes the place of the backend of Keras's framework.
+
+    Raises:
+        InputError: If there is no training step.
+    """
+    silent = contextlib.redirect_stdout(sys.stderr)
+    with _intercepted(), registry.used(backend), shapes.of_large_variables(), silent:
+        try:
+            _run(script, arguments)
+        except _Reached as reached:
+            return reached.step
+        except SystemExit as ended:
+            raise _no_step(script, f"the script ended with exit code {ended.code!r}") from ended
+    raise _no_step(script, "the script ended")
+
+
+def _no_step(script: str, what: str) -> InputError:
+    return InputError(
+        "Expected a script that calls model.fit or model.train_on_batch. Received: "
+        f"script={script!r}; {what} before either was called. A custom loop cannot be planned: "
+        "give module:function, which returns a compiled model and a global batch."
+    )
+
+
+def _run(script: str, arguments: Sequence[str]) -> None:
+    sys.argv = [script, *arguments]
+    module, colon, function = script.partition(":")
+    if colon and not Path(script).exists():
+        sys.path.insert(0, str(Path.cwd()))
+        made = getattr(importlib.import_module(module), function)()
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise InputError(
+                "Expected a function that returns a compiled model and a global batch. Received: "
+                f"{script} returned {type(made).__name__}. Return (model, (x, y))."
+            )
+        model, batch = made
+        model.train_on_batch(*batch) if isinstance(batch, tuple) else model.train_on_batch(batch)
+    elif Path(script).is_file():
+        sys.path.insert(0, str(Path(script).parent.resolve()))
+        runpy.run_path(script, run_name="__main__")
+    else:
+        raise InputError(
+            "Expected a file, or module:function, which returns a compiled model and a batch. "
+            f"Received: script={script!r}, which is neither."
+        )
+
+
+@contextlib.contextmanager
+def _intercepted() -> Generator[None]:
+    """Replaces what `keras.Model` inherits, so that the step that these call is never taken."""
+    for name in _METHODS:
+        setattr(keras.Model, name, _until_first_step(name))
+    try:
+        yield
+    finally:
+        for name in _METHODS:
+            delattr(keras.Model, name)
+
+
+def _until_first_step(name: str) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = getattr(super(keras.Model, self), name)
+        given = inspect.signature(own).bind(*args, **kwargs).arguments
+        # Callbacks may write files, as soon as training begins.
+        silent = {"callbacks": None, "verbose": 0} if name == "fit" else {}
+        for attribute, value in _replaced().items():
+            object.__setattr__(self, attribute, value.__get__(self))
+        try:
+            return own(**{**given, **silent})
+        except _Reached as reached:
+            if name == "fit":
+                reached.step = replace(reached.step, examples=_examples_in(given))
+            raise
+
+    return method
+
+
+def _examples_in(given: Mapping[str, Any]) -> int | None:
+    """Returns how many examples `fit` trains on, if its arguments are arrays."""
+    leaves: list[Any] = keras.tree.flatten(given.get("x"))
+    shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in leaves]
+    if not shapes or not all(shapes):
+        return None
+    # Rounded as Keras rounds it.
+    return math.floor(shapes[0][0] * (1.0 - (given.get("validation_split") or 0.0)))
+
+
+def _make_train_function(self: object, force: bool = False) -> None:
+    ours = trainer_of(self)
+    if ours is not None:
+        ours.made.add("make_train_function")
+
+    def step(_: object, iterator: Iterator[Any]) -> None:
+        trainer = trainer_of(self)
+        name = None if trainer is None else type(trainer.strategy).__name__
+        raise _Reached(FirstStep(self, next(iterator), name))
+
+    object.__setattr__(self, "train_function", step)
+
+
+def _get_jax_state(self: object, **which: bool) -> tuple[()]:
+    """Leaves the values in the variables: they are not needed."""
+    return ()
+
+
+def _replaced() -> dict[str, Any]:
+    GET_JAX_STATE.require()
+    return {"make_train_function": _make_train_function, GET_JAX_STATE.attribute: _get_jax_state}
+
+
+_NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
+
+
+def devices_of(target: Target) -> list[Any]:
+    """Returns a target's devices, as XLA's compiler describes them."""
+    chip = target.chip
+    return ahead_of_time.described_devices(chip.platform, target.topology, target_config(chip))
+
+
+def sharding_of(model: keras.Model) -> Any:
+    """Returns the argument `sharding` of the strategy that a model was made under."""
+    layout = _layout_of(model)
+    return None if layout is None else layout.sharding
+
+
+def described(model: keras.Model) -> ModelLayout:
+    """Returns what a device of the target holds of a model, whose variables there are.
+
+    Raises:
+        InputError: If a LayoutMap does not fit the model's variables.
+    """
+    layout = _layout_of(model)
+    try:
+        found = ModelLayout(model)
+        if layout is not None and layout.rule is not None:
+            layout.rule.require_useful([*model.variables, *model.optimizer.variables])
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return found
+
+
+def _layout_of(model: keras.Model) -> Any:
+    """Returns the layout of the strategy that a model was made under."""
+    trainer = trainer_of(model)
+    return None if trainer is None else trainer.replicas.logical_devices
+
+
+def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -> Compile:
+    """Returns a function that compiles a model's training step, with batches like this one.
+
+    Args:
+        model: A compiled and built model.
+        batch: A batch of any size.
+        report: Is told what happens.
+    """
+    trainer = trainer_of(model)
+    of_script, sharding = _layout_of(model), sharding_of(model)
+    logical = 1 if of_script is None else of_script.splits.logical_devices
+
+    def compile_step(target: Target, examples: int) -> Compilation:
+        if target.devices % logical:
+            raise UnsupportedError(
+                f"Expected a number of devices that replicas of {logical} divide. Received: "
+                f"devices={target.devices} ({target}). Choose another target."
+            )
+        report(f"compiling for {target}, {examples} examples a device ...")
+        layout = Layout(devices_of(target), logical, sharding)
+        if trainer is not None and of_script is not None:
+            layout.adopt(of_script)
+            trainer.replicas.logical_devices = layout
+        shapes = ahead_of_time.resized(batch, examples * target.devices)
+        program = ahead_of_time.training_program(model, shapes, layout)
+        return _facts(program, ahead_of_time.compiled(program), target, examples)
+
+    return compile_step
+
+
+def _facts(
+    program: TrainingProgram, compiled: Compiled, target: Target, examples: int
+) -> Compilation:
+    # `fit` places a batch on accelerators while the step before it runs, so that there are two.
+    memory = {
+        "parameters": program.state_bytes["trainable"] + program.state_bytes["non_trainable"],
+        "optimizer": program.state_bytes["optimizer"],
+        "metrics": program.state_bytes["metrics"],
+        "input": 2 * program.input_bytes,
+        "activations and temporaries": compiled.temporary_bytes,
+        "outputs": compiled.output_bytes,
+        "program": compiled.code_bytes,
+    }
+    flops = {kind: count / target.devices for kind, count in program.matmul_flops.items()}
+    found = [_named(each, program, target) for each in collectives(compiled.text)]
+    needed = _NEEDED.search(compiled.refused or "")
+    return Compilation(
+        batch=examples,
+        memory=memory,
+        work=Work(flops, *device_work(compiled.text)),
+        collectives=found,
+        refused=compiled.refused,
+        refused_bytes=_bytes(needed[1], needed[2]) if needed else 0.0,
+    )
+
+
+def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
+    """Returns a collective with its number of devices: those of a replica, or all."""
+    logical = program.logical_devices
+    within = logical if 1 < logical < target.devices and each.devices == logical else 0
+    return Collective(each.kind, each.bytes, within, each.overlap)
+
+
+def _bytes(number: str, unit: str) -> float:
+    """Returns the bytes of a size that XLA writes as a number and a unit, such as 15.75 and G."""
+    return float(number) * 1024.0 ** " KMGT".index(unit or " ")
