@@ -28,7 +28,7 @@ BENCHMARKS = {
     "memory": "Memory of sharded state",
 }
 BACKENDS = ("tensorflow", "jax", "torch")
-ALONE_ON = {"executions": ("jax",)}
+ALONE_ON = {"executions": ("jax",), "memory": ("jax", "torch")}
 # These have no options: `KERAS_BACKEND` says the backend.
 WITHOUT_OPTIONS = ("memory",)
 PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")

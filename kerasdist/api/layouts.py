@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import final
 
 import keras
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kerasdist import keras_compat
@@ -19,9 +21,10 @@ class ModelLayout:
 
     Attributes:
         rows: For each variable, those of the optimizer included: its path, its shape, how it is
-            divided, and how many bytes of it a device holds.
+            divided, why, and how many bytes of it a device holds.
         total_bytes: How many bytes the variables have.
         bytes_a_device: How many of them a device holds.
+        divided: The share of the bytes that are of variables which devices divide.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -29,30 +32,54 @@ class ModelLayout:
         trainer = trainer_of(model)
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
-        self.rows: list[tuple[str, tuple[int, ...], str, int]] = []
+        self.rows: list[tuple[str, tuple[int, ...], str, str, int]] = []
         self.total_bytes = self.bytes_a_device = divided = 0
         for variable in {id(one): one for one in variables}.values():
             shape = tuple(variable.shape)
-            layout, held = trainer.replicas.held(variable) if trainer else ("whole", shape)
+            layout, why, held = ("whole", "no strategy", shape)
+            if trainer:
+                layout, why, held = trainer.replicas.held(variable)
             here, there = (keras_compat.nbytes(variable, one) for one in (held, shape))
-            self.rows.append((variable.path, shape, layout, here))
+            self.rows.append((variable.path, shape, layout, why, here))
             self.total_bytes += there
             self.bytes_a_device += here
             divided += there if here < there else 0
         self.divided = divided / max(self.total_bytes, 1)
 
-    def __str__(self) -> str:
-        table = Table("variable", "shape", "layout")
+    def table(self, most: int | None = None) -> Table:
+        """Returns the rows as a table, to be printed by a console of rich.
+
+        Args:
+            most: How many rows it shows. Variables whose paths differ in numbers alone, as those of
+                equal layers, are one row then, and the largest rows are shown. None: each variable
+                has its row.
+        """
+        groups: dict[tuple[object, tuple[int, ...], str, str], list[tuple[str, int]]] = {}
+        for index, (path, shape, layout, why, here) in enumerate(self.rows):
+            alike = index if most is None else re.sub(r"_?\d+", "", path)
+            groups.setdefault((alike, shape, layout, why), []).append((path, here))
+        table = Table()
+        for heading in ("variable", "shape", "layout", "why"):
+            table.add_column(heading, overflow="fold")
         table.add_column("a device holds", justify="right")
-        for path, shape, layout, here in self.rows:
-            table.add_row(path, str(shape), layout, size(here))
+        order = sorted(groups.items(), key=lambda one: -sum(here for _, here in one[1]))
+        for (_, shape, layout, why), alike in groups.items() if most is None else order[:most]:
+            more = f" and {len(alike) - 1} alike" if len(alike) > 1 else ""
+            held = size(sum(here for _, here in alike))
+            table.add_row(*map(escape, (alike[0][0] + more, str(shape), layout, why, held)))
+        rest = [here for _, alike in order[most:] for _, here in alike] if most else []
+        if rest:
+            table.add_row(f"{len(rest)} others", "", "", "", size(sum(rest)))
         table.caption = (
             f"{size(self.bytes_a_device)} of {size(self.total_bytes)} a device; of the bytes "
             f"{self.divided:.0%} are of variables that devices divide"
         )
+        return table
+
+    def __str__(self) -> str:
         console = Console(width=10_000, color_system=None)
         with console.capture() as capture:
-            console.print(table)
+            console.print(self.table())
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 

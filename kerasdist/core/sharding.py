@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final, get_args
 if TYPE_CHECKING:
     import numpy as np
 
-Divided = Literal["optimizer", "full"]
+Divided = Literal["optimizer", "full", "auto"]
 Within = Literal["host"]
 
 DEFAULT_MIN_SIZE = 2**16
@@ -24,8 +24,8 @@ GROUP_BYTES = 25 * 2**20
 class Sharding:
     """Which variables the replicas divide among them, so that a larger model fits.
 
-    Pass it as ``sharding=`` to a strategy. The names alone, ``"optimizer"`` and ``"full"``, stand
-    for it with the default `min_size`.
+    Pass it as ``sharding=`` to a strategy. The names alone, ``"optimizer"``, ``"full"`` and
+    ``"auto"``, stand for it with the default `min_size`.
 
     Example::
 
@@ -34,6 +34,9 @@ class Sharding:
     Attributes:
         state: ``"optimizer"``: the optimizer's variables (ZeRO, stages 1 and 2). ``"full"``: also
             the weights, which are gathered where a layer uses them (ZeRO, stage 3; FSDP).
+            ``"auto"``: as ``"full"``, and on JAX a weight for which the model's class has a layout
+            of its own (``get_layout_map``, as backbones of KerasHub have) is sharded along the
+            dimension that this gives to the axis ``"batch"``, if it can be split.
         min_size: A variable with fewer elements stays whole on each replica. On JAX so does one
             of which no dimension can be split by the number of replicas; of the others the
             largest such dimension is sharded. PyTorch shards the flattened values.
@@ -70,17 +73,32 @@ class Sharding:
                 f"Received: within={self.within!r}."
             )
 
-    def axis(self, shape: Sequence[int], replicas: int) -> int | None:
+    @property
+    def divides_weights(self) -> bool:
+        """Whether the replicas divide the weights too, not the optimizer's variables alone."""
+        return self.state != "optimizer"
+
+    def axis(self, shape: Sequence[int], replicas: int, wanted: int | None = None) -> int | None:
         """Returns the axis along which a variable is sharded, None if it stays whole.
 
         Args:
             shape: The variable's.
             replicas: How many replicas divide it.
+            wanted: The axis that is taken if it can be split, in place of the largest one.
         """
         even = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
-        if math.prod(shape) < self.min_size or not even:
+        if self.is_small(shape) or not even:
             return None
-        return max(even, key=lambda axis: shape[axis])
+        return wanted if wanted in even else max(even, key=lambda axis: shape[axis])
+
+    def is_small(self, shape: Sequence[int]) -> bool:
+        """Returns whether a variable of this shape stays whole for its size."""
+        return math.prod(shape) < self.min_size
+
+    @property
+    def small(self) -> str:
+        """What a table says of such a variable."""
+        return f"fewer than {self.min_size:,} elements"
 
 
 @final

@@ -23,7 +23,7 @@ CHECK_VARIABLE = "KERASDIST_CHECK"
 _NUMBERS = ("num_gpus", "num_gpus_per_worker")
 
 ShardingOption = Any
-"""None, ``"optimizer"``, ``"full"``, a `Sharding` or a ``keras.distribution.LayoutMap``."""
+"""None, the name of a `Sharding`, a `Sharding` or a ``keras.distribution.LayoutMap``."""
 
 
 def replica_options(

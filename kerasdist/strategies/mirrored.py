@@ -81,10 +81,11 @@ class MirroredStrategy(Strategy):
                 has started; else threads.
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all. ``"optimizer"``: the optimizer's variables are
-                sharded. ``"full"``: the weights too. TensorFlow has neither; on PyTorch each
-                replica must be a process. Small variables stay whole, see `kerasdist.Sharding`. Or,
-                on JAX, a ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the
-                batch, and whose other axes divide variables.
+                sharded. ``"full"``: the weights too. ``"auto"``: the same, on JAX by the map of the
+                model's class if it has one. TensorFlow has none of these; on PyTorch each replica
+                must be a process. Small variables stay whole, see `kerasdist.Sharding`. Or, on JAX,
+                a ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the batch,
+                and whose other axes divide variables.
             **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for so many
                 `devices`; others are refused, with what to write instead.
 

@@ -93,6 +93,8 @@ def test_full_sharding_on_gpus_is_planned_for_pytorch_too(tmp_path):
     whole = 2048 + 2048 * 8 + 8
     groups = plan["groups"]
     assert (groups["sizes"], groups["whole"]) == ([4 * first], 4 * whole)
+    _, _, *how = plan["layout"]["variables"][0]
+    assert how == ["(None, replica)", "largest dimension that 8 divides", 4 * first // 8]
     # Weights, gradients and Adam's moments, and some numbers.
     assert 0 <= groups["held"] - 4 * 4 * (first // 8 + whole) <= 64
     assert plan["step"]["own"] == plan["torch_step"]["own"]

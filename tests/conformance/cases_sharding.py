@@ -10,7 +10,7 @@ from tests.conformance.actions import fit, predict
 from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, stack
+from tests.conformance.models import compiled, dense, regression, stack
 from tests.conformance.registry import case
 
 TOPIC = "sharding"
@@ -87,6 +87,62 @@ def each_holds_its_part(lab):
     each_holds(lab, "full", 1 / lab.replicas)
 
 
+def mapped():
+    """A model whose class has a map, as KerasHub's backbones do."""
+
+    class Mapped(keras.Sequential):
+        @staticmethod
+        def get_layout_map(device_mesh):
+            layouts = keras.distribution.LayoutMap(device_mesh)
+            layouts["mapped/up.kernel"] = ("batch", "model")
+            layouts["mapped/down.kernel"] = ("model", "batch")
+            layouts["mapped/down.bias"] = ("model",)
+            return layouts
+
+    up, down, last = (
+        keras.layers.Dense(units, activation="tanh", name=name)
+        for units, name in ((12, "up"), (6, "down"), (4, "last"))
+    )
+    model = Mapped([keras.Input((4,)), up, down, last], name="mapped")
+    return compiled(model, keras.optimizers.Adam(0.01), "mse")
+
+
+@case(TOPIC, replicas=(2, 3), refused=REFUSED)
+def chosen_by_rule(lab):
+    """`sharding="auto"`: by the map of the model's class, else by the largest dimension."""
+    x, y = regression(9, outputs=4)
+    count = lab.replicas
+    strategy = lab.strategy(sharding=kd.Sharding("auto", min_size=5))
+    actions = fit(x, y, batch_size=4, epochs=2), predict(x)
+    model = lab.same(mapped, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="mapped")
+    described = kd.describe_layout(model)
+    found = {path.removeprefix("mapped/"): (how, why) for path, _, how, why, _ in described.rows}
+    largest = f"largest dimension that {count} divides"
+    by_map = ("(replica, None)", "key mapped/up.kernel of Mapped")
+    expected = {
+        "up/kernel": by_map if count == 2 else ("(None, replica)", largest),
+        "up/bias": ("(replica)", largest),
+        "down/kernel": ("(None, replica)", "key mapped/down.kernel of Mapped"),
+        "down/bias": ("(replica)", largest),
+        "last/kernel": ("(replica, None)", largest),
+        "last/bias": ("whole", "fewer than 5 elements"),
+        "adam/mapped_down_kernel_momentum": ("(None, replica)", "key mapped/down.kernel of Mapped"),
+    }
+    lab.equal(expected, {name: found[name] for name in expected})
+    lab.equal({1 / count}, parts(model.weights[:-1]))
+
+    def plain():
+        layers = [keras.Input((6,)), keras.layers.Dense(12, name="up")]
+        return keras.Sequential(layers, name="mapped")
+
+    # A map of a class that comes later changes nothing of the weights that there are.
+    strategy = lab.strategy(sharding=kd.Sharding("auto", min_size=5))
+    with strategy.scope():
+        models = plain(), mapped(), plain()
+    found = [kd.describe_layout(one).rows[0][2] for one in models[::2]]
+    lab.equal(["(None, replica)", "(replica, None)"], found)
+
+
 @case(TOPIC, replicas=(2,), refused=REFUSED)
 def small_variables_stay_whole(lab):
     """`min_size`, and a dimension that the replicas can divide: others stay whole."""
@@ -98,7 +154,9 @@ def small_variables_stay_whole(lab):
     lab.equal(1.0, part(odd))
     described = kd.describe_layout(model)
     lab.equal([48, 32, 48, 12], [held for *_, held in described.rows])
-    lab.equal("(None, replica)", described.rows[0][2])
+    lab.equal(("(None, replica)", "largest dimension that 2 divides"), described.rows[0][2:4])
+    lab.equal(("whole", "fewer than 9 elements"), described.rows[1][2:4])
+    lab.equal(("whole", "2 divides no dimension"), strategy.replica_set.held(odd)[:2])
     lab.check("140 B of 236 B a device" in str(described), str(described))
     with lab.raises(ValueError, "Expected a built model"):
         kd.describe_layout(keras.Sequential([keras.layers.Dense(1)]))
@@ -140,7 +198,7 @@ def wrong_values(lab):
     for wrong in ("zero", 3, {"full": 1}):
         with lab.raises(ValueError, r"Expected sharding to be None.*Received: sharding="):
             lab.strategy(sharding=wrong)
-    with lab.raises(ValueError, "Expected state.*Received: state='weights'"):
+    with lab.raises(ValueError, r"'optimizer', 'full', 'auto'\].*Received: state='weights'"):
         kd.Sharding("weights")
     with lab.raises(ValueError, "Expected min_size.*Received: min_size=0"):
         kd.Sharding("full", min_size=0)
@@ -232,6 +290,9 @@ def layout_map(lab):
     lab.equal([0.5, 0.5, 0.25, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
     slots = [part(one) for one in model.optimizer.variables if tuple(one.shape)]
     lab.equal([0.5] * 4 + [0.25] * 2 + [1.0] * 6, slots)
+    rows = kd.describe_layout(model).rows
+    lab.equal(("(model, replica)", "key .*down/kernel"), rows[2][2:4])
+    lab.equal(("whole", "no key of the map"), rows[3][2:4])
     layouts[".*uq/kernel"] = (None, "model")
     with lab.raises(ValueError, r"Received: key='.\*uq/kernel'.*nearest paths are .*up/kernel"):
         model.predict(x, verbose=0)
@@ -243,3 +304,5 @@ def layout_map(lab):
         lab.strategy(sharding=keras.distribution.LayoutMap(flat))
     with lab.raises(kd.errors.DeviceError, "the strategy's devices.*Received: sharding=LayoutMap"):
         kd.MirroredStrategy(lab.devices[:2], sharding=layouts)
+    with lab.raises(kd.errors.DeviceError, "the strategy's devices.*Received: sharding=LayoutMap"):
+        kd.MirroredStrategy(lab.devices[:1], sharding=layouts)

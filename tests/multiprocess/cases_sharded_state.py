@@ -5,7 +5,9 @@ import math
 
 import numpy as np
 
+from tests.conformance.actions import fit
 from tests.conformance.cases_sharding import even, parts, parts_of
+from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression, stack
@@ -63,7 +65,7 @@ def each_holds_its_part(lab):
         slots = [one for one in model.optimizer.variables if one.shape]
         lab.equal(8 * own, _held(slots))
         rows = kd.describe_layout(model).rows
-        told = {path: held for path, _, _, held in rows}
+        told = {path: held for path, *_, held in rows}
         lab.equal(_held(model.weights), sum(told[one.path] for one in model.weights))
         lab.equal(8 * own, sum(told[one.path] for one in slots))
 
@@ -141,12 +143,19 @@ def saved_and_loaded(lab):
 def small_variables_stay_whole(lab):
     """`min_size` of `Sharding`: a smaller variable is whole on each device."""
     own = lab.strategy().replica_set.options.sharding
-    sharding = dataclasses.replace(own, state="full", min_size=9)
-    layers = [keras.layers.Dense(8), keras.layers.Dense(4)]
-    model = lab.made(lambda: stack(layers), sharding=sharding)
-    up, up_bias, down, down_bias = model.weights
-    lab.equal(_own_parts(lab, [up, down]), parts([up, down]))
-    lab.equal({1.0}, parts([up_bias, down_bias]))
+    for state in ("full", "auto"):
+        sharding = dataclasses.replace(own, state=state, min_size=9)
+        layers = [keras.layers.Dense(8), keras.layers.Dense(4)]
+        model = lab.made(lambda layers=layers: stack(layers), sharding=sharding)
+        up, up_bias, down, down_bias = model.weights
+        lab.equal(_own_parts(lab, [up, down]), parts([up, down]))
+        lab.equal({1.0}, parts([up_bias, down_bias]))
+    trained = fit(*regression(8, outputs=4), batch_size=4)
+    lab.same(even, trained, strategy=lab.strategy(sharding=sharding), tolerance=ADAPTIVE)
+    why = {path.rpartition("/")[2]: why for path, *_, why, _ in kd.describe_layout(model).rows}
+    lab.equal("fewer than 9 elements", why["bias"])
+    divided = {"jax": "largest dimension that", "torch": "PyTorch divides any shape"}[lab.backend]
+    lab.check(divided in why["kernel"], why["kernel"])
 
 
 @case("workers", backends=BACKENDS)

@@ -305,13 +305,14 @@ class ReplicaSet(abc.ABC):
         """
         return ()
 
-    def held(self, variable: Any) -> tuple[str, tuple[int, ...]]:
-        """Returns how a variable is divided, in words, and the shape of what a device holds.
+    def held(self, variable: Any) -> tuple[str, str, tuple[int, ...]]:
+        """Returns how a variable is divided, and why, in words, and the shape of a device's part.
 
         Args:
             variable: A Keras variable.
         """
-        return "whole", tuple(variable.shape)
+        why = "one replica" if self.num_replicas == 1 else "sharding=None"
+        return "whole", why, tuple(variable.shape)
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker.

@@ -14,6 +14,7 @@ from typing import Any, final
 import jax
 import keras
 
+from kerasdist import keras_compat
 from kerasdist.backends.base.checks import check_communication
 from kerasdist.backends.base.interface import (
     Backend,
@@ -26,6 +27,7 @@ from kerasdist.backends.jax import connection
 from kerasdist.backends.jax.loops import functions
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import creation
+from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
@@ -103,6 +105,8 @@ class JaxBackend(Backend):
         here = [_local_devices(device.kind)[device.index] for device in devices]
         if job is None:
             _require_no_other_processes(devices[0].kind)
+            if len(here) == 1 and isinstance(options.sharding, keras_compat.LayoutMap):
+                Layout(here, 1, options.sharding)  # which refuses a mesh of other devices
             return JaxReplicaSet(here, devices, options)
         check_communication(options.communication, "JAX", ())
         if len(devices) % options.devices_per_replica:

@@ -149,7 +149,7 @@ class TorchProfiler(Profiler):
 def _check_sharding(sharding: object, devices: Sequence[Device], job: Job | None) -> None:
     if not isinstance(sharding, Sharding):
         raise UnsupportedError(
-            "Expected sharding to be None, 'optimizer', 'full' or a kerasdist.Sharding on PyTorch. "
+            "Expected sharding to be None, a name or a kerasdist.Sharding on PyTorch. "
             f"Received: {sharding!r:.200}. Set KERAS_BACKEND=jax for a LayoutMap."
         )
     if job is None and len(devices) > 1:

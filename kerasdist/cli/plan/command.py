@@ -46,7 +46,7 @@ def plan(
     sharding: Annotated[
         Divided | None,
         option(
-            "optimizer|full",
+            "optimizer|full|auto",
             "What replicas divide among them (default: as the script's strategy has it).",
         ),
     ] = None,
@@ -106,6 +106,7 @@ def plan(
         examples=step.examples,
         sharding=_name_of(of_script),
         groups=planned_groups(step.model, of_script, target),
+        layout=scripts.described(step.model),
     )
     made = planning.make_plan(
         subject,

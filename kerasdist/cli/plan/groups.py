@@ -8,7 +8,6 @@ gradients are summed once. The next group is under way while one computes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,7 +63,7 @@ class WeightGroups:
 
 def planned_groups(model: keras.Model, sharding: object, target: Target) -> WeightGroups | None:
     """Returns the groups of PyTorch's workers on a target, None if these gather no weights."""
-    if not isinstance(sharding, Sharding) or sharding.state != "full":
+    if not isinstance(sharding, Sharding) or not sharding.divides_weights:
         return None
     if target.chip.platform != "cuda" or target.devices == 1:
         return None
@@ -78,7 +77,7 @@ def weight_groups(
 
     Args:
         model: A compiled and built model.
-        sharding: How its strategy shards; `state` is ``"full"``.
+        sharding: How its strategy shards; it divides weights.
         workers: How many there are.
         limit: How many bytes the weights of small layers are together.
     """
@@ -89,7 +88,7 @@ def weight_groups(
     layer = last = ""
     for variable in model.trainable_variables:
         size, dtype = nbytes(variable), variable.dtype
-        if math.prod(variable.shape) < sharding.min_size:
+        if sharding.is_small(variable.shape):
             whole += size
             continue
         joins = variable.path.rpartition("/")[0] == layer or sum(sizes[-1:]) + size <= limit
@@ -100,7 +99,7 @@ def weight_groups(
         layer, last = variable.path.rpartition("/")[0], dtype
     others = [*model.non_trainable_variables, *model.metrics_variables]
     slots = sum(
-        nbytes(one) // (workers if math.prod(one.shape) >= sharding.min_size else 1)
+        nbytes(one) // (1 if sharding.is_small(one.shape) else workers)
         for one in model.optimizer.variables
     )
     weights = 2 * (sum(sizes) // workers + whole)  # and their gradients

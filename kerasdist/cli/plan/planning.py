@@ -12,12 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 from kerasdist.cli.plan.groups import WeightGroups
 from kerasdist.cli.plan.hlo import Collective
 from kerasdist.core.hardware import Chip, Target, group_of
 from kerasdist.errors import InputError
+
+if TYPE_CHECKING:
+    from kerasdist.api.layouts import ModelLayout
 
 COUNTS = (1, 8, 64, 512, 4096)
 """The numbers of devices of the scaling table."""
@@ -229,9 +232,10 @@ class Subject:
         strategy: The strategy that the model was made under, None if there was none.
         parameters: How many numbers the model's variables hold.
         examples: How many examples the script's data have, None if not known.
-        sharding: What the replicas divide among them: ``"optimizer"``, ``"full"`` or
+        sharding: What the replicas divide among them: ``"optimizer"``, ``"full"``, ``"auto"`` or
             ``"LayoutMap"``; None: nothing.
         groups: The groups in which PyTorch's workers gather the weights; None: they do not.
+        layout: What a device holds of the model.
     """
 
     script: str
@@ -240,6 +244,7 @@ class Subject:
     examples: int | None = None
     sharding: str | None = None
     groups: WeightGroups | None = None
+    layout: ModelLayout | None = None
 
 
 @final

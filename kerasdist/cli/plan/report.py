@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from kerasdist.cli.plan.hlo import Collective
 from kerasdist.cli.plan.planning import LargestBatch, Plan, StepTime, Subject
 from kerasdist.core.sharding import scaled, size
 
+_ROWS = 12  # of the table of variables
 _LIMITS = {
     "compute": "the matrix units",
     "memory": "the rate of the memory",
@@ -36,6 +37,8 @@ def show(plan: Plan, console: Console | None = None) -> None:
         markup=False,
     )
     _show_memory(plan, console)
+    if subject.sharding and subject.layout is not None:
+        console.print(subject.layout.table(_ROWS))
     if plan.compiled.refused is None:
         _show_work(plan, console)
         _show_torch(plan, console)
@@ -138,8 +141,10 @@ def _show_scaling(plan: Plan, console: Console) -> None:
 def as_json(plan: Plan) -> str:
     """Returns a plan as JSON; sizes in bytes, times in seconds."""
     compiled, largest, target = plan.compiled, plan.largest_batch, plan.target
+    layout = plan.subject.layout
     facts: dict[str, object] = {
-        **asdict(plan.subject),
+        **asdict(replace(plan.subject, layout=None)),
+        "layout": layout and {"divided": layout.divided, "variables": layout.rows},
         "backend": "jax",
         "target": {"name": str(target), "chip": target.chip.title, "devices": target.devices},
         "batch_per_device": compiled.batch,

@@ -16,6 +16,7 @@ from typing import Any, final
 
 import keras
 
+from kerasdist.api.layouts import ModelLayout
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.base.model_trainer import trainer_of
@@ -193,6 +194,22 @@ def sharding_of(model: keras.Model) -> Any:
     return None if layout is None else layout.sharding
 
 
+def described(model: keras.Model) -> ModelLayout:
+    """Returns what a device of the target holds of a model, whose variables there are.
+
+    Raises:
+        InputError: If a LayoutMap does not fit the model's variables.
+    """
+    layout = _layout_of(model)
+    try:
+        found = ModelLayout(model)
+        if layout is not None and layout.rule is not None:
+            layout.rule.require_useful([*model.variables, *model.optimizer.variables])
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return found
+
+
 def _layout_of(model: keras.Model) -> Any:
     """Returns the layout of the strategy that a model was made under."""
     trainer = trainer_of(model)
@@ -219,8 +236,8 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
             )
         report(f"compiling for {target}, {examples} examples a device ...")
         layout = Layout(devices_of(target), logical, sharding)
-        layout.split_variables({} if of_script is None else of_script.splits.rules)
-        if trainer is not None:
+        if trainer is not None and of_script is not None:
+            layout.adopt(of_script)
             trainer.replicas.logical_devices = layout
         shapes = ahead_of_time.resized(batch, examples * target.devices)
         program = ahead_of_time.training_program(model, shapes, layout)

@@ -1,12 +1,15 @@
 """What a plan says that devices hold is what they hold, with state that they divide."""
 
 import gc
+import re
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from tests.conformance.lazy import LazyModule, jax, kd, keras
 from tests.facade.case import of_backend
@@ -14,6 +17,7 @@ from tests.facade.case import of_backend
 ahead_of_time = LazyModule("kerasdist.backends.jax.ahead_of_time")
 backend = LazyModule("kerasdist.backends.jax.backend")
 mesh = LazyModule("kerasdist.backends.jax.mesh.layout")
+script = LazyModule("kerasdist.cli.plan.script")
 case = of_backend("jax")
 DEVICES = 4
 PARTS = ("trainable", "non_trainable", "optimizer", "metrics")
@@ -48,6 +52,60 @@ def planned_bytes_are_those_that_a_device_holds(strategy):
     full, held = planned_and_held(kd.Sharding("full", min_size=64))
     assert full == held
     assert full["trainable"] < whole["trainable"] / 3
+
+
+MAPPED = """
+import keras
+import kerasdist as kd
+import numpy as np
+
+devices = [f"cpu:{index}" for index in range(COUNT)]
+mesh = keras.distribution.DeviceMesh((COUNT // 2, 2), ("batch", "model"), devices)
+layouts = keras.distribution.LayoutMap(mesh)
+layouts["KEY"] = (None, "model")
+with kd.MirroredStrategy(devices, sharding=layouts).scope():
+    hidden = [keras.layers.Dense(SIZE, name=f"up_{index}") for index in range(3)]
+    model = keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(8, name="down")])
+    model.compile("adam", "mse")
+x = np.zeros((8, 8), "float32")
+model.fit(x, x, batch_size=8)
+"""
+
+
+def described_by_a_plan(key=".*up_\\d/kernel", count=DEVICES, size=8):
+    devices = jax.local_devices(backend="cpu")[:DEVICES]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mapped.py"
+        values = {"COUNT": count, "KEY": key, "SIZE": size}
+        path.write_text(re.sub("COUNT|KEY|SIZE", lambda found: str(values[found[0]]), MAPPED))
+        with mock.patch("sys.argv", []), mock.patch("sys.path", list(sys.path)):
+            step = script.first_step(str(path), (), ahead_of_time.PlanningBackend(devices))
+        return script.described(step.model)
+
+
+@case
+def a_plan_says_what_a_map_does(strategy):
+    layout = described_by_a_plan()
+    expected = ("(None, model)", r"key .*up_\d/kernel", 4 * 8 * 8 // 2)
+    assert [row[2:] for row in layout.rows[:6:2]] == [expected] * 3
+    assert layout.rows[1][2:4] == ("whole", "no key of the map")
+    kernels = 3 * 8 * 8 * 4 * 3  # with Adam's two slots
+    assert layout.total_bytes - layout.bytes_a_device == kernels / 2
+    first, *_, last = map(list, zip(*(one.cells for one in layout.table(3).columns), strict=True))
+    assert [first[0], first[-1]] == ["sequential/up_0/kernel and 2 alike", "384 B"]
+    assert last[0] == "17 others"
+
+
+@case
+def a_plan_refuses_a_map_that_does_not_fit(strategy):
+    for options, words in (
+        ({"key": ".*uq/kernel"}, r"Received: key='\.\*uq/kernel', .*nearest paths are .*up"),
+        ({"size": 7}, r"Received: layout=.* for the variable '.*up_0/kernel' of shape \(8, 7\)"),
+    ):
+        with pytest.raises(kd.errors.InputError, match=words):
+            described_by_a_plan(**options)
+    with pytest.raises(kd.errors.DeviceError, match=r"LayoutMap over .'cpu:0', 'cpu:1'., devices="):
+        described_by_a_plan(count=2)
 
 
 def bytes_on(device):

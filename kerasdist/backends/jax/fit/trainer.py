@@ -19,7 +19,7 @@ from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.batches import take
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, is_traced, local_copy
-from kerasdist.backends.jax.mesh.layout import ByLayoutMap, note_all
+from kerasdist.backends.jax.mesh.layout import OverReplicas, note_all
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import StateLostError, UnsupportedError
@@ -78,9 +78,11 @@ class JaxTrainer(ReplicatedTrainer):
     _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Prepares nothing of the model."""
+        """Prepares nothing of the model; its class may have a map."""
         install()
         super().__init__(model, strategy, replicas)
+        if isinstance(replicas.logical_devices.rule, OverReplicas):
+            replicas.logical_devices.rule.add_map_of(type(model))
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
@@ -220,11 +222,9 @@ class JaxTrainer(ReplicatedTrainer):
         if any(one is None for several in values for one in several):
             raise self._in_use()
         state = replicas.arrays.state(values, tuple(variables.values()))
-        rule = replicas.arrays.layout.rule
-        if isinstance(rule, ByLayoutMap):
-            rule.require_used()
-        elif rule is not None and purge_model_variables:
-            rule.warn_if_little(itertools.chain.from_iterable(variables.values()))
+        if replicas.arrays.layout.rule is not None:
+            trained = variables.values() if purge_model_variables else ()
+            replicas.arrays.layout.rule.require_useful(itertools.chain.from_iterable(trained))
         if purge_model_variables:
             self._is_lost = False
             keras_compat.put_state(model, dict(zip(variables, state, strict=True)))

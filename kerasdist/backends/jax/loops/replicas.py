@@ -17,7 +17,7 @@ from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.mesh import sharded_state, worker_placement
 from kerasdist.backends.jax.mesh.arrays import is_sharded
-from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.layout import ByLayoutMap, Layout
 from kerasdist.backends.jax.mesh.placement import STEPS_AHEAD, CentralPlacement, Placement
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core.devices import Device
@@ -60,8 +60,10 @@ class JaxReplicaSet(ReplicaSet):
         hosts = 1
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
-        sharding = options.sharding if len(devices) > 1 else None
-        layout = Layout(devices, options.devices_per_replica, sharding, hosts)
+        if len(devices) == 1:  # a plan has one device stand for all
+            layout = Layout(devices)
+        else:
+            layout = Layout(devices, options.devices_per_replica, options.sharding, hosts)
         if layout.spans_workers:
             assert job is not None
             return WorkerPlacement(layout, job, self.begin_step, self._note_batch)
@@ -115,13 +117,20 @@ class JaxReplicaSet(ReplicaSet):
         """Returns what this process's devices hold of a sharded variable; nothing of another."""
         return worker_placement.shards_of(variable)
 
-    def held(self, variable: keras.Variable) -> tuple[str, tuple[int, ...]]:
-        """Returns along which axes of the mesh a variable is divided, and a device's part."""
-        [sharding] = self.arrays.layout.of_variables([variable])
-        if sharding.is_fully_replicated:
+    def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
+        """Returns along which axes of the mesh a variable is divided, why, and a device's part."""
+        layout = self.logical_devices  # in a plan, of devices that are not here
+        [sharding], shape = layout.of_variables([variable]), tuple(variable.shape)
+        if layout.rule is None and sharding.is_fully_replicated:
             return super().held(variable)
-        axes = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in sharding.spec]
-        return f"({', '.join(axes)})", tuple(sharding.shard_shape(tuple(variable.shape)))
+        why = "the script divides it" if layout.rule is None else layout.rule.why(variable)
+        if sharding.is_fully_replicated:
+            return "whole", why, shape
+        axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+        names = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in axes]
+        if isinstance(layout.rule, ByLayoutMap):
+            names = [one.removeprefix("logical_") for one in names]
+        return f"({', '.join(names)})", why, tuple(sharding.shard_shape(shape))
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker; 0 for a sharded one."""

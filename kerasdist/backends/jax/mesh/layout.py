@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import math
+import inspect
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -38,6 +38,9 @@ WHOLE = PartitionSpec()
 # An optimizer's variable, and the weight that it belongs to; itself, if it belongs to none.
 _weights: VariableTable[Any] = VariableTable()
 
+# The axis of a weight that the map of a model's class gives to the batch, if it does; and its key.
+# As it was when the weight was made: maps of other classes may have come since.
+_own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 # The weight for which an optimizer makes a variable in this thread.
 _weight: ContextVar[Any] = ContextVar("weight", default=None)
@@ -109,11 +112,13 @@ class OverReplicas:
     Attributes:
         gathers_weights: Whether weights are sharded over the replicas, each of which needs them
             whole.
+        own_maps: Those that classes of models have, by the class's name, if the rule asks for them.
     """
 
     def __init__(self, sharding: Sharding, replicas: int, axis: str) -> None:
         """Takes how many replicas divide a variable, along which axis of the mesh of shards."""
-        self.gathers_weights = sharding.state == "full"
+        self.gathers_weights = sharding.divides_weights
+        self.own_maps: dict[str, keras.distribution.LayoutMap] = {}
         self._sharding = sharding
         self._replicas = replicas
         self._axis = axis
@@ -130,12 +135,50 @@ class OverReplicas:
         is_state = self.gathers_weights or is_slot(variable)
         return is_state and not (is_on_read(variable) or is_unsigned)
 
-    def warn_if_little(self, variables: Iterable[keras.Variable]) -> None:
+    def add_map_of(self, kind: type) -> None:
+        """Adds the map of a class of models that has one, for the weights that are made next."""
+        method = inspect.getattr_static(kind, "get_layout_map", None)
+        is_asked = self._sharding.state == "auto" and kind.__name__ not in self.own_maps
+        if is_asked and isinstance(method, staticmethod | classmethod):
+            devices = [f"replica:{index}" for index in range(self._replicas)]
+            mesh = keras.distribution.DeviceMesh((self._replicas, 1), ("batch", "model"), devices)
+            self.own_maps[kind.__name__] = kind.get_layout_map(mesh)
+
+    def _own_axis(self, variable: keras.Variable) -> tuple[int | None, str]:
+        weight = weight_of(variable)
+        if self._sharding.state != "auto" or tuple(weight.shape) != tuple(variable.shape):
+            return None, ""
+        known = _own_axes.get(weight)
+        if known is None:
+            known = None, ""
+            for name, own in self.own_maps.items():
+                layout = own[weight.path]
+                if layout is not None and "batch" in layout.axes:
+                    known = layout.axes.index("batch"), f"{_key_of(layout, own)} of {name}"
+            _own_axes.put(weight, known)
+        return known
+
+    def why(self, variable: keras.Variable) -> str:
+        """Returns the reason for what `spec` says, for a table."""
+        shape = tuple(variable.shape)
+        if not self.gathers_weights and not is_slot(variable):
+            return "not the optimizer's"
+        if not self._is_meant(variable):
+            return "bytes, or a value of each replica's own"
+        if self._sharding.is_small(shape):
+            return self._sharding.small
+        wanted, own = self._own_axis(variable)
+        axis = self._sharding.axis(shape, self._replicas, wanted)
+        if axis is None:
+            return f"{self._replicas} divides no dimension"
+        return own if axis == wanted else f"largest dimension that {self._replicas} divides"
+
+    def require_useful(self, variables: Iterable[keras.Variable]) -> None:
         """Warns once if much stays whole since no dimension can be divided by the replicas."""
         large = [
             (keras_compat.nbytes(one), one)
             for one in variables
-            if self._is_meant(one) and one.shape and math.prod(one.shape) >= self._sharding.min_size
+            if self._is_meant(one) and one.shape and not self._sharding.is_small(one.shape)
         ]
         whole = [(size, one) for size, one in large if self.update_spec(one) == WHOLE]
         share = 1 - sum(size for size, _ in whole) / max(sum(size for size, _ in large), 1)
@@ -153,8 +196,9 @@ class OverReplicas:
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Shards a weight's update, and its slots, by the largest axis that divides evenly."""
-        axis = self._sharding.axis(tuple(weight.shape), self._replicas)
+        """Shards a weight's update, and its slots, along the axis that `Sharding` says."""
+        wanted, _ = self._own_axis(weight)
+        axis = self._sharding.axis(tuple(weight.shape), self._replicas, wanted)
         return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
 
 
@@ -172,7 +216,7 @@ class ByLayoutMap:
         self._paths: set[str] = set()  # of all variables that were looked for in the map
         self._looked_through = 0, 0  # how many paths, and keys, there were at the last look
 
-    def require_used(self) -> None:
+    def require_useful(self, variables: Iterable[keras.Variable]) -> None:
         """Raises a ValueError if a key of the map belongs to no variable that there is."""
         there = len(self._paths), len(self._map)
         if there == self._looked_through:  # steps ask again and again
@@ -212,6 +256,15 @@ class ByLayoutMap:
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
         """Returns what the map has for the weight."""
         return self.spec(weight)
+
+    def why(self, variable: keras.Variable) -> str:
+        """Returns the reason for what `spec` says, for a table."""
+        owner = weight_of(variable)
+        layout = self._map[owner.path]
+        if layout is None:
+            return "no key of the map"
+        is_alike = tuple(owner.shape) == tuple(variable.shape)
+        return _key_of(layout, self._map) if is_alike else "not of its weight's shape"
 
 
 @final
@@ -295,6 +348,12 @@ class Layout:
             spec = self._spec(shards, uncut=None)
         return NamedSharding(self.shard_mesh, spec)
 
+    def adopt(self, other: Layout) -> None:
+        """Takes what a script has told another layout, besides `sharding`."""
+        self.split_variables(other.splits.rules)
+        if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
+            self.rule.own_maps |= other.rule.own_maps
+
     def of_update(self, weight: keras.Variable) -> NamedSharding:
         """Returns the sharding by which devices divide the update of a weight."""
         spec = WHOLE if self.rule is None else self.rule.update_spec(weight)
@@ -337,6 +396,10 @@ class Layout:
 
     def _constrained(self, tensor: jax.Array, spec: PartitionSpec) -> jax.Array:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
+
+
+def _key_of(layout: object, layout_map: Mapping[str, object]) -> str:
+    return f"key {next(key for key, one in layout_map.items() if one is layout)}"
 
 
 @contextlib.contextmanager

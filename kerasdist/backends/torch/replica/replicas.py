@@ -178,12 +178,15 @@ class TorchReplicaSet(ReplicaSet):
         """Returns this worker's shard of a variable; nothing of a whole one."""
         return shards.held_shards(variable)
 
-    def held(self, variable: keras.Variable) -> tuple[str, tuple[int, ...]]:
-        """Returns by how many workers a variable's flattened values are divided, and a part."""
+    def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
+        """Returns by how many workers a variable's values are divided, why, and a part."""
         shard = shards.shard_of(variable)
-        if shard is None:
+        if shard is not None:
+            held = (shard.end - shard.begin,)
+            return f"flattened, by {shard.group.size}", "PyTorch divides any shape", held
+        if self.shard_rules is None:
             return super().held(variable)
-        return f"flattened, by {shard.group.size}", (shard.end - shard.begin,)
+        return "whole", self.shard_rules.why_whole(variable), tuple(variable.shape)
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.

@@ -7,7 +7,6 @@ updates them. Weights of which workers hold more than a shard are then gathered.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -269,10 +268,10 @@ class ShardRules:
         self.group = group
         if sharding.within is not None:
             self.group = group.within_host(job.workers_a_host())
-        self.shards_weights = sharding.state == "full"
+        self.shards_weights = sharding.divides_weights
         self.weights = GatheredWeights(in_layers=self.shards_weights)
         self._job = job
-        self._min_size = sharding.min_size
+        self._sharding = sharding
         self._warned: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
     def serves(self, variable: keras.Variable) -> bool:
@@ -281,10 +280,18 @@ class ShardRules:
         return (
             stored is not None
             and stored.is_floating_point()
-            and math.prod(variable.shape) >= self._min_size
+            and not self._sharding.is_small(variable.shape)
             and variable.trainable
             and not variable.overwrite_with_gradient
         )
+
+    def why_whole(self, variable: keras.Variable) -> str:
+        """Returns why a variable is not divided, for a table."""
+        if self._sharding.is_small(variable.shape):
+            return self._sharding.small
+        if self.serves(variable):
+            return "not the optimizer's"
+        return "not trained, or its optimizer mixes elements"
 
     def shard_weight(self, variable: keras.Variable) -> None:
         """Gives each worker its shard of the chief's initial value. All workers must call it."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,12 @@ def plan_of(compiled, **of_subject):
 
 def shown(plan):
     return printed(report.show, plan, width=300)
+
+
+def test_a_table_of_variables_if_they_are_sharded():
+    layout = SimpleNamespace(table="the {} largest".format)
+    assert "the 12 largest" in shown(plan_of(compilation(), sharding="auto", layout=layout))
+    assert "largest" not in shown(plan_of(compilation(), layout=layout))
 
 
 def test_what_is_printed_for_people():
