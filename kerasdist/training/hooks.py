@@ -20,9 +20,8 @@ from kerasdist.agreement import description
 from kerasdist.backends.base.model_trainer import TRAINER, TrainerLike, remember_trainer, trainer_of
 from kerasdist.backends.base.variable_rules import (
     WithoutCommonValue,
-    is_made_again,
-    made_in_every_call,
     never_synchronized,
+    require_first_made,
 )
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
@@ -131,8 +130,8 @@ def _variable_created(
     if has_copies and kwargs.get("synchronization") == "none":
         raise never_synchronized()
     original(variable, *args, **batch_norm.statistics_options(kwargs))
-    if keras_compat.backend_name() == "torch" and is_made_again(variable):
-        raise made_in_every_call([variable.path])
+    if current.replica is not None and keras_compat.backend_name() == "torch":
+        require_first_made(variable)
     is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
     # TensorFlow's own variable refuses to be read.
     if has_copies and is_apart and keras_compat.backend_name() != "tensorflow":

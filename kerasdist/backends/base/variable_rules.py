@@ -61,16 +61,17 @@ def never_synchronized() -> ValueError:
     )
 
 
-def is_made_again(variable: keras.Variable) -> bool:
-    """Returns whether a later replica of this process's custom loop makes one that all must share.
+def require_first_made(variable: keras.Variable) -> None:
+    """Refuses one that all replicas share, if a later one of this process's custom loop makes it.
 
     On PyTorch, where replicas run one after another; TensorFlow has one for all of them.
     """
     replica = current.replica
     if replica is None or replica.local_batch is not None:
-        return False
-    is_shared = variable.trainable or assignment_in_loop(variable) is not Assignment.OWN
-    return is_shared and replica.replica_id_in_sync_group > replica.strategy.local_replicas.start
+        return
+    is_later = replica.replica_id_in_sync_group > replica.strategy.local_replicas.start
+    if is_later and (variable.trainable or assignment_in_loop(variable) is not Assignment.OWN):
+        raise made_in_every_call([variable.path])
 
 
 def made_in_every_call(paths: Sequence[str]) -> ValueError:
