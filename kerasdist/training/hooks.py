@@ -18,7 +18,11 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.agreement import description
 from kerasdist.backends.base.model_trainer import TRAINER, TrainerLike, remember_trainer, trainer_of
-from kerasdist.backends.base.variable_rules import WithoutCommonValue, never_synchronized
+from kerasdist.backends.base.variable_rules import (
+    WithoutCommonValue,
+    never_synchronized,
+    require_first_made,
+)
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
 from kerasdist.core import ownership
@@ -126,6 +130,8 @@ def _variable_created(
     if has_copies and kwargs.get("synchronization") == "none":
         raise never_synchronized()
     original(variable, *args, **batch_norm.statistics_options(kwargs))
+    if current.replica is not None and keras_compat.backend_name() == "torch":
+        require_first_made(variable)
     is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
     # TensorFlow's own variable refuses to be read.
     if has_copies and is_apart and keras_compat.backend_name() != "tensorflow":

@@ -1,5 +1,8 @@
 """What users of `tf.distribute` write with TensorFlow itself: AutoGraph, `tf.Variable`."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -226,3 +229,183 @@ def a_strategy_of_tensorflow_beside(lab, strategy):
             product = theirs * theirs
         with lab.raises(ValueError, "not available outside the replica context"):
             tape.gradient(product, theirs)
+
+
+@case
+def ragged_and_sparse_pipelines(lab, strategy):
+    """Ragged and sparse tensors: in `tf.data` of rows, as values, and as a model's predictions."""
+    lengths = np.arange(6) % 4
+    rows = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum(), dtype="float32"), lengths)
+    parts = {"ragged": rows, "sparse": rows.to_sparse(), "dense": rows.to_tensor()}
+    [batch] = strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices(parts).batch(6))
+    whole = rows.to_tensor().numpy()
+    for name, dense in (
+        ("dense", lambda x: x),
+        ("ragged", lambda x: x.to_tensor(shape=(None, 3))),
+        ("sparse", tf.sparse.to_dense),
+    ):
+        found = strategy.experimental_local_results(strategy.run(dense, args=(batch[name],)))
+        lab.equal(whole, np.concatenate([one.numpy() for one in found]))
+    value = strategy.distribute_values_from_function(lambda _: rows.to_sparse())
+    lab.equal([21.0] * 2, lab.components(
+        strategy.run(lambda x: tf.reduce_sum(x.values), args=(value,)), strategy
+    ))  # fmt: skip
+
+    class Ragged(keras.layers.Layer):
+        def call(self, x):
+            return tf.RaggedTensor.from_tensor(x, padding=0)
+
+        def compute_output_spec(self, x):
+            return keras.KerasTensor((None, None), x.dtype, ragged=True)
+
+    with strategy.scope():
+        model = keras.Sequential([Ragged()])
+    x = np.float32([[1, 0, 0], [2, 3, 0], [0, 0, 4], [0, 0, 0]])
+    found = model.predict(x, batch_size=4, verbose=0)
+    lab.equal([[1], [2, 3], [0, 0, 4], []], found.to_list())
+
+
+@case
+def generators_of_tensorflow(lab, strategy):
+    """`tf.random.Generator`, of the scope or from outside: other numbers in each replica."""
+    outside = tf.random.Generator.from_seed(1)
+    with strategy.scope():
+        inside = tf.random.Generator.from_seed(1)
+    for generator in (outside, inside):
+        step = lambda generator=generator: generator.uniform_full_int((4,), dtype=tf.int32)  # noqa: E731
+        found = [lab.components(strategy.run(step), strategy) for _ in range(2)]
+        lab.equal(16, len({int(one) for parts in found for part in parts for one in part}))
+    with strategy.scope():
+        inside.normal(())
+    first, second = lab.components(inside.state, strategy)
+    lab.equal(first, second)
+
+
+@case
+def checkpoints_and_summaries(lab, strategy):
+    """`tf.train.Checkpoint` restores every copy, of more replicas too; the first one's summary."""
+    with strategy.scope():
+        layer = keras.layers.Dense(1)
+        layer.build((None, 2))
+        total = keras.Variable(3.0, synchronization="on_read", aggregation="sum", trainable=False)
+    three = lab.strategy(3)
+    with three.scope():
+        other = keras.layers.Dense(1)
+        other.build((None, 2))
+    kernel = lab.numpy(layer.kernel)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = tf.train.Checkpoint(layer=layer, total=total)
+        path = kept.save(f"{folder}/kept")
+        layer.kernel.assign(kernel * 0.0)
+        total.assign(0.0)
+        kept.restore(path)
+        lab.equal([kernel] * 2, lab.components(layer.kernel, strategy))
+        lab.equal(6.0, total)  # of which each replica held 3.0
+        tf.train.Checkpoint(layer=other).restore(path).expect_partial()
+        lab.equal([kernel] * 3, lab.components(other.kernel, three))
+
+    with tempfile.TemporaryDirectory() as folder:
+        writer = tf.summary.create_file_writer(folder)
+
+        def step():
+            here = kd.get_replica_context().replica_id_in_sync_group
+            with writer.as_default(step=1):
+                tf.summary.scalar("number", tf.cast(here, "float32"))
+
+        strategy.run(step)
+        writer.close()
+        [path] = Path(folder).iterdir()
+        # The file's version is its first record.
+        lab.equal(2, len(list(tf.data.TFRecordDataset(str(path)))))
+
+
+@case
+def scattered_into_variables(lab, strategy):
+    """`scatter_*` of a `tf.Variable`: combined by its aggregation, or TensorFlow's own error."""
+    how = tf.VariableAggregation
+    with strategy.scope():
+        mean, total, first = (
+            tf.Variable([0.0, 2.0, 0.0], aggregation=one)
+            for one in (how.MEAN, how.SUM, how.ONLY_FIRST_REPLICA)
+        )
+    one = tf.IndexedSlices(tf.constant([1.0]), tf.constant([1]), (3,))
+
+    def subtract(row):
+        row = tf.reshape(row, (1,))
+        return mean.scatter_sub(tf.IndexedSlices(tf.constant([2.0]), row, (3,)))
+
+    rows = numbered(strategy, tf.constant)
+    found = tf.function(lambda: strategy.run(subtract, args=(rows,)))()
+    lab.equal([[-1.0, 1.0, 0.0]] * 2, lab.components(found, strategy))
+    with lab.raises(NotImplementedError, "scatter_min"):
+        strategy.run(lambda: total.scatter_min(one))
+    strategy.run(lambda: first.scatter_min(one))
+    lab.equal([[0.0, 1.0, 0.0]] * 2, lab.components(first, strategy))
+    with strategy.scope():
+        total.scatter_add(one)
+    lab.equal([[0.0, 3.0, 0.0]] * 2, lab.components(total, strategy))
+
+
+@case
+def traced_once_for_all_iterators(lab, strategy):
+    """A function of an iterator, or with `element_spec` as its signature, is traced once."""
+    x = np.arange(10.0, dtype="float32")
+    data = strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices((x, x)).batch(4))
+    add = lambda x, y: tf.reduce_sum(x + y)  # noqa: E731
+
+    @tf.function
+    def taking(iterator):
+        return strategy.reduce("SUM", strategy.run(add, args=next(iterator)), axis=None)
+
+    @tf.function(input_signature=[data.element_spec])
+    def given(batch):
+        return strategy.reduce("SUM", strategy.run(add, args=batch), axis=None)
+
+    for _ in range(2):
+        lab.equal(12.0, taking(iter(data)))
+    lab.equal([12.0, 44.0, 34.0], [float(given(batch)) for batch in data])
+    lab.equal([1, 1], [one.experimental_get_tracing_count() for one in (taking, given)])
+
+
+@case
+def modules_of_tensorflow(lab, strategy):
+    """A `tf.Module` with a layer whose call XLA compiles; a SavedModel's function in `run`."""
+
+    class Compiled(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 1), initializer="ones")
+
+        @tf.function(jit_compile=True)
+        def call(self, x):
+            return tf.matmul(x, self.kernel)
+
+    class Module(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.offset = Compiled(), tf.Variable(1.0)
+
+        def __call__(self, x):
+            return self.layer(x) + self.offset
+
+        @tf.function(input_signature=[tf.TensorSpec((None, 3))])
+        def serve(self, x):
+            return tf.reduce_sum(x, 1) + self.offset
+
+    with strategy.scope():
+        module = Module()
+    lab.equal(2, len(strategy.experimental_local_results(module.offset)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(module(x))
+        return total, tape.gradient(total, module.offset)
+
+    x = numbered(strategy, lambda i: np.full((1, 3), i + 1, "float32"))
+    totals, gradients = tf.function(lambda: strategy.run(step, args=(x,)))()
+    lab.equal([4.0, 7.0], lab.components(totals, strategy))
+    lab.equal([1.0, 1.0], lab.components(gradients, strategy))
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, signatures=module.serve)
+        loaded = tf.saved_model.load(folder)
+        found = strategy.run(loaded.signatures["serving_default"], args=(x,))["output_0"]
+    lab.equal([[4.0], [7.0]], lab.components(found, strategy))

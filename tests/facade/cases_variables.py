@@ -359,3 +359,14 @@ def a_metric_of_whole_numbers_is_updated_statelessly(lab, strategy):
         new = metric.stateless_update_state(values, np.zeros(4))
     lab.equal(7, lab.numpy(new[0]))
     lab.equal(3, lab.numpy(metric.result()))
+
+
+@case(backends=("tensorflow", "torch"))
+def made_and_dropped(lab, strategy):
+    """A step makes variables, reads and drops them: each has its own value, as on one device."""
+
+    def step():
+        numbers = (5.0, 7.0, 9.0)  # Python gives the next variable the place of the last
+        return ops.stack([keras.Variable(one, trainable=False) + 0.0 for one in numbers])
+
+    lab.equal([[5.0, 7.0, 9.0]] * 2, lab.components(strategy.run(step), strategy))

@@ -19,6 +19,7 @@ each component gets an equal share of the value.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -57,6 +58,28 @@ def never_synchronized() -> ValueError:
         "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that is made "
         "in the scope of a strategy. Received: synchronization='none'. Make the variable outside "
         "of the scope, or with one of them."
+    )
+
+
+def require_first_made(variable: keras.Variable) -> None:
+    """Refuses one that all replicas share, if a later one of this process's custom loop makes it.
+
+    On PyTorch, where replicas run one after another; TensorFlow has one for all of them.
+    """
+    replica = current.replica
+    if replica is None or replica.local_batch is not None:
+        return
+    is_later = replica.replica_id_in_sync_group > replica.strategy.local_replicas.start
+    if is_later and (variable.trainable or assignment_in_loop(variable) is not Assignment.OWN):
+        raise made_in_every_call([variable.path])
+
+
+def made_in_every_call(paths: Sequence[str]) -> ValueError:
+    """Returns the error for a function of a custom loop that makes new variables in each call."""
+    return ValueError(
+        "Expected a function that creates its variables in its first call only. Received: new "
+        f"variables in every call, such as {[*paths][:3]}. Make them outside, or keep them where "
+        "the next call finds them."
     )
 
 

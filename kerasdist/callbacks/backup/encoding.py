@@ -88,6 +88,10 @@ class Encoder:
             id(one): (one, SKIPPED, "", "") for one in leave_out
         }
 
+    def held(self) -> list[object]:
+        """Returns the values that `filled` knows by their ids."""
+        return [value for value, *_ in self._seen.values()]
+
     def attributes(self, values: Mapping[str, object], name: str) -> dict[str, Form]:
         """Returns the forms of an object's attributes."""
         forms = {}
@@ -405,11 +409,14 @@ class Remembering:
         ]
         self._elsewhere = [*elsewhere, *self._objects]
         self._there: list[Container[tuple[str, object]] | None] = [None] * len(self._objects)
+        # The values of `_there`: what takes the place of one must not get its id.
+        self._held: list[object] = []
         self._lost: list[Mapping[str, str]] = []
         self._at_begin: list[dict[str, int]] = []
         for forms, encoder in self._encoded():
             self._at_begin.append({key: digest(form) for key, form in forms.items()})
             self._there[len(self._at_begin) - 1] = encoder.filled
+            self._held += encoder.held()
 
     def _encoded(self) -> Iterator[tuple[dict[str, Any], Encoder]]:
         """Yields the forms of each object's values, by name, and what has encoded them."""

@@ -18,12 +18,14 @@ MODULES = {
                  "one_device_strategy_test, central_storage_strategy_test"),
     "reductions": ("Reductions and gathers", "strategy_common_test, strategy_gather_test"),
     "variables": ("Variables", "values_test, vars_test, mirrored_variable_test"),
-    "loops": ("Custom loops", "custom_training_loop_*_test, minimize_loss_test"),
-    "inputs": ("Input", "input_lib_test, custom_training_loop_input_test"),
+    "loops": ("Custom loops", "custom_training_loop_*_test, ctl_correctness_test, "
+              "minimize_loss_test, keras_optimizer_v2_test"),
+    "inputs": ("Input", "input_lib_test, input_lib_type_spec_test, "
+               "custom_training_loop_input_test"),
     "names": ("Names of earlier years", "what TensorFlow 1 and MirroredStrategy of 2018 had"),
     "models": ("Models, random numbers and files", "distribute_strategy_test, "
-               "keras_correctness_test_base, keras_metrics_test, keras_save_load_test, "
-               "random_generator_test, checkpointing_test"),
+               "keras_correctness_test_base, keras_utils_test, keras_metrics_test, "
+               "keras_save_load_test, random_generator_test, checkpointing_test"),
 }  # fmt: skip
 
 

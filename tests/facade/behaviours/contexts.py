@@ -298,3 +298,18 @@ def _(lab, s):
     lab.check(is_default_state(), "after it")
     with s.scope(), lab.raises(RuntimeError, "outside of scopes"):
         kd.experimental_set_strategy(s)
+
+
+@behaviour("An error in `run`, called in a merge call's function, or in that one's own merge call")
+def _(lab, s):
+    def fail(*_):
+        raise ZeroDivisionError("own words")
+
+    def failing_merge():
+        kd.get_replica_context().merge_call(fail)
+
+    for inner in (fail, failing_merge):
+        with lab.raises(ZeroDivisionError, "own words"):
+            merge = lambda given, inner=inner: given.run(inner)  # noqa: E731
+            s.run(lambda merge=merge: kd.get_replica_context().merge_call(merge))
+        lab.still_usable(s)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tests.conformance.lazy import kd, ops, tf
+from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade.behaviours import behaviour
-from tests.facade.lab import numbered
+from tests.facade.lab import numbered, variable_of
 
 ROWS = np.arange(10, dtype="float32")
 BATCHES = [ROWS[:4], ROWS[4:8], ROWS[8:]]
@@ -191,3 +191,88 @@ def _(lab, s):
 def _(lab, s):
     with lab.raises((ValueError, TypeError), "Expected"):
         s.distribute_dataset(ROWS)
+
+
+@behaviour("A step's results may have rows or not, where a replica has no row")
+def _(lab, s):
+    [batch] = s.distribute_dataset([np.float32([5.0])])
+    step = lambda x: (ops.zeros((2,)), ops.square(x), ops.size(x))  # noqa: E731
+    found = kd.function(lambda x: s.run(step, args=(x,)))(batch)
+    lab.equal([[0.0, 0.0]] * 2, lab.components(found[0], s))
+    lab.equal([[25.0], []], [one.tolist() for one in lab.components(found[1], s)])
+    lab.equal([1, 0], [int(one) for one in lab.components(found[2], s)])
+
+
+NO_ROWS = "`tf.distribute` fails with an IndexError."
+
+
+@behaviour(
+    "Parts of elements that have no rows go to every replica, of `tf.data` too",
+    tensorflow=NO_ROWS,
+    jax=NO_ROWS,
+    torch=NO_ROWS,
+)
+def _(lab, s):
+    numbers, pairs = [np.int64(0), np.int64(1)], [(ROWS[:4], np.float32(7.0))]
+    if lab.backend == "tensorflow":
+        numbers = tf.data.Dataset.range(2)
+        pairs = tf.data.Dataset.from_tensors(pairs[0])
+    lab.equal([[0, 0], [1, 1]], parts(lab, s, s.distribute_dataset(numbers)))
+    [(x, number)] = s.distribute_dataset(pairs)
+    lab.equal([[0, 1], [2, 3]], lab.components(x, s))
+    lab.equal([7.0, 7.0], lab.components(number, s))
+
+
+@behaviour("Of a dataset function's elements without rows each replica takes the next one")
+def _(lab, s):
+    make = lambda _: [np.float32(number) for number in range(4)]  # noqa: E731
+    lab.equal([[0, 1], [2, 3]], parts(lab, s, s.distribute_datasets_from_function(make)))
+
+
+@behaviour("The batches that a dataset function gives the replicas of a step may differ in shape")
+def _(lab, s):
+    make = lambda _: [np.float32([[1, 2]] * 2), np.float32([[1, 2, 3]] * 2)]  # noqa: E731
+    [batch] = s.distribute_datasets_from_function(make)
+    for run in (s.run, kd.function(s.run)):
+        lab.equal([1.5, 2.0], lab.components(run(ops.mean, args=(batch,)), s))
+
+
+ONE_PROGRAM = "Refused: JAX traces a function once, and would take one batch for all its calls."
+
+
+@behaviour("A compiled loop takes its batches from an iterator", jax=ONE_PROGRAM)
+def _(lab, s):
+    total = variable_of(s, 0.0, aggregation="sum")
+    batches = tf.data.Dataset.from_tensor_slices(ROWS[:8]).batch(4)
+    iterator = iter(s.distribute_dataset(batches if lab.backend == "tensorflow" else BATCHES[:2]))
+
+    def add(x):
+        total.assign_add(ops.sum(x))
+
+    def loop():
+        for _ in range(2):
+            s.run(add, args=(next(iterator),))
+
+    if lab.backend == "jax":
+        with lab.raises(NotImplementedError, "batches to be taken outside.*step.next.iterator"):
+            kd.function(loop)()
+    else:
+        kd.function(loop)()
+        lab.equal([34.0, 34.0], lab.components(total, s))  # 1 + 5, and then 6 + 9 and 6 + 13
+
+
+@behaviour(
+    "Objects that differ, one a replica, such as generators, are arguments of a run",
+    jax="Refused: on JAX replicas run one program, which has one object.",
+)
+def _(lab, s):
+    own = [keras.random.SeedGenerator(seed) for seed in (1, 2)]
+    value = s.distribute_values_from_function(lambda c: own[c.replica_id_in_sync_group])
+    draw = lambda generator: keras.random.uniform((2,), seed=generator)  # noqa: E731
+    if lab.backend == "jax":
+        with lab.raises(NotImplementedError, "the replicas run one program.*SeedGenerator"):
+            s.run(draw, args=(value,))
+        return
+    expected = [lab.numpy(draw(keras.random.SeedGenerator(seed))) for seed in (1, 2)]
+    found = lab.components(s.run(draw, args=(value,)), s)
+    lab.check(not np.array_equal(found[0], found[1]), f"{expected} {found}")

@@ -307,3 +307,128 @@ def _(lab, s):
         with lab.raises(ZeroDivisionError, "own words"):
             run(step)
     lab.still_usable(s)
+
+
+@behaviour("What a run returns by name are keyword arguments of the next")
+def _(lab, s):
+    number = s.run(lambda: kd.get_replica_context().replica_id_in_sync_group + 1)
+    named = s.run(lambda x: {"a": x * 2, "b": x * x}, args=(number,))
+    lab.equal([6, 14], lab.components(s.run(lambda b, a: a + 2 * b + 2, kwargs=named), s))
+
+
+@behaviour("A metric is a function that `run` may call; numbers in lists are each replica's rows")
+def _(lab, s):
+    with s.scope():
+        metrics = keras.metrics.Precision(), keras.metrics.Recall(), keras.metrics.Mean()
+    for metric in metrics[:2]:
+        found = s.run(metric, args=([0, 1, 1, 1], [1.0, 0.0, 1.0, 1.0]))
+        lab.equal([2 / 3] * 2, lab.components(found, s), FLOAT32)
+        lab.equal(2 / 3, metric.result(), FLOAT32)
+    s.run(metrics[2], args=(np.float32([1, 2, 3]),))
+    lab.equal([2.0, 6.0], [lab.numpy(one) for one in (metrics[2].result(), metrics[2].count)])
+
+
+OWN_ROWS = "Keras 2's metrics summed up in replicas, too; Keras 3's read what the replica holds."
+
+
+@behaviour(
+    "A metric's result in a replica is that of its rows; outside that of all",
+    tensorflow=OWN_ROWS,
+    jax=OWN_ROWS,
+    torch=OWN_ROWS,
+)
+def _(lab, s):
+    with s.scope():
+        metric = keras.metrics.Sum()
+
+    def step(x):
+        metric.update_state(x)
+        return metric.result()
+
+    found = s.run(step, args=(numbered(s, lambda i: np.float32([i + 1])),))
+    lab.equal([[1.0, 2.0], 3.0], [lab.components(found, s), lab.numpy(metric.result())])
+
+
+@behaviour("A metric made outside of the scope is updated in it, and by replicas")
+def _(lab, s):
+    metric = keras.metrics.Mean()
+    with s.scope():
+        for number in range(10):
+            metric.update_state(float(number))
+    lab.equal(4.5, metric.result())
+    value = numbered(s, lambda i: np.float32(100 * (i + 1)))
+    s.run(lambda x: metric.update_state(x) is None, args=(value,))
+    lab.equal(345.0 / 12, metric.result(), FLOAT32)
+
+
+@behaviour("Variables among the arguments of a run are those variables in it")
+def _(lab, s):
+    layer, optimizer = dense(s)
+    x = np.float32([[1.0]])
+
+    def step(variables, x):
+        lab.check(variables[0] is layer.kernel, "the variable itself")
+        loss = lambda: ops.sum(ops.square(layer(x) - 3.0))  # noqa: E731
+        _, gradients = kd.value_and_grad(loss, variables)
+        optimizer.apply(gradients, variables)
+
+    s.run(step, args=(layer.trainable_variables, x))
+    lab.equal([[[1.8]]] * 2, lab.components(layer.kernel, s), FLOAT32)
+
+
+OUTSIDE = "Updates all copies; Keras 2's optimizers raise a RuntimeError."
+
+
+@behaviour(
+    "`optimizer.apply` in cross-replica context; without variables it does nothing",
+    tensorflow=OUTSIDE,
+    jax=OUTSIDE,
+    torch=OUTSIDE,
+)
+def _(lab, s):
+    layer, optimizer = dense(s)
+    with s.scope():
+        optimizer.apply([ops.ones((1, 1))], [layer.kernel])
+    lab.equal([[[0.9]]] * 2, lab.components(layer.kernel, s), FLOAT32)
+    s.run(lambda: optimizer.apply([], []))
+    lab.equal([[[0.9]]] * 2, lab.components(layer.kernel, s), FLOAT32)
+
+
+@behaviour("Adam takes the sum of gradients that differ, whatever the variable's aggregation")
+def _(lab, s):
+    for aggregation in ("none", "sum"):
+        with s.scope():
+            v = keras.Variable(2.0, aggregation=aggregation)
+            optimizer = keras.optimizers.Adam(0.01, beta_1=0.2, beta_2=0.2, epsilon=1e-8)
+
+        def step(by, v=v, optimizer=optimizer):
+            _, gradients = kd.value_and_grad(lambda: by * 0.5 * v, [v])
+            optimizer.apply(gradients, [v])
+
+        for expected in ([1.99, 1.2, 1.8], [1.98, 1.44, 2.16]):
+            s.run(step, args=(numbered(s, lambda i: np.float32(i + 1)),))
+            found = [lab.numpy(one) for one in (v, *optimizer.variables[-2:])]
+            lab.equal(expected, [float(one) for one in found], FLOAT32)
+
+
+@behaviour("`training` reaches inner layers; in a replica a call's added losses are its own, once")
+def _(lab, s):
+    class Inner(keras.layers.Layer):
+        def call(self, x, training=None):
+            self.add_loss(ops.mean(x))
+            return x if training else 0.0 * x
+
+    with s.scope():
+        model = keras.Sequential([Inner()])
+
+    def step(x):
+        model(x, training=True)
+        kd.get_replica_context().merge_call(lambda _: None)
+        [loss] = model.losses
+        return loss, ops.stack([model(x)[0, 0], model(x, training=True)[0, 0]])
+
+    x = numbered(s, lambda i: np.float32([[i + 1]]))
+    for run in (s.run, kd.function(s.run)):
+        losses, values = run(step, args=(x,))
+        lab.equal([1.0, 2.0], lab.components(losses, s))
+        lab.equal([[0.0, 1.0], [0.0, 2.0]], lab.components(values, s))

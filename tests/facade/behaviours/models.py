@@ -309,3 +309,117 @@ def _(lab, s):
     lab.check(type(plain) is keras.Sequential, "its own class")
     fit(batch_size=5)(plain)
     lab.equal(1, len(kd.get_strategy().local_results(plain.weights[0])))
+
+
+def draws(generator, count=2):
+    """A step that draws so many numbers, one after another."""
+    return lambda: ops.stack([keras.random.uniform((), seed=generator) for _ in range(count)])
+
+
+def different(lab, s, runs):
+    """How many different numbers runs have drawn, in all replicas."""
+    return len({float(x) for run in runs for part in lab.components(run(), s) for x in part})
+
+
+@behaviour("A generator from outside of the scope, and one as a compiled function's argument")
+def _(lab, s):
+    outside, compiled = keras.random.SeedGenerator(7), kd.function(lambda one: draws(one)())
+    with s.scope():
+        inside = keras.random.SeedGenerator(7)
+    step = draws(outside)
+    lab.equal(8, different(lab, s, [lambda: s.run(step), lambda: kd.function(s.run)(step)]))
+    lab.equal(8, different(lab, s, [lambda: s.run(lambda: compiled(inside))] * 2))
+
+
+@behaviour("Draws in cross-replica context advance every replica's copy of the generator")
+def _(lab, s):
+    with s.scope():
+        generator = keras.random.SeedGenerator(3)
+        for _ in range(2):
+            keras.random.normal((3,), seed=generator)
+    first, second = lab.components(generator.state, s)
+    lab.equal(first, second)
+    lab.equal([3, 2], [int(one) for one in first])
+
+
+@behaviour("With a generator's state, replicas of another number draw what the first of them did")
+def _(lab, s):
+    three, generators = lab.strategy(3), []
+    for strategy, seed in ((s, 1), (three, 10)):
+        with strategy.scope():
+            generators.append(keras.random.SeedGenerator(seed))
+    for _ in range(2):
+        generators[1].state.assign(ops.convert_to_numpy(generators[0].state))
+        expected = lab.components(s.run(draws(generators[0])), s)
+        lab.equal(expected, lab.components(three.run(draws(generators[1])), three)[:2])
+
+
+# What Keras 2 refused with a ValueError.
+ADOPTED = "Taken in by the model; Keras 2 raises a ValueError."
+
+
+@behaviour(
+    "Layers, metrics and optimizers made outside of the scope, compiled outside of it",
+    tensorflow=ADOPTED,
+    jax=ADOPTED,
+    torch=ADOPTED,
+)
+def _(lab, s):
+    (plain, _, _), (ours, strategy_s, _) = by_steps(s)
+    lab.equal(plain["loss"], ours["loss"], FLOAT32)
+    lab.equal(plain["mean_absolute_error"], ours["mean_absolute_error"], FLOAT32)
+    for variable in strategy_s.weights:
+        first, second = lab.components(variable, s)
+        lab.equal(first, second)
+
+
+@behaviour("Distributed datasets in `fit`: so many steps an epoch, and for validation")
+def _(lab, s):
+    for _, _, seen in by_steps(s):
+        lab.equal(["train", "train", "test", "epoch"] * 2, seen)
+
+
+@behaviour("Validation in `fit` is `evaluate` after the epoch")
+def _(lab, s):
+    _, (history, trained, _) = by_steps(s)
+    loss = trained.evaluate(X[:5], Y[:5], verbose=0, return_dict=True)["loss"]
+    lab.equal(history["val_loss"][-1], loss, FLOAT32)
+
+
+_by_steps = []
+
+
+def by_steps(s):
+    """The history, the model and the events of a `fit`, on one device and under a strategy."""
+    if not _by_steps or _by_steps[0] is not s:
+        _by_steps[:] = s, [fit_by_steps(strategy) for strategy in (kd.get_strategy(), s)]
+    return _by_steps[1]
+
+
+def fit_by_steps(strategy):
+    class Batches(keras.utils.PyDataset):
+        def __init__(self, size, count):
+            super().__init__()
+            self.size, self.count = size, count
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, index):
+            return X[: self.size], Y[: self.size]
+
+    seen = []
+    see = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append("epoch"),
+        on_train_batch_end=lambda batch, logs: seen.append("train"),
+    )
+    see.on_test_batch_end = lambda batch, logs=None: seen.append("test")
+    keras.utils.set_random_seed(1)
+    layer, metric = keras.layers.Dense(1), keras.metrics.MeanAbsoluteError()
+    with strategy.scope():
+        made = keras.Sequential([keras.Input((3,)), layer])
+    made.compile(keras.optimizers.SGD(0.1, clipvalue=0.5), "mse", metrics=[metric])
+    train, test = map(strategy.distribute_dataset, (Batches(7, 9), Batches(5, 2)))
+    steps = {"steps_per_epoch": 2, "validation_data": test, "validation_steps": 1}
+    history = made.fit(train, epochs=2, verbose=0, callbacks=[see], **steps).history
+    return history, made, seen

@@ -248,3 +248,48 @@ def _(lab, s):
     found = s.local_results({"a": counting(s), "b": 5})
     lab.equal([1.0, 2.0], [float(lab.numpy(one["a"])) for one in found])
     lab.equal([5, 5], [one["b"] for one in found])
+
+
+@behaviour(
+    "A gather of components that differ in their number of axes is an error",
+    jax="Refused as the value is made: on JAX replicas run one program.",
+)
+def _(lab, s):
+    with lab.raises(kd.errors.KerasdistError, "Expected (tensors|arrays|all replicas)"):
+        value = numbered(s, lambda i: np.ones((1,) * (i + 1), "float32"))
+        s.gather(value, axis=0)
+    if lab.backend != "jax":
+        with lab.raises((kd.errors.KerasdistError, ValueError), "Expected"):
+            s.run(lambda x: kd.get_replica_context().all_gather(x, axis=0), args=(value,))
+        lab.still_usable(s)
+
+
+@behaviour("A variable is summed and gathered in replicas as the value that each reads")
+def _(lab, s):
+    own = variable_of(s, 2.0, synchronization="on_read", aggregation="sum", trainable=False)
+    mirrored = variable_of(s, 2.0, aggregation="mean")
+
+    def step():
+        here = kd.get_replica_context()
+        rows = here.all_gather(ops.reshape(mirrored, (1,)), axis=0)
+        return here.all_reduce("SUM", mirrored), here.all_reduce("SUM", own), rows
+
+    for run in (s.run, kd.function(s.run)):
+        found = [lab.components(one, s) for one in run(step)]
+        lab.equal([[4.0, 4.0], [4.0, 4.0], [[2.0, 2.0]] * 2], found)
+
+
+@behaviour("The gradient of a gather is a replica's part of it, of each tensor of a nest")
+def _(lab, s):
+    variable = variable_of(s, [[3.0], [5.0]])
+
+    def step(by):
+        def total():
+            once, twice = kd.get_replica_context().all_gather([variable + 0.0, variable * 2.0], 1)
+            return ops.sum(once * by) + ops.sum(twice * by)
+
+        return kd.value_and_grad(total, [variable])[1][0]
+
+    by = numbered(s, lambda i: np.float32([[1.0, 2.0]]) * (i + 1))
+    # Of replica 0, (1 + 2) * 3: what both multiply its column by, once and twice.
+    lab.equal([[[9.0]] * 2, [[18.0]] * 2], lab.components(s.run(step, args=(by,)), s))

@@ -1,5 +1,8 @@
 """Variables that are made, read and assigned in each context."""
 
+import copy
+from functools import partial
+
 import numpy as np
 
 from tests.conformance.lazy import kd, keras, ops
@@ -142,7 +145,17 @@ def _(lab, s):
         lab.equal([expected] * 2, lab.components(v, s))
 
 
-@behaviour("`assign_add` and `assign_sub` in replicas combine the new values")
+NEW_VALUES = (
+    "The sum of the new values, as in Keras 3; `tf.distribute` adds the sum of the changes."
+)
+
+
+@behaviour(
+    "`assign_add` and `assign_sub` in replicas combine the new values",
+    tensorflow=NEW_VALUES,
+    jax=NEW_VALUES,
+    torch=NEW_VALUES,
+)
 def _(lab, s):
     v = assigned(s, variable_of(s, 10.0, aggregation="mean"), "assign_add")
     lab.equal([11.5, 11.5], lab.components(v, s))
@@ -330,3 +343,154 @@ def _(lab, s):
     for _ in range(3):
         s.run(lambda: v.assign_add(1) is None)
     lab.equal(3, v)
+
+
+COMBINED = "`tf.distribute` returns what is combined; Keras 3 what is assigned."
+
+
+@behaviour(
+    "`assign` returns the value that is assigned; in a replica the replica's own",
+    tensorflow=COMBINED,
+    jax=COMBINED,
+    torch=COMBINED,
+)
+def _(lab, s):
+    v = variable_of(s, 15.0, aggregation="sum")
+    found = s.run(lambda x: (v.assign(x), v.assign_add(x)), args=(counting(s),))
+    lab.equal([[1.0, 2.0], [4.0, 5.0]], [lab.components(one, s) for one in found])
+    lab.equal([9.0, 9.0], lab.components(v, s))
+    with s.scope():
+        lab.equal([8.0, 7.0], [lab.numpy(one) for one in (v.assign(8.0), v.assign_sub(1.0))])
+
+
+@behaviour("A variable is assigned to another, added to it and subtracted, in each context")
+def _(lab, s):
+    source = variable_of(s, 2.0, aggregation="mean")
+    for aggregation, in_replicas in (("none", 2.0), ("mean", 2.0), ("sum", 4.0)):
+        v = variable_of(s, 0.0, aggregation=aggregation)
+        s.run(lambda v=v: v.assign(source) is None)
+        lab.equal([in_replicas] * 2, lab.components(v, s))
+        v.assign_add(source)
+        v.assign_sub(source)
+        lab.equal([in_replicas] * 2, lab.components(v, s))
+
+
+@behaviour("What is assigned takes the variable's type, in each context")
+def _(lab, s):
+    real = variable_of(s, 0.0, aggregation="mean")
+    whole = variable_of(s, 0, dtype="int32", trainable=False, aggregation="only_first_replica")
+    s.run(lambda: (real.assign(1) is None, whole.assign(1.7) is None))
+    lab.equal([[1.0, 1.0], [1, 1]], [lab.components(one, s) for one in (real, whole)])
+    real.assign_add(2)
+    lab.equal([3.0, 3.0], lab.components(real, s))
+
+
+ADDS = "As what is read and the value; `tf.distribute` refuses it for a sum."
+
+
+@behaviour(
+    "`on_read`: `assign_add` and `assign_sub` outside of replicas",
+    tensorflow=ADDS,
+    jax=ADDS,
+    torch=ADDS,
+)
+def _(lab, s):
+    for aggregation, share in (("sum", 2.5), ("mean", 3.0), ("only_first_replica", 3.0)):
+        v = on_read(s, aggregation, 2.0)  # of a sum 4.0 is read
+        v.assign_add(2.0)
+        v.assign_sub(1.0)
+        lab.equal([share] * 2, lab.components(v, s))
+
+
+@behaviour("Whole numbers: division, remainders, bits and signs; comparisons from both sides")
+def _(lab, s):
+    v = variable_of(s, 7, dtype="int32", trainable=False)
+
+    def results():
+        whole = v // 2, 15 // v, v % 2, 16 % v, v & 3, 3 & v, v | 8, 16 | v, v ^ 3, -v, ~v, abs(v)
+        truths = v < 12, v <= 7, v > 12, v >= 7, 12 < v, 12 > v, v == 7, v != 7  # noqa: SIM300
+        return ops.stack(
+            [ops.cast(ops.convert_to_tensor(one), "int32") for one in (*whole, *truths)]
+        )
+
+    # `|` and `^` are logical ones in Keras.
+    expected = lab.numpy(results())
+    lab.equal([3, 2, 1, 2], expected[:4])
+    lab.equal([-7, -8, 7, 1, 1, 0, 1, 0, 1, 1, 0], expected[9:])
+    lab.equal([expected] * 2, lab.components(s.run(results), s))
+
+
+@behaviour("`extended.update`: copies that differ are each read, and changed, by themselves")
+def _(lab, s):
+    v = variable_of(s, 0.0)
+    update = partial(s.extended.update, v)
+
+    def change():
+        update(lambda v, x: v.assign(x), args=(counting(s),))
+        update(lambda v, by: v.assign_sub(by), args=(0.5,))
+        return update(lambda v: v.assign_add(v.value + v), group=False)
+
+    def merging(x):
+        v.assign(x)
+        kd.get_replica_context().merge_call(
+            lambda _: update(lambda v: v.assign_add(v * 9.0)) is None
+        )
+        return v + 0.0
+
+    for wrap in (lambda act: act, kd.function):
+        lab.equal([1.5, 4.5], [lab.numpy(one) for one in wrap(change)()])
+        lab.equal([1.5, 4.5], lab.components(v, s))
+        assigned(s, v)
+        wrap(lambda: update(lambda v: v.assign_add(v * 1.0)))()
+        lab.equal([2.0, 4.0], lab.components(v, s))
+        found = wrap(lambda: s.run(merging, args=(counting(s),)))()
+        lab.equal([10.0, 20.0], lab.components(found, s))
+
+
+@behaviour("Rows that replicas scatter into a variable's value are combined by its aggregation")
+def _(lab, s):
+    v = variable_of(s, [0.0, 0.0, 0.0], aggregation="mean")
+
+    def step(row):
+        v.assign(ops.scatter_update(v, ops.reshape(row, (1, 1)), ops.ones((1,))))
+        return v + 0.0
+
+    found = s.run(step, args=(numbered(s, np.int32),))
+    lab.equal([[0.5, 0.5, 0.0]] * 2, lab.components(found, s))
+
+
+@behaviour("A variable that a step returns is that variable")
+def _(lab, s):
+    v = variable_of(s, 1.0)
+    lab.check(s.run(lambda: v) is v and s.run(lambda: (v, [v]))[1][0] is v, "itself")
+
+
+@behaviour("A deep copy of a variable, in the scope or out of it, is another one of its kind")
+def _(lab, s):
+    v = variable_of(s, 1.0, aggregation="sum")
+    with s.scope():
+        inside = copy.deepcopy(v)
+    outside = copy.deepcopy(v)
+    assigned(s, inside)
+    lab.equal([[1.0] * 2, [3.0] * 2], [lab.components(one, s) for one in (v, inside)])
+    lab.equal(("sum", 1.0), (outside.aggregation, float(outside)))
+
+
+PORTABLE = "A ValueError: weights are made in the first call, or outside."
+
+
+@behaviour("A layer that a step makes in each call", jax=PORTABLE, torch=PORTABLE)
+def _(lab, s):
+    def step(x):
+        layer = keras.layers.Dense(1)
+        layer(x)
+        return layer.kernel + 0.0
+
+    x = numbered(s, lambda _: np.ones((1, 1), "float32"))
+    if lab.backend == "tensorflow":
+        first, second = lab.components(s.run(step, args=(x,)), s)
+        lab.equal(first, second)
+    else:
+        with lab.raises(ValueError, "in its first call only.*dense.*Make them outside"):
+            s.run(step, args=(x,))
+    lab.still_usable(s)

@@ -114,6 +114,18 @@ def restarted(change, *arguments):
     return after, remembering.lost()
 
 
+def test_a_list_where_one_of_the_script_was_in_memory_is_a_new_one():
+    def change(one):
+        del one.all
+        one.rows = None
+        one.rows = [1]  # Python puts it where the first one was
+
+    rows = []
+    one, lost = restarted(change, rows, np.zeros(2))
+    assert not lost
+    assert (one.rows, rows) == ([1], [])
+
+
 def test_what_is_held_twice_stays_one_object():
     def change(one):
         one.rows.append(1)

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.variable_rules import made_in_every_call
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
@@ -238,7 +239,7 @@ class Program:
                     keras_compat.initialize_waiting_variables()
                 executable = self._keep(key, executable.extended(scope), objects)
             else:
-                raise _never_settles(scope.variables.values())
+                raise made_in_every_call([one.path for one in scope.variables.values()])
         return executable.finish(outputs)
 
     def _keep(self, key: Hashable, executable: Executable, objects: Iterable[Any]) -> Executable:
@@ -303,14 +304,6 @@ def _constant(leaf: object) -> Hashable:
     """Returns a key that is the same for equal constants of one type; it keeps them alive."""
     # 0.0 equals -0.0, and NaN nothing.
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
-
-
-def _never_settles(variables: Iterable[keras.Variable]) -> ValueError:
-    return ValueError(
-        "Expected a function that creates its variables in its first call only. Received: new "
-        f"variables in every call, such as {[v.path for v in variables][:3]}. Make them outside, "
-        "or keep them where the next call finds them."
-    )
 
 
 class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows

@@ -152,7 +152,7 @@ class ReplicaScope(Scope):
         """Returns this replica's value, or in cross-replica context the aggregate."""
         self.read[id(variable)] = variable
         value = self.peek(variable)
-        if self._is_apart(variable) and context.current.replica is None and self._writes != "copy":
+        if self.is_apart(variable) and context.current.replica is None and self._writes != "copy":
             return self.aggregates([variable], [value])[0]
         return value
 
@@ -167,7 +167,7 @@ class ReplicaScope(Scope):
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store for an assigned value, by the rules of ``tf.distribute``."""
-        apart = self._is_apart(variable)
+        apart = self.is_apart(variable)
         if self._writes == "copy":
             self.apart[id(variable)] = variable
         elif context.current.replica is None:
@@ -200,13 +200,14 @@ class ReplicaScope(Scope):
         finally:
             self._writes = before
 
-    def _is_apart(self, variable: keras.Variable) -> bool:
+    def is_apart(self, variable: keras.Variable) -> bool:
+        """Returns whether each replica holds a component of a variable."""
         key = id(variable)
         return key in self._held or key in self.apart or is_on_read(variable)
 
     def written_apart(self) -> dict[int, Any]:
         """Returns, by id, the written variables of which each replica holds a component."""
-        return {key: one for key, one in self.variables.items() if self._is_apart(one)}
+        return {key: one for key, one in self.variables.items() if self.is_apart(one)}
 
     def aggregates(
         self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]

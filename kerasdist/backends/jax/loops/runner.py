@@ -212,7 +212,7 @@ class JaxRunner(Runner):
     ) -> Sequence[Any]:
         """Calls the function once, for the copies on all devices together."""
         scope = replica_scope.current()
-        apart = is_on_read(variable)
+        apart = self._has_components(variable)
         differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
@@ -230,6 +230,14 @@ class JaxRunner(Runner):
         leaves, form = flatten(result)
         columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
+
+    def _has_components(self, variable: keras.Variable) -> bool:
+        scope, program = replica_scope.current(), scopes.program()
+        if scope is not None:
+            return scope.is_apart(variable)
+        if program is not None:
+            return is_on_read(variable) or program.has_components(variable)
+        return is_on_read(variable) or components.recall(variable) is not None
 
     def _own_values(self, structure: Any) -> Any:
         return map_values(

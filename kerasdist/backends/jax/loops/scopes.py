@@ -115,11 +115,17 @@ class ProgramScope(Scope):
 
     def stack(self, variable: keras.Variable, replicas: int) -> jax.Array:
         """Returns a variable's components, derived from its value if it has none."""
+        if self.has_components(variable):
+            stack, _ = self._stacks[id(variable)]
+            if stack.shape[0] == replicas:
+                return stack
+        return derived(variable, self.peek(variable), replicas)
+
+    def has_components(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable has components, whose aggregate is its value."""
         value = self.peek(variable)
         known = self._stacks.get(id(variable))
-        if known is not None and known[1] is value and known[0].shape[0] == replicas:
-            return known[0]
-        return derived(variable, value, replicas)
+        return known is not None and known[1] is value
 
     def add_placement(self, placement: Placement) -> None:
         """Records a placement on which the program computes."""

@@ -64,7 +64,7 @@ DistributedIterator.register(tf.distribute.DistributedIterator)
 def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
     """Returns the equivalent ``tf.distribute`` dataset; None if the source is not ``tf.data``."""
     match ours:
-        case DividedDataset(source=tf.data.Dataset() as dataset):
+        case DividedDataset(source=tf.data.Dataset() as dataset) if not _has_scalars(dataset):
             options = _native_options(ours.options, group.native_strategy)
             return _with_length(group.distributed(dataset, options))
         case ShardedDataset(source=WorkerBatches(source=own)):
@@ -79,6 +79,11 @@ def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
             if is_one and all(isinstance(one, tf.data.Dataset) for one in pipelines):
                 return _of_pipelines(group.native_strategy, pipelines, ours.options)
     return None
+
+
+def _has_scalars(dataset: tf.data.Dataset) -> bool:
+    """Returns whether elements have parts without rows, of which TensorFlow asks how many."""
+    return any(one.shape.rank == 0 for one in tf.nest.flatten(dataset.element_spec))
 
 
 def _of_pipelines(

@@ -19,7 +19,7 @@ from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_re
 from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
-from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
+from kerasdist.backends.base.variable_rules import require_aggregate
 from kerasdist.backends.torch.fit import backward, batch_norm, batches
 from kerasdist.backends.torch.fit.batches import Part
 from kerasdist.backends.torch.replica import modules, random
@@ -457,7 +457,7 @@ class TorchRunner(Runner):
             return self._component(given, index).call(function, variable)
 
         differ = any(isinstance(leaf, PerReplica) for leaf in flatten(given))
-        if not (differ or is_on_read(variable)):
+        if not (differ or self._components.has(variable)):
             with keras_compat.outside_stateless_scopes():
                 return [call(0)]
         results, values = [], []

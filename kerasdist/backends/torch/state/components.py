@@ -83,8 +83,8 @@ class Components:
     ) -> torch.Tensor | None:
         """Returns a replica's component of a variable, None if the variable has no components."""
         own = keras_compat.stored_value(variable)
-        kept = self._kept.get(variable)
-        if kept is not None and kept.serves(own):
+        kept = self._valid(variable, own)
+        if kept is not None:
             return kept.values[rank - self._local.start]
         if not is_on_read(variable):
             return None
@@ -92,6 +92,16 @@ class Components:
             part = equal_share(own, rank, self._replicas) if is_sum_on_read(variable) else own
             part = part.detach().to(device or own.device, copy=True)
         return part.requires_grad_(own.requires_grad)
+
+    def has(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable has components."""
+        if is_on_read(variable):
+            return True
+        return self._valid(variable, keras_compat.stored_value(variable)) is not None
+
+    def _valid(self, variable: keras.Variable, own: torch.Tensor) -> Kept | None:
+        kept = self._kept.get(variable)
+        return kept if kept is not None and kept.serves(own) else None
 
     @torch.no_grad()
     def keep(

@@ -24,6 +24,7 @@ from kerasdist.backends.torch.state.gathered import GatheredWeights
 from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, padded
 from kerasdist.core import ownership
 from kerasdist.core.context import current, scoped_strategy
+from kerasdist.core.ownership import VariableTable
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.keras_compat import LossScaleOptimizer
 
@@ -47,7 +48,7 @@ class ShardedOptimizer:
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[tuple[keras.Variable, Shard]] = []
-        self._weights: dict[int, Shard] = {}  # those with sharded slots
+        self._weights: VariableTable[Shard] = VariableTable()  # those with sharded slots
         # Which gradients of the running update are shards.
         self._are_shards: list[bool] = []
 
@@ -55,13 +56,14 @@ class ShardedOptimizer:
         """Shards a slot of a weight."""
         shard = shards.shard(slot, self.group)
         self._slots.append((slot, shard))
-        self._weights.setdefault(id(weight), Shard(shard.shape, self.group))
+        if self._weights.get(weight) is None:
+            self._weights.put(weight, Shard(shard.shape, self.group))
 
     def updated(self, weight: keras.Variable) -> Shard | None:
         """Returns the shard of a weight that this worker updates; None: it updates the whole."""
         held = shards.shard_of(weight)
         if held is None:
-            return self._weights.get(id(weight))
+            return self._weights.get(weight)
         return held if self._is_elementwise else None
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:

@@ -152,6 +152,8 @@ class ReplicaScope(keras.StatelessScope):
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
+        # The variables that were read, by id, which another one must not get before the step's end.
+        self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}
         # What compiled code has assigned; whether all replicas assigned equal values.
@@ -171,6 +173,7 @@ class ReplicaScope(keras.StatelessScope):
         """Drops all references to the step's model and tensors, so that they can be freed."""
         del self.rules
         self.state_mapping.clear()
+        self._read.clear()
         self.written.clear()
         self.written_equal.clear()
         self.buffers.clear()
@@ -189,6 +192,7 @@ class ReplicaScope(keras.StatelessScope):
             if value is None:
                 value = self.leaf(variable, source)
             self.state_mapping[id(variable)] = value
+            self._read[id(variable)] = variable
         return value
 
     def add_update(self, update: tuple[keras.Variable, torch.Tensor]) -> None:
