@@ -100,6 +100,7 @@ ADDED = {
     "whole gradients that end with their sums, and plans without values (ADR 109)": 89,
     "what a device holds of a model, as a table, and of a variable on Keras 3.12": 78,
     "layouts by rule, why, and maps in plans (ADR 111)": 115,
+    "copies that differ or lie on several devices, in update; layers made in each step": 47,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state

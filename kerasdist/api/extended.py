@@ -178,7 +178,7 @@ class StrategyExtended:
         if self._strategy.options.parameter_device is not None:
             results = results[:1]  # all replicas have one copy
         if not group:
-            return results * len(self.parameter_devices) if len(results) == 1 else results
+            return self._for_each_copy(results[0]) if len(results) == 1 else results
         return results[0] if len(results) == 1 else self._strategy.runner.per_replica(results)
 
     def update_non_slot(
@@ -201,7 +201,12 @@ class StrategyExtended:
         context.require_cross_replica("extended.update_non_slot", "merge_call")
         with self._strategy.scope():
             result = Arguments(*map_leaves(equal_component, Arguments.of(args, kwargs))).call(fn)
-        return result if group else [result] * len(self.parameter_devices)
+        return result if group else self._for_each_copy(result)
+
+    def _for_each_copy(self, result: object) -> list[object]:
+        """Returns a result once for each copy that this process has of a variable."""
+        each = self._strategy.options.devices_per_replica
+        return [result] * (len(self.parameter_devices) // each)
 
     def read_var(self, v: Any) -> Any:
         """Returns the value of a variable as cross-replica code sees it.
