@@ -154,11 +154,12 @@ def _initialize(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
     """Shards a new weight at once, so that a worker never holds more than one whole."""
-    original(variable, initializer)
     strategy = ownership.strategy_of(variable) or scoped_strategy()
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
-        rules.shard_weight(variable)
+        rules.shard_weight(variable, lambda: original(variable, initializer))
+    else:
+        original(variable, initializer)
 
 
 def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
@@ -277,22 +278,23 @@ class ShardRules:
 
     def serves(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is a weight that is large enough."""
-        stored = keras_compat.stored_value(variable)
         return (
-            stored is not None
-            and stored.is_floating_point()
+            keras.backend.is_float_dtype(keras_compat.stored_dtype(variable))
             and math.prod(variable.shape) >= self._min_size
             and variable.trainable
             and not variable.overwrite_with_gradient
         )
 
-    def shard_weight(self, variable: keras.Variable) -> None:
-        """Gives each worker its shard of the chief's initial value. All workers must call it."""
+    def shard_weight(self, variable: keras.Variable, draw: Callable[[], None]) -> None:
+        """Gives each worker its shard of what the chief draws. All workers must call it."""
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
-        stored = keras_compat.stored_value(variable).detach()
-        stored.copy_(self._workers.from_chief([stored])[0])
-        self.weights.add(variable, shards.shard(variable, self.group))
+
+        def chiefs() -> torch.Tensor:
+            draw()
+            return self._workers.broadcast(keras_compat.stored_value(variable))
+
+        self.weights.add(variable, shards.shard(variable, self.group, chiefs))
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
         """Returns whether an optimizer updates shards of a weight."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.agreement.results import checksum_of, unnumbered
+from kerasdist.agreement.results import checksum_in_type, checksum_of, unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.torch.workers.process_group import bytes_of
@@ -163,25 +163,30 @@ def read(variable: keras.Variable) -> torch.Tensor:
     return shard.gather(stored).requires_grad_(stored.requires_grad)
 
 
-def _meet(work: str, variable: keras.Variable, value: torch.Tensor | None = None) -> bool:
-    """Waits for the other workers to do the same; returns whether all have the same value.
+def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
+    """Waits for the other workers to do the same; returns whether all have the same checksum.
 
     A worker that comes alone ends the job, with an error that names what each worker is at.
     """
     job = current_job()
     assert job is not None  # one process shards nothing
-    # Of its bytes, as NumPy lacks some types.
-    checksum = 0 if value is None else checksum_of(bytes_of(value, "cpu").numpy())
     label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 
 
 @torch.no_grad()
-def shard(variable: keras.Variable, group: ProcessGroup) -> Shard:
-    """Keeps only this worker's shard of a variable."""
-    shard = Shard(tuple(variable.shape), group)
-    stored = keras_compat.stored_value(variable)
-    own = torch.nn.Parameter(shard.cut(stored).clone(), requires_grad=stored.requires_grad)
+def shard(
+    variable: keras.Variable,
+    group: ProcessGroup,
+    make: Callable[[], torch.Tensor] | None = None,
+) -> Shard:
+    """Keeps only this worker's shard of a variable, of the whole value that `make` returns."""
+    shard, dtype = Shard(tuple(variable.shape), group), keras_compat.stored_dtype(variable)
+    # The shard comes first: libc gives back what is freed behind it, and keeps no gaps between.
+    values = keras_compat.ops.zeros((shard.end - shard.begin,), dtype)
+    whole = keras_compat.stored_value(variable) if make is None else make()
+    own = torch.nn.Parameter(values, requires_grad=keras_compat.stored_value(variable).requires_grad)
+    own.copy_(shard.cut(whole))
     keras_compat.store_value(variable, own)
     _shards.put(variable, shard)
     return shard
@@ -285,20 +290,22 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     in_scope = keras_compat.get_stateless_scope() is not None
     if shard is None or shard.is_seen or in_scope:
         return original(variable, value)
-    value = _whole_value(variable, value)
-    if not _meet("assignment", variable, value):
-        raise differing_assignment(variable)
-    keras_compat.stored_value(variable).copy_(shard.cut(value))
-    return value
-
-
-def _whole_value(variable: keras.Variable, value: Any) -> torch.Tensor:
-    """Returns an assigned value as a tensor of the variable's type and shape."""
-    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
+    dtype = variable.dtype
+    if not isinstance(value, np.ndarray):
+        value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if tuple(value.shape) != tuple(variable.shape):
         raise ValueError(
             "Expected a value of the variable's shape. Received: "
             f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
             f"{tuple(value.shape)}. Assign a value of that shape."
         )
+    if isinstance(value, np.ndarray):  # of a file, as a rule: there is no second whole value
+        checksum = checksum_in_type(value, dtype)
+        own = keras_compat.ops.convert_to_tensor(value.flat[shard.begin : shard.end], dtype=dtype)
+    else:
+        checksum = checksum_of(bytes_of(value, "cpu").numpy())  # as NumPy lacks some types
+        own = shard.cut(value)
+    if not _meet("assignment", variable, checksum):
+        raise differing_assignment(variable)
+    keras_compat.stored_value(variable).copy_(own)
     return value
