@@ -84,6 +84,7 @@ class ShardedOptimizer:
     @contextmanager
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
         """Lets the optimizer see the shards that this worker updates; gathers whole weights."""
+        shards.draw_all()
         seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
         whole: list[keras.Variable] = []
         gathered: list[tuple[torch.Tensor, Shard, torch.Tensor]] = []
@@ -153,11 +154,11 @@ def install() -> None:
 def _initialize(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
-    """Shards a new weight at once, so that a worker never holds more than one whole."""
+    """Shards a new weight, so that a worker never holds more than one whole."""
     strategy = ownership.strategy_of(variable) or scoped_strategy()
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
-        rules.shard_weight(variable, lambda: original(variable, initializer))
+        rules.shard_weight(variable, initializer)
     else:
         original(variable, initializer)
 
@@ -285,16 +286,16 @@ class ShardRules:
             and not variable.overwrite_with_gradient
         )
 
-    def shard_weight(self, variable: keras.Variable, draw: Callable[[], None]) -> None:
-        """Gives each worker its shard of what the chief draws. All workers must call it."""
+    def shard_weight(self, variable: keras.Variable, initializer: Any) -> None:
+        """Gives each worker its shard of a new weight. All workers must call it."""
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
-
-        def chiefs() -> torch.Tensor:
-            draw()
-            return self._workers.broadcast(keras_compat.stored_value(variable))
-
-        self.weights.add(variable, shards.shard(variable, self.group, chiefs))
+        shard = shards.shard_without_values(variable, initializer, self.group, self._workers)
+        # One of Keras's, with a number for a seed, draws the same later, others may not.
+        is_fixed = isinstance(getattr(initializer, "seed", 0), int)
+        if not (is_fixed and keras_compat.is_builtin(type(initializer))):
+            shards.draw_one(variable, shard, self._workers)
+        self.weights.add(variable, shard)
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
         """Returns whether an optimizer updates shards of a weight."""
