@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, unnumbered
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced
+from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, parts_of
 from kerasdist.backends.jax.mesh.gathers import gather
 from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
@@ -205,14 +205,8 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     with place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
             raise differing_assignment(variable)
-        if not on_host:
-            return original(variable, place.put(value, sharding))
-
-        def part(index: Any) -> Any:
-            return np.array(value[index], dtype)  # a copy, whose memory JAX may take
-
-        shape = tuple(variable.shape)
-        return original(variable, jax.make_array_from_callback(shape, sharding, part))
+        parts = parts_of(value, dtype, sharding) if on_host else place.put(value, sharding)
+        return original(variable, parts)
 
 
 def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:

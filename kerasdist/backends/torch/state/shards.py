@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
@@ -237,7 +237,7 @@ def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> N
         keras_compat.in_trial(None),
         replica_scope(None),
         keras.device(own.device.type),
-        torch.cuda.device(own.device if own.is_cuda else None),
+        torch.cuda.device(own.device) if own.is_cuda else nullcontext(),
     ):
         if workers.rank == 0:
             dtype = keras_compat.stored_dtype(variable)
