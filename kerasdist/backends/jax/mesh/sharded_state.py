@@ -200,7 +200,9 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
         return original(variable, value)  # which refuses another shape
 
     def checksum() -> Any:
-        return checksum_in_type(value, dtype) if on_host else checksums_of([value])
+        if isinstance(value, np.ndarray):
+            return checksum_in_type(value, dtype)
+        return checksums_of([value])
 
     with place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
