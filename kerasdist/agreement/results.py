@@ -95,6 +95,15 @@ def checksum_of(array: object, start: int = 0) -> int:
     return zlib.crc32(values.reshape(-1).view(np.uint8).data, start)
 
 
+def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
+    """Returns `checksum_of` what an array is in a type, with a few rows of it at a time."""
+    rows, total = np.atleast_1d(array), 0
+    some = max(1, _CHUNK * len(rows) // max(1, rows.size))
+    for begin in range(0, len(rows), some):
+        total = checksum_of(rows[begin : begin + some].astype(dtype, copy=False), total)
+    return total
+
+
 # Workers may have other devices, whose products are exact to three digits only. CPUs round as their
 # type does; the loss, a mean over the batch, shows it. Gradients that cancel round more, and a
 # metric jumps where an example changes its class.

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import shutil
 
+import h5py
 import numpy as np
 
 from tests.conformance.actions import fit
@@ -173,6 +175,48 @@ def drawn_as_on_one_device(lab):
         lab.strategy().run(lambda: None)  # before the first step whole variables may differ
         lab.equal(expected, values(made))
         lab.equal(_own_parts(lab, made) if divides_weights(lab) else {1.0}, parts(made))
+
+
+@case("workers", backends=BACKENDS)
+def assigned_before_it_is_drawn(lab):
+    """A new variable keeps what is assigned to it; the others have one device's initial values."""
+
+    def drawn():
+        keras.utils.set_random_seed(7)
+        draws = keras.random.SeedGenerator(3)
+        seeds = [None, draws, None, draws]
+        drawing = [keras.initializers.RandomNormal(seed=seed) for seed in seeds]
+        drawing.append(lambda shape, dtype: keras.random.uniform(shape, dtype=dtype, seed=draws))
+        return [keras.Variable(one, shape=(8, 6), dtype="float32", name="w") for one in drawing]
+
+    given = np.arange(48, dtype="float64").reshape(6, 8).T  # of another type, not in C's order
+    expected = [given.astype("float32"), *values(drawn())[1:]]
+    made = lab.made(drawn)
+    made[0].assign(given)
+    lab.equal(expected, values(made))
+    made[0].assign(given + 1)
+    lab.equal([expected[0] + 1, *expected[1:]], values(made))
+
+
+@case("workers", backends=BACKENDS)
+def files_that_do_not_fit(lab):
+    """A file that lacks a variable, or has it in another shape: an error that names it."""
+    model = lab.made(even)
+    with lab.folder() as folder:
+        model.save_weights(folder / "m.weights.h5")
+        layer, kept = model.layers[-1], values(model.weights)
+        own = folder / f"{lab.job.rank}.weights.h5"
+        for changed, said in ((None, r"\['kernel'"), ((3, 3), layer.kernel.path)):
+            shutil.copy(folder / "m.weights.h5", own)
+            with h5py.File(own, "a") as file:
+                stored = list(file["layers"].values())[-1]["vars"]
+                del stored["0"]
+                if changed is not None:
+                    stored["0"] = np.zeros(changed)
+            with lab.raises(ValueError, said):
+                model.load_weights(own)
+        lab.equal(kept, values(model.weights))
+        lab.everyone("loaded")
 
 
 @case("workers", backends=BACKENDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any, final
@@ -132,6 +132,10 @@ class Placement:
         All workers must enter it. It yields whether `fact()` is equal on all of them.
         """
         return contextlib.nullcontext(True)
+
+    def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
+        """Returns the chief's value, after a test that a fact is equal on all workers."""
+        return value
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Puts a whole array on the mesh; returns one that is there unchanged."""

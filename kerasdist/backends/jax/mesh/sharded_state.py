@@ -10,20 +10,22 @@ gathered for each use (`gathers.py`); the optimizer updates parts.
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, cast, final
 
 import jax
 import keras
+import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
 from kerasdist import keras_compat
-from kerasdist.agreement.results import unnumbered
+from kerasdist.agreement.results import checksum_in_type, unnumbered
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced
+from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, parts_of
 from kerasdist.backends.jax.mesh.gathers import gather
 from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
@@ -94,6 +96,15 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         filled = jnp.full(shape, constant(initializer), dtype, device=sharding)
         keras_compat.store_value(variable, filled)
         return
+    work = _work("initial value", variable)
+    made = {"new variable": f"{unnumbered(variable.path)} {shape} {dtype}"}
+    kind, seed = place.chiefs(work, made, _kind_of(initializer))
+    if kind:
+        program = _program_of(kind, shape, dtype, sharding)
+        # As Keras makes a key of a seed.
+        key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
+        keras_compat.store_value(variable, program(np.asarray(key)))
+        return
     written: dict[int, keras.Variable] = {}
 
     def drawn() -> tuple[Any, list[Any]]:
@@ -103,7 +114,6 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         return value, [scope.state_mapping[key] for key in written]
 
     program = jax.jit(drawn, out_shardings=(sharding, place.whole))
-    work = _work("initial value", variable)
     with place.together(work, lambda: program.lower().as_text()) as is_same:
         if not is_same:  # the seeds differ
             _take_chiefs(variable, initializer(shape, dtype=dtype), place)
@@ -112,6 +122,33 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     keras_compat.store_value(variable, value)
     # An initializer may draw by a generator of its own.
     keras_compat.store_values(list(written.values()), states)
+
+
+def _kind_of(initializer: Any) -> tuple[str, int]:
+    """Returns what an initializer of Keras's draws, and its seed; no kind if it is another one."""
+    seed = getattr(initializer, "seed", None)
+    if not isinstance(seed, int) or not keras_compat.is_builtin(type(initializer)):
+        return "", 0
+    config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
+    config["config"]["seed"] = 0  # without one it would draw one, and change those after it
+    try:
+        return json.dumps(config), seed
+    except TypeError:  # such as a tensor in place of a number
+        return "", 0
+
+
+@lru_cache(64)
+def _program_of(
+    kind: str, shape: tuple[int, ...], dtype: str, sharding: NamedSharding
+) -> Callable[..., jax.Array]:
+    """Returns a program of a seed: many variables differ in nothing else."""
+    initializer: Any = keras.initializers.get(json.loads(kind))
+
+    def drawn(seed: jax.Array) -> Any:
+        initializer.seed = seed
+        return keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
+
+    return jax.jit(drawn, out_shardings=sharding)
 
 
 def _shard_new(
@@ -154,14 +191,24 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     place = None if in_scope or is_traced(value) else _place_of(variable)
     if place is None:
         return original(variable, value)
-    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
-    sharding = place.layout.of_variable(variable)
+    sharding, dtype = place.layout.of_variable(variable), variable.dtype
+    # One of NumPy's is of a file, as a rule: there is no second whole value.
+    on_host = isinstance(value, np.ndarray)
+    if not on_host:
+        value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if is_placed(value, sharding) or tuple(value.shape) != tuple(variable.shape):
         return original(variable, value)  # which refuses another shape
-    with place.together(_work("assignment", variable), lambda: checksums_of([value])) as is_same:
+
+    def checksum() -> Any:
+        if isinstance(value, np.ndarray):
+            return checksum_in_type(value, dtype)
+        return checksums_of([value])
+
+    with place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
             raise differing_assignment(variable)
-        return original(variable, place.put(value, sharding))
+        parts = parts_of(value, dtype, sharding) if on_host else place.put(value, sharding)
+        return original(variable, parts)
 
 
 def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -77,6 +77,12 @@ class WorkerPlacement(Placement):
         with self._job.translating_failures(work):
             digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
             yield not any(self._job.compare_objects(work, digest))
+
+    def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
+        """Returns the chief's value. All workers must call it, for the same work and fact."""
+        with self._job.translating_failures(work):
+            self._job.assert_equal(work, fact)
+            return self._job.broadcast_object(work, value)
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Makes a global array, to which this worker contributes its shards of a whole one."""

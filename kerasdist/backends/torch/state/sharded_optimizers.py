@@ -85,6 +85,7 @@ class ShardedOptimizer:
     @contextmanager
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
         """Lets the optimizer see the shards that this worker updates; gathers whole weights."""
+        shards.draw_all()
         seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
         whole: list[keras.Variable] = []
         gathered: list[tuple[torch.Tensor, Shard, torch.Tensor]] = []
@@ -154,12 +155,13 @@ def install() -> None:
 def _initialize(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
-    """Shards a new weight at once, so that a worker never holds more than one whole."""
-    original(variable, initializer)
+    """Shards a new weight, so that a worker never holds more than one whole."""
     strategy = ownership.strategy_of(variable) or scoped_strategy()
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
-        rules.shard_weight(variable)
+        rules.shard_weight(variable, initializer)
+    else:
+        original(variable, initializer)
 
 
 def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
@@ -278,10 +280,8 @@ class ShardRules:
 
     def serves(self, variable: keras.Variable) -> bool:
         """Returns whether a variable is a weight that is large enough."""
-        stored = keras_compat.stored_value(variable)
         return (
-            stored is not None
-            and stored.is_floating_point()
+            keras.backend.is_float_dtype(keras_compat.stored_dtype(variable))
             and not self._sharding.is_small(variable.shape)
             and variable.trainable
             and not variable.overwrite_with_gradient
@@ -295,13 +295,16 @@ class ShardRules:
             return "not the optimizer's"
         return "not trained, or its optimizer mixes elements"
 
-    def shard_weight(self, variable: keras.Variable) -> None:
-        """Gives each worker its shard of the chief's initial value. All workers must call it."""
+    def shard_weight(self, variable: keras.Variable, initializer: Any) -> None:
+        """Gives each worker its shard of a new weight. All workers must call it."""
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
-        stored = keras_compat.stored_value(variable).detach()
-        stored.copy_(self._workers.from_chief([stored])[0])
-        self.weights.add(variable, shards.shard(variable, self.group))
+        shard = shards.shard_without_values(variable, initializer, self.group, self._workers)
+        # One of Keras's, with a number for a seed, draws the same later, others may not.
+        is_fixed = isinstance(getattr(initializer, "seed", 0), int)
+        if not (is_fixed and keras_compat.is_builtin(type(initializer))):
+            shards.draw_one(variable, shard, self._workers)
+        self.weights.add(variable, shard)
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
         """Returns whether an optimizer updates shards of a weight."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.agreement.results import checksum_of, unnumbered
+from kerasdist.agreement.results import checksum_in_type, checksum_of, unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.torch.workers.process_group import bytes_of
-from kerasdist.core.context import current
+from kerasdist.core.context import current, replica_scope
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import GROUP_BYTES, HeldShard, Region
 from kerasdist.job.job import current_job
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup, Waitable
 
 _shards: VariableTable[Shard] = VariableTable()
+_undrawn: list[tuple[weakref.ref[keras.Variable], Shard, ProcessGroup]] = []
+
+# How many elements of a NumPy array are there in torch a second time.
+_BLOCK = 1 << 20
 
 NONE_SHARDED: Mapping[int, Shard] = {}
 """No variable is sharded."""
@@ -49,6 +53,7 @@ class Shard:
         group: The workers that divide it.
         is_seen: Whether Keras sees the shard in place of the variable, as in an update.
         together: The weights with which this one travels; None: it travels alone.
+        initializer: What draws the values, as long as there are none, else None.
     """
 
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
@@ -61,6 +66,7 @@ class Shard:
         self.is_seen = False
         self.group = group
         self.together: WeightGroup | None = None
+        self.initializer: Any = None
 
     @property
     def size(self) -> int:
@@ -75,6 +81,7 @@ class Shard:
     @torch.no_grad()
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the value whose shards the workers hold. All workers must call it."""
+        draw_all()
         work, gathered = self.group.start_gather_of_parts(padded(own.detach(), self.length))
         with metering.waiting_for_workers():
             work.wait()
@@ -125,6 +132,7 @@ class WeightGroup:
     @torch.no_grad()
     def start_gather(self) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of the weights. All workers must call it."""
+        draw_all()
         self.is_open = False
         parts = []
         for reference, shard in self.members:
@@ -163,15 +171,13 @@ def read(variable: keras.Variable) -> torch.Tensor:
     return shard.gather(stored).requires_grad_(stored.requires_grad)
 
 
-def _meet(work: str, variable: keras.Variable, value: torch.Tensor | None = None) -> bool:
-    """Waits for the other workers to do the same; returns whether all have the same value.
+def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
+    """Waits for the other workers to do the same; returns whether all have the same checksum.
 
     A worker that comes alone ends the job, with an error that names what each worker is at.
     """
     job = current_job()
     assert job is not None  # one process shards nothing
-    # Of its bytes, as NumPy lacks some types.
-    checksum = 0 if value is None else checksum_of(bytes_of(value, "cpu").numpy())
     label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 
@@ -187,11 +193,66 @@ def shard(variable: keras.Variable, group: ProcessGroup) -> Shard:
     return shard
 
 
+def shard_without_values(
+    variable: keras.Variable, initializer: object, group: ProcessGroup, workers: ProcessGroup
+) -> Shard:
+    """Makes this worker's shard of a variable that a file may fill; else `draw_all` does."""
+    shard = Shard(tuple(variable.shape), group)
+    own = keras_compat.ops.zeros((shard.end - shard.begin,), keras_compat.stored_dtype(variable))
+    keras_compat.store_value(variable, torch.nn.Parameter(own, requires_grad=variable.trainable))
+    _shards.put(variable, shard)
+    shard.initializer = initializer
+    _undrawn.append((weakref.ref(variable), shard, workers))
+    return shard
+
+
+@torch.no_grad()
+def draw_all() -> None:
+    """Gives variables that have no values yet those that the chief draws. All workers must call it.
+
+    Shards are there before whole values come and go: libc keeps no gaps between them.
+    """
+    if not _undrawn:
+        return
+    waiting = [one for one in _undrawn if one[1].initializer is not None]
+    _undrawn.clear()
+    job = current_job()
+    if not waiting or job is None:
+        return
+    variables = [reference() for reference, _, _ in waiting]
+    there = [number for number, one in enumerate(variables) if one is not None]
+    # One worker may hold in a circle what is gone on another.
+    on_all = job.all_gather_object("variables that have no values yet", there)
+    for number in sorted(set(there).intersection(*on_all)):
+        variable, (_, shard, workers) = variables[number], waiting[number]
+        assert variable is not None
+        draw_one(variable, shard, workers)
+
+
+def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
+    """Gives a variable its shard of what the chief draws. All workers must call it."""
+    own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
+    shard.initializer = None
+    with (
+        keras_compat.in_trial(None),
+        replica_scope(None),
+        keras.device(own.device.type),
+        torch.cuda.device(own.device) if own.is_cuda else nullcontext(),
+    ):
+        if workers.rank == 0:
+            dtype = keras_compat.stored_dtype(variable)
+            whole = keras_compat.ops.convert_to_tensor(initializer(shard.shape, dtype=dtype), dtype)
+        else:
+            whole = own.new_empty(shard.shape)
+        own.copy_(shard.cut(workers.broadcast(whole)))
+
+
 def held_shards(variable: keras.Variable) -> list[HeldShard]:
     """Returns this worker's shard of a variable, for a backup; nothing of a whole one."""
     shard = _shards.get(variable)
     if shard is None:
         return []
+    draw_all()
     own = keras_compat.stored_value(variable)
 
     def write(values: np.ndarray[Any, Any]) -> None:
@@ -285,20 +346,28 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     in_scope = keras_compat.get_stateless_scope() is not None
     if shard is None or shard.is_seen or in_scope:
         return original(variable, value)
-    value = _whole_value(variable, value)
-    if not _meet("assignment", variable, value):
-        raise differing_assignment(variable)
-    keras_compat.stored_value(variable).copy_(shard.cut(value))
-    return value
-
-
-def _whole_value(variable: keras.Variable, value: Any) -> torch.Tensor:
-    """Returns an assigned value as a tensor of the variable's type and shape."""
-    value = keras_compat.ops.convert_to_tensor(value, dtype=variable.dtype)
+    dtype = variable.dtype
+    if not isinstance(value, np.ndarray):
+        value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if tuple(value.shape) != tuple(variable.shape):
         raise ValueError(
             "Expected a value of the variable's shape. Received: "
             f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
             f"{tuple(value.shape)}. Assign a value of that shape."
         )
+    if isinstance(value, np.ndarray):  # of a file, as a rule: there is no second whole value
+        checksum = checksum_in_type(value, dtype)
+    else:
+        checksum = checksum_of(bytes_of(value, "cpu").numpy())  # as NumPy lacks some types
+    if not _meet("assignment", variable, checksum):
+        raise differing_assignment(variable)
+    shard.initializer = None
+    own = keras_compat.stored_value(variable)
+    if isinstance(value, np.ndarray):
+        for begin in range(shard.begin, shard.end, _BLOCK):
+            end = min(begin + _BLOCK, shard.end)
+            some = keras_compat.ops.convert_to_tensor(value.flat[begin:end], dtype=dtype)
+            own[begin - shard.begin : end - shard.begin].copy_(some)
+    else:
+        own.copy_(shard.cut(value))
     return value

@@ -409,6 +409,15 @@ class ProcessGroup(Group):
         ]
 
     @torch.no_grad()
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the chief's tensor; where it can, in the memory of the worker's own."""
+        flat = bytes_of(tensor, self.device)
+        self._record("broadcast", flat)
+        with metering.waiting_for_workers():
+            dist.broadcast(flat, src=0, group=self._group)
+        return flat.view(tensor.dtype).view(tensor.shape).to(tensor.device)
+
+    @torch.no_grad()
     def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the workers' tensors, stacked along a new axis 0."""
         return self._gathered(tensor, self.device).to(tensor.device)
