@@ -18,7 +18,7 @@ SUITES := $(BESIDE_OTHERS:%=test-%) test-others
 # What is left to `make test-everything`; of other folders it runs a part there.
 REST := gpu_like sharded keras_suites versions/test_oldest_keras.py versions/test_comparison.py
 IN_PART := conformance examples facade in_scope ahead_of_time $(addprefix unit/,agreement/test_measures.py backends/test_torch_scale.py job/test_gate.py job/test_scale.py)
-OF_WORKERS := $(addprefix multiprocess/test_,elastic.py failures.py memory.py one_device.py warm.py)
+OF_WORKERS := $(addprefix multiprocess/test_,elastic.py failures.py memory.py one_device.py warm.py weights.py)
 
 # What is installed into folders of its own, beside the locked packages.
 BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
