@@ -365,7 +365,7 @@ class Strategy:
 
     @cached_property
     def sole_replica_context(self) -> ReplicaContext:
-        """The context of code that has the rows of all replicas, of which there may be one."""
+        """The context of code that has the whole global batch, as under one replica."""
         return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:

@@ -3,8 +3,8 @@
 Both belong to the calling thread, as in ``tf.distribute``: a scope entered in one thread is not
 seen by another. Outside every scope there is a default strategy of one replica.
 
-The layers below `kerasdist.api` know a strategy and a replica's context by two protocols: the
-classes import those layers.
+The layers below `kerasdist.api` know a strategy and a replica's context by two protocols, since
+the classes import those layers.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Current(threading.local):
         updates_copies: Whether the function of `StrategyExtended.update` runs.
         meter: The `Meter` of the call of `fit` that the thread runs; None: it is not measured.
         scopes: The open scopes of strategies, the innermost last; so are the next two.
-        replicas: The open contexts for `get_replica_context`, which may see a replica where
-            `replica` is None; None: cross-replica code that a replica called.
+        replicas: What `get_replica_context` returns, the innermost last. None is cross-replica
+            code that a replica has called. Unlike `replica` it has an entry in `whole_step`.
         placements: The open placements.
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
@@ -186,9 +186,9 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
 
 @contextmanager
 def whole_step(strategy: StrategyLike) -> Generator[None]:
-    """Runs code that has the rows of all replicas, in which users see a replica of a strategy.
+    """Runs code that has the whole global batch.
 
-    The package itself sees what it sees outside: no replica that has rows of its own.
+    Users see it as one replica of the strategy; for kerasdist `current.replica` stays None.
     """
     current.replicas.append(strategy.sole_replica_context)
     try:

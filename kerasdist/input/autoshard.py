@@ -195,8 +195,8 @@ class WorkerBatches(keras_compat.DataAdapter):
     It is a data adapter for Keras's loops, of a backend that knows `WorkerShard`.
 
     Workers may have different numbers of batches, and batches of different sizes. So they exchange
-    the sizes: once, where the types of all workers' data say them, or else before each step; where
-    a batch lasts several steps, once a batch. A worker whose data have ended yields batches without
+    the sizes: once, if the types of each worker's data have them; else before each step, or once a
+    batch where a batch serves several steps. A worker whose data have ended yields batches without
     rows until all workers' data have ended.
     """
 

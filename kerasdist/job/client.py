@@ -167,7 +167,7 @@ class Client:
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
-        wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)  # not all at once again
+        wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)  # not all at one moment
         while True:
             left = max(1.0, deadline - time.monotonic())
             try:

@@ -130,7 +130,7 @@ def code_here() -> str:
 
 @contextmanager
 def issued_for(place: str) -> Generator[None]:
-    """Records collectives that this thread issues with the code of the thread that waits for it."""
+    """Records collectives of this thread as those of `place`, where another thread waits."""
     before = _place.set(place)
     try:
         yield

@@ -51,7 +51,7 @@ def source_of(adapter: object) -> Any | None:
 
 
 def follow_source(adapter: object, source: object, begun: Begun) -> None:
-    """Lets one of Keras's data adapters iterate over its source by ``begun``, in Python."""
+    """Lets a Keras data adapter get its source's iterators from ``begun``, a Python function."""
     if is_grain_dataset(source):
         internals.GRAIN.set(adapter, _followed_by_grain(source, begun))
     elif is_torch_dataloader(source):

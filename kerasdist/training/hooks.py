@@ -85,7 +85,7 @@ def install() -> None:
 
 @cache
 def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
-    """Lets models ask a trainer of this class, for what the base class does not have."""
+    """Installs the hooks for those methods that only this backend's trainer has."""
     names = set(trainer_class.HOOKED) - set(ReplicatedTrainer.HOOKED)
     keras_compat.install(**{name: _by_trainer(name) for name in names})
 
@@ -170,6 +170,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
     call = _bound(original, model, args, kwargs)
     given, replicas = call.arguments, trainer.replicas
     job = replicas.job
+    # What the workers compare of this call.
     facts = {} if job is None else worker_agreement.given(job, replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
         arrays, given["validation_data"] = keras_compat.train_validation_split(
@@ -178,6 +179,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         )
         given["x"], given["y"], given["sample_weight"] = arrays
         given["validation_split"] = 0.0
+    # Where in the data a restart goes on, if a callback keeps backups.
     position, validation = on_workers.positions_of(given)
     if given["validation_data"] is not None:
         x, y, weight = keras_compat.unpack_x_y_sample_weight(given["validation_data"])

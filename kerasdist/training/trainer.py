@@ -31,8 +31,8 @@ Original = Callable[..., Any]
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-# A user's own method of these that does not call Keras's would train on one device, with only a
-# part of the data.
+# A user's override of one of these that does not call super() would train on one device, with only
+# a part of the data: `require_made` refuses it.
 STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
@@ -154,10 +154,10 @@ class ReplicatedTrainer:
         *args: object,
         **kwargs: object,
     ) -> Any:
-        """Computes the loss of `compile`, with one target of a model of several outputs in a list.
+        """Computes the loss of `compile`; one target for several outputs becomes a list.
 
-        Keras takes an eager tensor with as many rows as there are outputs for a list of targets
-        (3.15), and a replica may have as many rows where the global batch has more.
+        Keras 3.15 takes an eager tensor that has as many rows as there are outputs for a list of
+        targets, and a replica may have as many rows where the global batch has more.
         """
         nested = keras.tree.is_nested
         if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:

@@ -324,7 +324,7 @@ class ReplicaSet(abc.ABC):
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class of trials of a training step, on one device and on these.
+        """The class that takes a training step on trial, on one device and on these, to compare.
 
         Raises:
             UnsupportedError: If there is one device, so that there is nothing to compare.

@@ -1,9 +1,9 @@
 """``kerasdist doctor``: this machine, or several hosts and what they find of each other.
 
-On each of several hosts an agent looks: ``python -m kerasdist.cli.diagnostics.hosts``. The first
-line of its input has variables for the environment, as JSON, and the first of its output what it
-has found there. The second line of its input has the other hosts, and that of its output which of
-them it reaches.
+With several hosts it starts ``python -m kerasdist.cli.diagnostics.hosts`` on each, which examines
+that host. The first line of its input has variables for the environment, as JSON, and the first of
+its output what it has found. The second line of its input has the other hosts, and that of its
+output which of them it reaches.
 """
 
 from __future__ import annotations

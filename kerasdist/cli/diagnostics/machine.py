@@ -137,7 +137,7 @@ def tell_internals() -> None:
 
 
 def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
-    """Yields a finding about each internal that is gone, or one that none is."""
+    """Yields a finding about each internal that is gone; if none is, one that says so."""
     gone = [one for one in used if one.is_gone()]
     for one in gone:
         found = f"{one.package} {framework_version(one.package)} has no {next(iter(one.spellings))}"

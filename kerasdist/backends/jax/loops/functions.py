@@ -326,7 +326,7 @@ class Executable:
 
     Attributes:
         known: The variables that are its inputs, by their ids.
-        held: The ids of the known variables of which replicas hold components.
+        held: The ids of those known variables that have a component for each replica.
         place: Where it runs; None: where its arguments are.
     """
 

@@ -382,7 +382,7 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components a value has: this worker's, or inside a program all workers'."""
+        """How many components a value has: one a replica of this worker; in a program, of all."""
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)

@@ -82,7 +82,7 @@ class Stacked(Source):
 
     @property
     def differ(self) -> bool:
-        """Whether the components' shapes differ, so that they are padded to one."""
+        """Whether the components' shapes differ, so that they are padded to a common shape."""
         return not isinstance(self.layout, int)
 
     @property

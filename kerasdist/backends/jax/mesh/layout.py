@@ -251,7 +251,8 @@ class ByLayoutMap:
             )
         pairs = zip(layout.axes, counts, strict=True)
         axes = [self._names[axis] if count > 1 else None for axis, count in pairs]
-        return PartitionSpec(*axes) if any(axes) else WHOLE  # JAX leaves out axes of size 1
+        # In specs that JAX returns there are no axes of size 1: these are to be equal to them.
+        return PartitionSpec(*axes) if any(axes) else WHOLE
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
         """Returns what the map has for the weight."""
@@ -274,7 +275,7 @@ class Layout:
     Attributes:
         mesh: The JAX mesh of all devices.
         shard_mesh: That of global arrays: `mesh`, or by machine if each machine has all state.
-        by_replica: Its axis, or axes, along which the replicas are.
+        by_replica: The axis, or axes, of `shard_mesh` along which the replicas are.
         replicas: How many replicas there are.
         local: The devices of this process.
         local_replicas: The numbers of this process's replicas.

@@ -47,7 +47,7 @@ class Steps:
         self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
         # Set while metrics are not summed over workers yet, as no callback needed logs.
-        self._in_parts: FitRules | None = None
+        self._unsummed: FitRules | None = None
         self._calls: CompiledCalls | None = None
 
     @property
@@ -125,9 +125,9 @@ class Steps:
         model = self._model
         if not wanted:
             rules.exchange(sums=False)
-            self._in_parts = rules
+            self._unsummed = rules
             return {}
-        self._in_parts = None
+        self._unsummed = None
         if self._trainer.runs_builtin_steps:
             rules.exchange()
             return model.get_metrics_result()
@@ -173,7 +173,7 @@ class Steps:
 
     def end(self) -> bool:
         """Sums the metrics over the workers if that was postponed; returns whether it was."""
-        rules, self._in_parts = self._in_parts, None
+        rules, self._unsummed = self._unsummed, None
         if rules is not None and rules.sums_are_parts:
             rules.exchange()
         return rules is not None

@@ -89,7 +89,7 @@ class TorchTrainer(ReplicatedTrainer):
         return model.train_function
 
     def _require_places_of_gradients(self) -> None:
-        """Refuses accelerators if code that goes backward, in torch's threads, had no replica."""
+        """Refuses GPUs if code in torch's backward threads cannot find its replica."""
         if self.replicas.num_replicas > 1 and not self.replicas.on_cpu:
             keras_compat.internals.REMAT.require()
             keras_compat.internals.CUSTOM_GRADIENT.require()
@@ -172,7 +172,7 @@ class TorchTrainer(ReplicatedTrainer):
         job = self.replicas.job
         if job is not None:
             self.replicas.first_batches.history.end()  # while it waits for the others
-            # Gloo aborts if they are in a step's sums meanwhile.
+            # All workers' data have ended: Gloo aborts if others are still in a step's sums.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)
 

@@ -99,7 +99,7 @@ class TorchCollectives(Collectives):
         self._gradient_sum = gradient_sum
         self._components = components
         self._device, self._home = device, torch_device(device)
-        self._number = 0
+        self._calls = 0
         self._count = 0
 
     def begin(
@@ -114,7 +114,7 @@ class TorchCollectives(Collectives):
             local_batch: This replica's local batch.
         """
         self._count = count
-        self._number = 0
+        self._calls = 0
         self.weight = self.gradient_weight = self.scope.weight
         self.context = ReplicaContext(
             strategy=strategy,
@@ -128,7 +128,7 @@ class TorchCollectives(Collectives):
     @property
     def calls(self) -> int:
         """How many meetings this replica has come to in its step."""
-        return self._number
+        return self._calls
 
     @property
     def can_create_variables(self) -> bool:
@@ -191,7 +191,7 @@ class TorchCollectives(Collectives):
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):
                     optimizer.build(variables)
-            # There is a reducer in a job alone, where each process has one replica: this one.
+            # Only a job has a reducer; a process has one replica there, this one.
             if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
             else:
@@ -301,8 +301,8 @@ class TorchCollectives(Collectives):
 
     def label(self, name: str) -> str:
         """Returns the label by which replicas compare calls: a name, and the call's number."""
-        self._number += 1
-        return f"{name} number {self._number}"
+        self._calls += 1
+        return f"{name} number {self._calls}"
 
 
 def _keep_own(

@@ -112,7 +112,7 @@ class TorchReplicaSet(ReplicaSet):
                 self.shard_rules = ShardRules(options.sharding, group, job)
                 self.reads_need_all_workers = True
         self.gradients_travel_as = self.group.gradients_travel_as
-        # Those of NCCL do not block.
+        # NCCL's collectives return at once: the host does not wait in them.
         self.measures_collectives = job is not None and self.on_cpu
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
@@ -179,7 +179,7 @@ class TorchReplicaSet(ReplicaSet):
         return shards.held_shards(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns by how many workers a variable's values are divided, why, and a part."""
+        """Returns how a variable is divided, why, and the shape of what this worker holds."""
         shard = shards.shard_of(variable)
         if shard is not None:
             held = (shard.end - shard.begin,)
@@ -218,7 +218,8 @@ class TorchReplicaSet(ReplicaSet):
             )
         # Two threads may use one strategy, one after the other; a merge_call's has it already.
         with self._one_step if outer is None else contextlib.nullcontext():
-            # In a trial on scopes of their own, that refer to its copies.
+            # A trial works on copies of variables, and a nested `run` has steps of its own: both
+            # take replicas with scopes of their own.
             if outer is not None or current.trial is not None:
                 return LocalReplicas(self).run(strategy, step, parts, rules)
             if self._replicas is None:

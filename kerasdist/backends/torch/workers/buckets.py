@@ -202,7 +202,7 @@ class Buckets:
         return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
 
     def start_full(self) -> None:
-        """Starts the sums of full buckets, except for the last one."""
+        """Starts the sums of full buckets, except of the last bucket, which `start_last` starts."""
         self._start(len(self._buckets) - 1)
 
     @torch.no_grad()
