@@ -19,7 +19,8 @@ import numpy as np
 import kerasdist as kd
 
 MIB = 1 << 20
-# Beside shards and one variable: threads, and what libc keeps; on JAX compiled programs too.
+# Beside shards and one variable: threads, whose stacks count whole, and what libc keeps; on JAX
+# compiled programs too.
 MORE = {"torch": 48, "jax": 148}
 
 

@@ -103,7 +103,9 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         program = _program_of(kind, shape, dtype, sharding)
         # As Keras makes a key of a seed.
         key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
-        keras_compat.store_value(variable, program(np.asarray(key)))
+        # One at a time: what a draw takes beside its result would be there for several at once.
+        value = jax.block_until_ready(program(np.asarray(key)))
+        keras_compat.store_value(variable, value)
         return
     written: dict[int, keras.Variable] = {}
 
@@ -118,7 +120,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         if not is_same:  # the seeds differ
             _take_chiefs(variable, initializer(shape, dtype=dtype), place)
             return
-        value, states = program()
+        value, states = jax.block_until_ready(program())
     keras_compat.store_value(variable, value)
     # An initializer may draw by a generator of its own.
     keras_compat.store_values(list(written.values()), states)
