@@ -133,7 +133,7 @@ def what_accelerators_get_is_read_before_it_may_change(strategy):
     waited = []
     place = strategy.replica_set.arrays
     place.shares_memory = False
-    place.sent = lambda arrays: waited.append(len(jax.tree.leaves(arrays))) or arrays
+    place.wait_until_sent = lambda arrays: waited.append(len(jax.tree.leaves(arrays))) or arrays
     [divided] = strategy.distribute_dataset([(np.ones((4, 2)), np.ones(4))])
     assert waited == [2]
     strategy.distribute_values_from_function(lambda _: np.ones(3))
