@@ -104,8 +104,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         # As Keras makes a key of a seed.
         key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
         # One at a time: what a draw takes beside its result would be there for several at once.
-        value = jax.block_until_ready(program(np.asarray(key)))
-        keras_compat.store_value(variable, value)
+        keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
         return
     written: dict[int, keras.Variable] = {}
 
