@@ -67,6 +67,7 @@ ON_WORKERS = {
     "sharding.each_holds_its_part": "sharded_state.each_holds_its_part",
     "sharding.small_variables_stay_whole": "sharded_state.small_variables_stay_whole",
     "sharding.drawn_as_on_one_device": "sharded_state.drawn_as_on_one_device",
+    "sharding.chosen_by_rule": "sharded_state.small_variables_stay_whole",  # with "auto"
 }
 
 

@@ -42,8 +42,7 @@ def make(folder, weights, mib):
 
 
 def status(key):
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(text.split(f"{key}:")[1].split()[0]) / 1024
+    return int(Path("/proc/self/status").read_text("ascii").split(f"{key}:")[1].split()[0]) / 1024
 
 
 def load(path, by):
