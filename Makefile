@@ -42,7 +42,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no
 # For the demo: Keras and the frameworks, as locked, and kerasdist, editable; then the whole lock and,
 # side by side in folders of their own, the oldest supported Keras, the newest JAX, compilers for
 # TPUs and GPUs, KerasHub and KerasTuner.
-# Two steps each, because --no-deps keeps the second from changing what the first has pinned, and
+# kerasdist in a step of its own, because --no-deps keeps it from changing what is pinned, and
 # --no-build-isolation from downloading the build tools again.
 IN_DEMO := keras tensorflow-cpu jax torch scikit-learn rich typer
 BUILD_TOOLS := hatchling editables

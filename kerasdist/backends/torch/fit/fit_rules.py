@@ -26,7 +26,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.user_places import kept_state_of
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.placing import moved_together
+from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
@@ -172,7 +172,7 @@ def combined(
             # Of equal values, the first replica's are enough.
             if key in stored and not (key in values and key in equal):
                 brought[key] = scope.state_mapping[key].detach()
-        here = moved_together(targets[0].device, list(brought.values()))
+        here = move_together(targets[0].device, list(brought.values()))
         for key, value in zip(brought, here, strict=True):
             target, aggregation = stored[key], written[key].aggregation
             own = value.to(target.device)

@@ -8,7 +8,7 @@ import keras
 import torch
 
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.placing import moved_together
+from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.errors import ReplicaError
 
 # A replica's gradients, one per variable; None for a variable without gradient.
@@ -34,7 +34,7 @@ def weighted_sum(
         given = {index: one for index, one in enumerate(gradients) if one is not None}
         if not given:
             continue
-        here = moved_together(home, list(given.values()))
+        here = move_together(home, list(given.values()))
         sums: list[torch.Tensor] = []
         further: list[torch.Tensor] = []
         all_weighted = private.multiply_each(here, weight) if is_sum or weight != 1.0 else here

@@ -49,7 +49,7 @@ def move(device: torch.device, leaf: object) -> Any:
     return leaf.to(device, non_blocking=True)
 
 
-def moved_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def move_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns tensors on a device; those of one type and device travel in one copy."""
     found = list(tensors)
     packs: dict[tuple[torch.dtype, torch.device], list[int]] = {}

@@ -23,7 +23,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.placing import moved_together
+from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.backends.torch.state.shards import shard_of
 from kerasdist.core.context import current
 from kerasdist.errors import UnsupportedError
@@ -69,7 +69,7 @@ def update(aliases: Sequence[Alias], device: torch.device) -> None:
     if aliases:
         sources = [alias.source.detach() for alias in aliases]
         leaves = [alias.leaf.detach() for alias in aliases]
-        private.copy_to_each(leaves, moved_together(device, sources))
+        private.copy_to_each(leaves, move_together(device, sources))
         for alias in aliases:
             alias.changes = private.count_changes(alias.source)
 
