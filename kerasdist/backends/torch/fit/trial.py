@@ -95,7 +95,8 @@ class TorchTrial(Trial):
             # Keras multiplies the batch's weights by its mask in place.
             return self._model.train_step(map_leaves(_copied, batch))
 
-    def as_array(self, value: Any) -> Any:
+    @staticmethod
+    def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array of its own."""
         value = value.detach()
         if value.layout != torch.strided:

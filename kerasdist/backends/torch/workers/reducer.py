@@ -77,9 +77,9 @@ class GradientReducer:
 
         Of sharded ones it returns this worker's shards of the sums.
         """
-        shards = sharded_optimizers.of_gradients(optimizer, variables)
         buckets = self._buckets if optimizer is self._optimizer else None
         if buckets is None:
+            shards = sharded_optimizers.of_gradients(optimizer, variables)
             own_sum = weighted_sum([gradients], [weight], variables, scope.device)
             totals = self._sum(own_sum, variables, shards)
             if optimizer is self._optimizer:
@@ -87,6 +87,7 @@ class GradientReducer:
             return totals
         totals, unserved = buckets.sums(gradients)
         if unserved:
+            shards = sharded_optimizers.of_gradients(optimizer, variables)
             own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
             held = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
             rest = self._sum(weighted_sum([own], [weight], theirs, scope.device), theirs, held)
