@@ -102,7 +102,7 @@ ADDED = {
     "layouts by rule, why, and maps in plans (ADR 111)": 115,
     "copies that differ or lie on several devices, in update; layers made in each step": 47,
     "weights of a file that is larger than a device, drawn late and read by shards": 121,
-    "updates in groups": 59,
+    "updates in groups, buckets from the first step on": 68,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state

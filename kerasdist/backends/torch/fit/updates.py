@@ -7,6 +7,7 @@ cache, so that an update takes less than half the time.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -35,10 +36,12 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         trainable_variables: Sequence[keras.Variable],
         learning_rate: Any,
     ) -> None:
+        # The sparse gradients of torch's own embeddings have no size in bytes.
+        is_sparse = any(map(operator.attrgetter("is_sparse"), grads))
         is_plain = ownership.strategy_of(trainable_variables[0]) is None
         # An update of Nadam's counts as a step. Of other optimizers that update all weights at
         # once, Keras's own alone, it depends on nothing but the weight and its slots.
-        if is_plain or isinstance(optimizer, keras.optimizers.Nadam):
+        if is_plain or is_sparse or isinstance(optimizer, keras.optimizers.Nadam):
             original(optimizer, grads, trainable_variables, learning_rate)
             return
         most_bytes = _BYTES_ON_CPU if grads[0].device.type == "cpu" else _BYTES_ON_GPU
