@@ -141,6 +141,10 @@ def global_moments(
 
     All replicas must call it.
     """
+    if mask is None and replicas <= MOST_GATHERED:
+        found = collectives.all_moments(inputs, axes)
+        if found is not None:
+            return found
     own = collectives.own_moments(inputs, axes) if mask is None else None
     if own is None:
         count, mean, squares = _of_some(inputs, axes, mask)

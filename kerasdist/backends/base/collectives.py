@@ -78,6 +78,13 @@ class Collectives(abc.ABC):
         """
         return None
 
+    def all_moments(self, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
+        """Returns mean and variance of all replicas' rows, differentiable, by one function.
+
+        All replicas must call it. None on all of them if there is no such function.
+        """
+        return None
+
     def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context in which replicas assign equal values, so that none is communicated."""
         return nullcontext()

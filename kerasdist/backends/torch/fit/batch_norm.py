@@ -29,16 +29,50 @@ def install() -> None:
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Returns mean and variance of each channel; None for what `_Moments` does not compute."""
+    rows = rows_of(inputs, axes)
+    if rows is None:
+        return None
+    mean, variance = _Moments.apply(rows)
+    return mean, variance
+
+
+def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
+    """Returns a row of channels for each position of float32 inputs; None for others.
+
+    The answer is the same on all replicas, also on one that has no rows.
+    """
+    kind = inputs.device.type
     if (
         inputs.dtype is not torch.float32
-        or not inputs.numel()
+        or inputs.ndim == 1
         or [*axes] != [*range(inputs.ndim - 1)]
-        or not (inputs.device.type == "cpu" or _serves(inputs))
+        or not (kind == "cpu" or (kind == _GPU and private.can_fuse_batch_norm()))
         or torch.compiler.is_compiling()
     ):
         return None
-    mean, variance = _Moments.apply(inputs.reshape(-1, inputs.shape[-1]))
-    return mean, variance
+    return inputs.reshape(-1, inputs.shape[-1]).contiguous()
+
+
+def moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns mean and variance of each column, zeros without rows."""
+    if not len(rows):
+        return rows.new_zeros(rows.shape[1]), rows.new_zeros(rows.shape[1])
+    if rows.device.type == _GPU:
+        variance, mean = torch.var_mean(rows, 0, correction=0)
+        return mean, variance
+    mean = rows.mean(0)  # on CPUs `var_mean` takes ten times as long
+    return mean, (rows - mean).square_().mean(0)
+
+
+def gradient_of_rows(
+    rows: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
+    """Returns ``slope * (rows - mean) + offset``, in few passes over memory."""
+    if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+        return slope * (rows - mean) + offset
+    if rows.device.type == _GPU and len(rows):
+        return torch.batch_norm_elemt(rows, slope, offset, mean, torch.ones_like(mean), 0.0)
+    return (rows - mean).mul_(slope).add_(offset)
 
 
 def _normalized(  # noqa: PLR0917  Keras's parameters
@@ -82,11 +116,7 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if rows.device.type == _GPU:
-            variance, mean = torch.var_mean(rows, 0, correction=0)
-        else:  # where `var_mean` takes ten times as long
-            mean = rows.mean(0)
-            variance = (rows - mean).square_().mean(0)
+        mean, variance = moments_of(rows)
         ctx.save_for_backward(rows, mean)
         return mean, variance
 
@@ -94,14 +124,8 @@ class _Moments(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         rows, mean = ctx.saved_tensors
         of_mean, of_variance = gradients
-        slope = of_variance * (2 / len(rows))
-        offset = of_mean / len(rows)
-        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
-            return slope * (rows - rows.mean(0)) + offset
-        if rows.device.type != _GPU:
-            return (rows - mean).mul_(slope).add_(offset)
-        # The same in one pass.
-        return torch.batch_norm_elemt(rows, slope, offset, mean, torch.ones_like(mean), 0.0)
+        count = len(rows)
+        return gradient_of_rows(rows, mean, of_variance * (2 / count), of_mean / count)
 
 
 class _Normalized(torch.autograd.Function):

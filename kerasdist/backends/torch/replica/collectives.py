@@ -243,6 +243,16 @@ class TorchCollectives(Collectives):
             return graph_ops.all_stack(tensor, self.number, replicas)
         return GlobalGather.apply(self, self.label("all_stack"), tensor[None], 0, True)
 
+    def all_moments(
+        self, inputs: torch.Tensor, axes: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns mean and variance over all replicas; None for what `GlobalMoments` leaves."""
+        rows = batch_norm.rows_of(inputs, axes)
+        if rows is None:
+            return None
+        mean, variance = GlobalMoments.apply(self, self.label("all_moments"), rows)
+        return mean, variance
+
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""
 
@@ -411,6 +421,37 @@ class GlobalGather(torch.autograd.Function):
         label = f"gradient of {ctx.label}"
         total = gradient_of_global(ctx.replica, label, gradient)
         return None, None, total.narrow(*ctx.part), None, None
+
+
+class GlobalMoments(torch.autograd.Function):
+    """Computes mean and variance of each column over the rows of all replicas."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, replica: TorchCollectives, label: str, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns both, from the counts, means and variances of the replicas."""
+        replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
+        own_mean, own_variance = batch_norm.moments_of(rows)
+        own = torch.stack([torch.full_like(own_mean, len(rows)), own_mean, own_variance])
+        every, _ = replica.collect(label, own[None], 0, alike=True)
+        counts, means, variances = every.unbind(1)
+        count = counts.sum(0)
+        mean = (counts * means).sum(0) / count
+        variance = (counts * (variances + (means - mean).square())).sum(0) / count
+        ctx.replica, ctx.label = replica, label
+        ctx.save_for_backward(rows, mean, count)
+        return mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Returns the gradient of this replica's rows."""
+        rows, mean, count = ctx.saved_tensors
+        label = f"gradient of {ctx.label}"
+        of_mean, of_variance = (
+            gradient_of_global(ctx.replica, label, torch.stack(gradients)) / count
+        )
+        return None, None, batch_norm.gradient_of_rows(rows, mean, 2 * of_variance, of_mean)
 
 
 def check_summable(tensors: Sequence[torch.Tensor]) -> None:
