@@ -20,6 +20,7 @@ from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
+from kerasdist.check import memory
 from kerasdist.core.context import current, whole_step
 from kerasdist.core.structures import flatten, pack
 from kerasdist.errors import UnsupportedError
@@ -97,10 +98,13 @@ class Steps:
         rules.compiled = self._compiled
         reports_itself = not self._trainer.note_overrides()
         with_buffers = layers_with_buffers(model)
+        finds_rows = trains and memory.is_wanted()
 
         @_hinting()
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
+                if finds_rows:
+                    self._trainer.find_rows(given)
                 batch, parts = self._divided(given)
                 if parts is None:
                     self.end()
@@ -240,10 +244,12 @@ def _hinting() -> Generator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        error.add_note(
-            "kerasdist.config.set_most_examples_at_once(n), before the first step, has each "
-            "replica compute n examples at a time in training, with the same numbers."
-        )
+        if not memory.is_wanted():
+            error.add_note(
+                'kerasdist.config.set_most_examples_at_once("auto"), before the first step, has '
+                "each replica compute as many examples at a time as it has memory for, with the "
+                "same numbers."
+            )
         raise
 
 
