@@ -22,7 +22,8 @@ from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
 _log = logging.getLogger("kerasdist")
-_OF_FRAMEWORKS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
+_KINDS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
+_TEXTS = "RESOURCE_EXHAUSTED", "can't allocate memory"  # of JAX, and of PyTorch on CPUs
 
 
 def is_wanted() -> bool:
@@ -33,7 +34,7 @@ def is_wanted() -> bool:
 def is_lack(error: BaseException) -> bool:
     """Returns whether an error says that a device, or the host, has too little memory."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    return bool(_OF_FRAMEWORKS & kinds) or "RESOURCE_EXHAUSTED" in str(error)
+    return bool(_KINDS & kinds) or any(text in str(error) for text in _TEXTS)
 
 
 def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], object]) -> None:
@@ -60,18 +61,23 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
         return
     try:
         while True:
-            own = _lack_in(attempt, lack, is_first=most is None)
-            lack = own or lack
-            said = None if own is None else f"{type(own).__name__}: {own}".partition("\n")[0]
-            everyone = [(rows, said)]
+            own = _error_of(attempt)
+            is_lacking = own is not None and is_lack(own)
+            if most is None and not is_lacking:
+                own = None  # the step itself raises it again
+            said = None if own is None else f"{type(own).__name__}: {own}"
+            everyone = [(rows, is_lacking, said)]
             if job is not None:
                 everyone = job.all_gather_object("memory for a step", everyone[0])
-            largest = max(one for one, _ in everyone)
-            if all(one is None for _, one in everyone):
+            largest = max(one for one, *_ in everyone)
+            failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
+            if not failed:
                 break
-            if (most or largest) == 1:
-                raise own or _elsewhere([one for _, one in everyone])
-            most = -(-(most or largest) // 2)
+            first = min(failed, key=lambda rank: everyone[rank][1])  # another error before a lack
+            if (most or largest) == 1 or not everyone[first][1]:
+                is_own = own is not None and is_lacking == everyone[first][1]
+                raise (own if is_own else _elsewhere(first, everyone[first][2])) from lack
+            lack, most = own or lack, -(-(most or largest) // 2)
             trainer.keep_rows(most, examples)
     except BaseException:
         trainer.keep_rows(None, 0)
@@ -85,30 +91,24 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
         )
 
 
-def _lack_in(
-    attempt: Callable[[], object], before: BaseException | None, *, is_first: bool
-) -> Exception | None:
-    """Makes an attempt; returns the error of a lack of memory."""
+def _error_of(attempt: Callable[[], object]) -> Exception | None:
+    """Makes an attempt; returns its error, with advice if it is of a lack of memory."""
     try:
         attempt()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (raised when all workers know of it)
         traceback.clear_frames(error.__traceback__)  # which hold what has filled the memory
         if is_lack(error):
             error.add_note(_ADVICE)
-            return error
-        if is_first:  # the step itself raises it again
-            return None
-        raise error from before
+        return error
     finally:
         gc.collect()
     return None
 
 
-def _elsewhere(everyone: list[str | None]) -> ReplicaError:
-    rank, said = next((rank, one) for rank, one in enumerate(everyone) if one is not None)
+def _elsewhere(rank: int, said: str | None) -> ReplicaError:
     return ReplicaError(
-        "Expected all workers to have memory for a step of one example at a time. Received: on "
-        f"worker {rank}: {said}. {_ADVICE}"
+        'Expected a step on trial, for set_most_examples_at_once("auto"), to succeed on all '
+        f"workers. Received: on worker {rank}: {said}. The output of that worker has more of it."
     )
 
 

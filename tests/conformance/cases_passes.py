@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 
 from tests.conformance.actions import fit, used
-from tests.conformance.cases_float64 import BATCH, doubles, in_double, train_and_test
+from tests.conformance.cases_float64 import doubles, in_double, train_and_test
 from tests.conformance.cases_random import draws_for_the_global_batch
 from tests.conformance.double import FLOAT64
 from tests.conformance.lab import SEED, fresh, logged
@@ -256,7 +256,7 @@ def limited(lab, most):
 @in_double
 def found(lab):
     """`"auto"`: as many examples at once as every device has memory for, halved until they fit."""
-    x, y = doubles(N)
+    x, y = doubles(14)
 
     def build():
         return stack(
@@ -265,14 +265,12 @@ def found(lab):
             metrics=["mae", keras.metrics.RootMeanSquaredError()],
         )
 
+    train = fit(x, y, batch_size=7, epochs=2)
     with at_once("auto"), logged(logging.INFO) as lines:
-        train_and_test(lab, build, x, y)
+        lab.same(build, train, tolerance=FLOAT64, strategy=lab.strategy(check="off"))
     lines = [one for one in lines if "at a time" in one]
-    rows = -(-BATCH // lab.replicas)
-    lab.check(len(lines) == is_chief(lab), f"{lines}")
-    lab.check(
-        not lines or f": 2 examples at a time, of {rows} on a replica" in lines[0], f"{lines}"
-    )
+    said = f": 2 examples at a time, of {-(-7 // lab.replicas)} on a replica"
+    lab.check(len(lines) == is_chief(lab) and all(said in one for one in lines), f"{lines}")
 
 
 @case("passes", replicas=(2,))
@@ -298,7 +296,7 @@ def nothing_left(lab):
         return stack([*layers, noise, keras.layers.Dense(1)], optimizer, metrics=["mae"])
 
     def outcome():
-        return lab.run(build, used(x, y, 8, epochs=2), lab.strategy())[1].parts(True)
+        return lab.run(build, [fit(x, y, batch_size=8, epochs=2)], lab.strategy())[1].parts(True)
 
     expected = outcome()
     with at_once("auto"):
@@ -326,9 +324,9 @@ def not_found(lab):
     kinds = ("OutOfMemoryError", "JaxRuntimeError", "ResourceExhaustedError", "ReplicaError")
     lab.check(type(error).__name__ in kinds, f"{error!r}")
     said = [str(error), *getattr(error, "__notes__", ())]
-    lab.check("one example" in "".join(said), f"{said}")
+    lab.check("one example" in "".join(said) or "on trial" in said[0], f"{said}")
     error = error_of(1, lambda: keras.layers.Dropout(0.5, seed=3))
-    lab.check(isinstance(error, kd.errors.UnsupportedError), f"{error!r}")
+    lab.check("UnsupportedError" in f"{error!r}", f"{error!r}")
     lab.check("changes variable" in str(error), f"{error!r}")
 
 
@@ -359,7 +357,7 @@ def found_once(lab):
         return [one for one in lines if "at a time" in one]
 
     with lab.folder() as folder, at_once("auto"):
-            lines = run(folder, lab.strategy(), [Stopping()])
+        lines = run(folder, lab.strategy(), [Stopping()])
         lab.check(len(lines) == is_chief(lab), f"{lines}")
         lines = run(folder, lab.strategy(), [])
         lab.check(not lines, f"searched again: {lines}")
@@ -370,20 +368,22 @@ def found_once(lab):
             lab.check(len(lines) == 1, f"with fewer replicas: {lines}")
 
 
-@case("passes", backends=("jax",), replicas=(1, 2))
+@case("passes", backends=("jax",), replicas=(2,))
 def planned(lab):
     """On JAX nothing runs to find the number: XLA says what memory a step takes."""
     from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 
-    layers = [keras.layers.Dense(256, "tanh") for _ in range(6)]
-    x, y = np.ones((512, 8), "float32"), np.ones((512, 1), "float32")
+    def build():
+        layers = [keras.layers.Dense(64, "tanh") for _ in range(3)]
+        return stack([*layers, keras.layers.Dense(1)], "sgd")
+
+    x, y = regression(4096)
     with (
-        mock.patch.object(JaxReplicaSet, "free_bytes", return_value=1_500_000),
+        mock.patch.object(JaxReplicaSet, "free_bytes", return_value=1_000_000),
         at_once("auto"),
         logged(logging.INFO) as lines,
     ):
-        model = lab.made(lambda: stack([*layers, keras.layers.Dense(1)], "sgd"))
-        model.fit(x, y, batch_size=512, verbose=0)
+        lab.made(build).fit(x, y, batch_size=4096, verbose=0)
     lines = [one for one in lines if "at a time" in one]
     lab.check(len(lines) == 1, f"{lines}")
 
