@@ -96,7 +96,10 @@ def _error_of(attempt: Callable[[], object]) -> Exception | None:
     try:
         attempt()
     except Exception as error:  # noqa: BLE001 (raised when all workers know of it)
-        traceback.clear_frames(error.__traceback__)  # which hold what has filled the memory
+        one: BaseException | None = error
+        while one is not None:  # whose frames hold what has filled the memory
+            traceback.clear_frames(one.__traceback__)
+            one = one.__cause__ or one.__context__
         if is_lack(error):
             error.add_note(_ADVICE)
         return error
