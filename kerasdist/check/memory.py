@@ -75,8 +75,9 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
                 break
             first = min(failed, key=lambda rank: everyone[rank][1])  # another error before a lack
             if (most or largest) == 1 or not everyone[first][1]:
-                is_own = own is not None and is_lacking == everyone[first][1]
-                raise (own if is_own else _elsewhere(first, everyone[first][2])) from lack
+                if own is not None and is_lacking == everyone[first][1]:
+                    raise own from lack
+                raise _elsewhere(first, everyone[first][2]) from lack
             lack, most = own or lack, -(-(most or largest) // 2)
             trainer.keep_rows(most, examples)
     except BaseException:

@@ -43,7 +43,6 @@ NOT_HERE = (
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
 
-
 _LIKE_GPUS = "like-gpus"
 _WITHIN_HOST = "-within-host"
 
