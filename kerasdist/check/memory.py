@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from kerasdist import config, keras_compat
+from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
 from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.backends.base.trial import MemoryTrial, TriedBatch
@@ -24,11 +24,6 @@ from kerasdist.errors import ReplicaError, UnsupportedError
 _log = logging.getLogger("kerasdist")
 _KINDS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
 _TEXTS = "RESOURCE_EXHAUSTED", "can't allocate memory"  # of JAX, and of PyTorch on CPUs
-
-
-def is_wanted() -> bool:
-    """Returns whether the number of examples at once is to be found."""
-    return config.most_examples_at_once() == "auto"
 
 
 def is_lack(error: BaseException) -> bool:

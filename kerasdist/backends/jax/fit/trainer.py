@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import keras
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.fit import donation, passes
@@ -185,7 +185,7 @@ class JaxTrainer(ReplicatedTrainer):
             keeps_outputs=keeps_outputs,
         )
         run = make()
-        finds_rows = is_measured and is_compiled and memory.is_wanted()
+        finds_rows = is_measured and is_compiled and config.most_examples_at_once() == "auto"
 
         is_held = self.replicas.job is not None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.user_places import kept_state_of, state_kept
 from kerasdist.backends.tensorflow.fit import passes
@@ -61,7 +61,8 @@ class _InPasses(ReplicatedTrainer):
     def _finding_rows(self) -> Any:
         """Returns the model's train function, whose next steps find how many rows have memory."""
         model = self.model
-        if memory.is_wanted() and not isinstance(model.train_function, RowsFound):
+        is_wanted = config.most_examples_at_once() == "auto"
+        if is_wanted and not isinstance(model.train_function, RowsFound):
             model.train_function = RowsFound(self, model.train_function)
         return model.train_function
 

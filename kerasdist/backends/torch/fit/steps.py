@@ -9,7 +9,7 @@ from typing import Any, final
 import keras
 import torch
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.batches import Part, divide, join
@@ -20,7 +20,6 @@ from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
-from kerasdist.check import memory
 from kerasdist.core.context import current, whole_step
 from kerasdist.core.structures import flatten, pack
 from kerasdist.errors import UnsupportedError
@@ -98,7 +97,7 @@ class Steps:
         rules.compiled = self._compiled
         reports_itself = not self._trainer.note_overrides()
         with_buffers = layers_with_buffers(model)
-        finds_rows = trains and memory.is_wanted()
+        finds_rows = trains and config.most_examples_at_once() == "auto"
 
         @_hinting()
         def run(batches: Sequence[Any]) -> Any:
@@ -244,7 +243,7 @@ def _hinting() -> Generator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        if not memory.is_wanted():
+        if config.most_examples_at_once() != "auto":
             error.add_note(
                 'kerasdist.config.set_most_examples_at_once("auto"), before the first step, has '
                 "each replica compute as many examples at a time as it has memory for, with the "
