@@ -331,7 +331,7 @@ def not_found(lab):
 
 
 @case("passes", replicas=(2,))
-def found_once(lab):
+def kept_in_a_backup(lab):
     """A backup keeps the number that was found, for a restart with as many replicas."""
     x, y = regression(16)
 

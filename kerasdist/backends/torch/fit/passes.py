@@ -33,7 +33,8 @@ def calls(
     require_trainer(model).require_passes()
     # Of sizes as equal as can be: passes of one shape find kernels and memory that are there.
     ends = [count * done // number for done in range(number + 1)]
-    again: Any = keras.remat(call)
+    # Keras 3.12 passes no keyword arguments on, such as `training`.
+    again: Any = keras.remat(lambda *given: call(*given[:-1], **given[-1]))
     kept = kept_state_of(model)
     if kept:
         kept.begin(1)
@@ -42,7 +43,7 @@ def calls(
     before = _versions(state)
     parts: list[Any] = []
     for begin, end in pairwise(ends):
-        part = again(*_of_rows(args, begin, end, count), **_of_rows(kwargs, begin, end, count))
+        part = again(*_of_rows(args, begin, end, count), _of_rows(kwargs, begin, end, count))
         if not parts:
             pairs = zip(before, _versions(state), strict=True)
             changed = [was is not now or had != has for (was, had), (now, has) in pairs]
