@@ -13,7 +13,7 @@ CPU_DEVICES_VARIABLE = "KERASDIST_CPU_DEVICES"
 Draws = Literal["replica", "global"]
 
 _draws: Draws = "replica"
-_most_at_once: int | None = None
+_most_at_once: int | Literal["auto"] | None = None
 
 
 def set_logical_cpu_devices(count: int) -> None:
@@ -95,7 +95,7 @@ def draws() -> Draws:
     return _draws
 
 
-def set_most_examples_at_once(count: int | None) -> None:
+def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     """Says how many examples a replica computes at once in training.
 
     Where a replica has more, the model is called in several passes. The loss, the metrics and the
@@ -111,6 +111,11 @@ def set_most_examples_at_once(count: int | None) -> None:
     `set_draws("global")` with layers that draw. A layer of your own that mixes the rows of a batch
     mixes those of a pass.
 
+    With ``"auto"`` the number is found before the first step of a call of `fit`, by steps on trial:
+    as long as a device of any worker has no memory for one, the number is halved. It stays for the
+    model, and a backup keeps it for a restart with as many replicas. A model that is known to be
+    refused is not tried, and trains as with None. Custom loops find no number.
+
     All workers must call it with the same value, before the first step.
 
     Example::
@@ -118,18 +123,19 @@ def set_most_examples_at_once(count: int | None) -> None:
         kd.config.set_most_examples_at_once(32)
 
     Args:
-        count: How many, at least 1; None: all that the replica has.
+        count: How many, at least 1; None: all that the replica has; ``"auto"``: as many as there is
+            memory for.
 
     Raises:
-        TypeError: If `count` is no integer.
+        TypeError: If `count` is no integer, and not ``"auto"``.
         ValueError: If `count` is less than 1.
     """
     global _most_at_once
-    if count is not None and operator.index(count) < 1:
+    if count not in (None, "auto") and operator.index(count) < 1:
         raise ValueError(f"Expected a positive number of examples. Received: count={count!r}")
     _most_at_once = count
 
 
-def most_examples_at_once() -> int | None:
+def most_examples_at_once() -> int | Literal["auto"] | None:
     """Returns what `set_most_examples_at_once` has set."""
     return _most_at_once

@@ -240,6 +240,9 @@ class BackupAndRestore(Callback):
             kept = facts.get("interval") if facts is not None and of_this_call else None
             replicas = 1 if trainer is None else trainer.replicas.num_replicas
             self._interval.train_begins(model.steps_per_execution, replicas, kept)
+            found = facts.get("rows at once") if facts is not None and of_this_call else None
+            if trainer is not None and found and found[0] == replicas:
+                trainer.keep_rows(*found[1:])
             if facts is None:
                 return
             facts |= {name: int(facts[name]) for name in ("number", "epoch", "batches")}
@@ -431,6 +434,7 @@ class BackupAndRestore(Callback):
             "batches": batches,
             "stopping": bool(keras_compat.model_of(self).stop_training),
             "interval": self._interval.kept(),
+            "rows at once": self._rows_at_once(),
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
             "optimizers": optimized_by(keras_compat.model_of(self), variables),
@@ -439,6 +443,13 @@ class BackupAndRestore(Callback):
             "callbacks": self._remembering.state(),
             "logs": Encoder().encode(self._logs if batches else None, "logs"),
         }
+
+    def _rows_at_once(self) -> list[int | None]:
+        """Returns the number of replicas, and how many rows were found to fit each of them."""
+        trainer = trainer_of(self.model)
+        if trainer is None:
+            return []
+        return [trainer.replicas.num_replicas, trainer.most_rows, trainer.most_examples]
 
     def _say_what_is_lost(self) -> None:
         """Warns of what a restart would not bring back, once of each attribute."""

@@ -190,7 +190,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     job = replicas.job
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # variables that are new become equal on all workers
-    with _seeds_kept(model):
+    with seeds_kept(model):
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
             steps = _Steps(trainer, tried, outputs, RecordedDraws(tried.sizes))
@@ -336,7 +336,7 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 
 
 @contextmanager
-def _seeds_kept(model: Any) -> Iterator[None]:
+def seeds_kept(model: Any) -> Iterator[None]:
     """Gives unseeded draws of this thread a generator of their own."""
     seeds = keras_compat.global_seed_generator()
     replicas = require_trainer(model).replicas

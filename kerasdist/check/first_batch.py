@@ -15,6 +15,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import require_trainer
+from kerasdist.check import memory
 from kerasdist.check.comparison import Comparison, bytes_of_copies, compare
 from kerasdist.check.report import places, user_code
 from kerasdist.core.context import current
@@ -143,8 +144,7 @@ def _least(free: list[int | None]) -> int | None:
 
 
 def _leave_out(model: keras.Model, error: Exception) -> None:
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    if {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"} & {*kinds}:
+    if memory.is_lack(error):
         said = str(error).partition("\n")[0]
         _log.info(
             "%s: the first step is not compared with one device, for lack of memory: %s",

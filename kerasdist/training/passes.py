@@ -13,14 +13,18 @@ import keras
 import numpy as np
 
 from kerasdist import config, keras_compat
+from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current
 from kerasdist.core.structures import flatten
 from kerasdist.errors import UnsupportedError
 
 
-def most_rows() -> int | None:
+def most_rows(trainer: TrainerLike) -> int | None:
     """Returns how many rows a replica has in a pass at most; None: a call is one pass."""
-    return None if current.trial is not None else config.most_examples_at_once()
+    if current.trial is not None and not current.trial.makes_passes:
+        return None
+    most = config.most_examples_at_once()
+    return trainer.most_rows if most == "auto" else most
 
 
 def rows_of(args: Sequence[Any]) -> int:

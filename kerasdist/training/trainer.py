@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.model_trainer import TrainerLike
+from kerasdist.backends.base.model_trainer import TrainerLike, trainer_of
 from kerasdist.core.context import current, whole_step
 from kerasdist.errors import UnsupportedError
-from kerasdist.training import saving, worker_agreement
+from kerasdist.training import passes, saving, worker_agreement
 from kerasdist.training.metrics import summed
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class ReplicatedTrainer:
         given_metrics: What ``compile`` got as metrics and weighted metrics, None for an output
             without.
         made: Which of ``make_train_function`` and its like have made the trainer's function.
+        most_rows: How many rows a replica has in a pass, where that was found; None: all.
+        most_examples: Of batches of how many examples that is known.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
         sums_metrics: Whether steps sum the metrics over processes already, so that Keras's results
@@ -73,6 +75,8 @@ class ReplicatedTrainer:
 
     runs_builtin_steps = False
     sums_metrics = False
+    most_rows: int | None = None
+    most_examples = 0
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
         """Prepares nothing: a model is bound before its own ``__init__`` runs."""
@@ -180,6 +184,20 @@ class ReplicatedTrainer:
             return {}
         with summed(replica, self.model.metrics):
             return original()
+
+    def keep_rows(self, rows: int | None, examples: int) -> None:
+        """Keeps how many rows a replica has in a pass, for batches of so many examples.
+
+        So do the models in this one, which its step may call by themselves.
+        """
+        for layer in [self.model, *keras_compat.flat_layers(self.model)]:
+            trainer = trainer_of(layer)
+            if trainer is not None:
+                trainer.most_rows, trainer.most_examples = rows, examples
+
+    def require_passes(self) -> None:
+        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        passes.require_rows_alone(self.model)
 
     def has_builtin(self, step: str) -> bool:
         """Returns whether a step is Keras's own."""

@@ -15,7 +15,7 @@ from kerasdist.backends import registry
 from kerasdist.backends.base import random_states
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
-from kerasdist.config import draws
+from kerasdist.config import draws, most_examples_at_once
 from kerasdist.job.job import Job
 
 # The advice if workers have different data.
@@ -117,6 +117,7 @@ def _agree(
 def _settings() -> dict[str, Any]:
     config = keras.config
     own = {"epsilon": config.epsilon(), "floatx": config.floatx(), "draws": draws()}
+    own["most examples at once"] = most_examples_at_once()
     return {**own, **registry.current().settings()}
 
 

@@ -1,6 +1,8 @@
 """`kd.config.set_most_examples_at_once`: the numbers of one device that has the batch at once."""
 
 import contextlib
+import logging
+from unittest import mock
 
 import numpy as np
 
@@ -8,7 +10,8 @@ from tests.conformance.actions import fit, used
 from tests.conformance.cases_float64 import doubles, in_double, train_and_test
 from tests.conformance.cases_random import draws_for_the_global_batch
 from tests.conformance.double import FLOAT64
-from tests.conformance.lazy import kd, keras, tf, torch
+from tests.conformance.lab import SEED, fresh, logged
+from tests.conformance.lazy import jax, kd, keras, tf, torch
 from tests.conformance.models import STEPS_IN_TIME, VOCABULARY, compiled, regression, stack, tokens
 from tests.conformance.registry import case
 
@@ -18,8 +21,8 @@ EVERYWHERE = (1, 3)
 
 
 @contextlib.contextmanager
-def at_once():
-    kd.config.set_most_examples_at_once(MOST)
+def at_once(most=MOST):
+    kd.config.set_most_examples_at_once(most)
     try:
         yield
     finally:
@@ -215,6 +218,174 @@ def what_a_pass_cannot_know(lab):
             return layer
 
         trained(frozen)
+
+
+def is_chief(lab):
+    return not hasattr(lab, "job") or lab.job.is_chief
+
+
+def limited(lab, most):
+    """A device with memory for so many rows; of several workers the last one's.
+
+    It raises the framework's own error: on TensorFlow in the graph, on JAX while XLA compiles.
+    """
+    is_limited = kd.has_strategy() and getattr(lab, "is_last", True)
+
+    class Limited(keras.layers.Layer):
+        def call(self, x, training=False):
+            if not (training and is_limited):
+                return x
+            if lab.backend == "tensorflow":
+                noted = tf.numpy_function(self.require, [tf.shape(x)[0]], [])
+                with tf.control_dependencies([] if noted is None else [noted]):
+                    return tf.identity(x)
+            if lab.backend == "jax" and len(x) > most * lab.replicas:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+            if lab.backend == "torch" and x.device.type != "meta" and len(x) > most:
+                raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+            return x
+
+        def require(self, rows):
+            if rows > most:
+                raise MemoryError("Out of memory")  # for TensorFlow a ResourceExhaustedError
+
+    return Limited()
+
+
+@case("passes", replicas=EVERYWHERE)
+@in_double
+def found(lab):
+    """`"auto"`: as many examples at once as every device has memory for, halved until they fit."""
+    x, y = doubles(14)
+
+    def build():
+        return stack(
+            [keras.layers.Dense(6, "tanh"), limited(lab, MOST), keras.layers.Dense(1)],
+            keras.optimizers.Adam(0.01, clipnorm=0.5),
+            metrics=["mae", keras.metrics.RootMeanSquaredError()],
+        )
+
+    small, train = fit(x[:4], y[:4], batch_size=2), fit(x, y, batch_size=7, epochs=2)
+    with at_once("auto"), logged(logging.INFO) as lines:
+        lab.same(build, small, train, tolerance=FLOAT64, strategy=lab.strategy(check="off"))
+    lines = [one for one in lines if "at a time" in one]
+    said = f": 2 examples at a time, of {-(-7 // lab.replicas)} on a replica"
+    lab.check(len(lines) == is_chief(lab) and all(said in one for one in lines), f"{lines}")
+
+
+@case("passes", replicas=(2,))
+def nothing_left(lab):
+    """What was tried to find a number leaves nothing: seeds, statistics, counts in Python."""
+    x, y = regression(11)
+
+    def build():
+        class Counting(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.calls = 0
+                self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+            def call(self, x):
+                self.calls += 1
+                self.seen.assign_add(1.0)
+                return x * (1.0 + 0.1 * self.calls * (lab.backend == "torch"))
+
+        layers = [keras.layers.Dense(6), Counting(), keras.layers.Dropout(0.5, seed=3)]
+        noise = keras.layers.GaussianNoise(0.1)
+        optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)
+        return stack([*layers, noise, keras.layers.Dense(1)], optimizer, metrics=["mae"])
+
+    def outcome():
+        return lab.run(build, [fit(x, y, batch_size=8, epochs=2)], lab.strategy())[1].parts(True)
+
+    expected = outcome()
+    with at_once("auto"):
+        lab.equal(expected, outcome())
+
+
+@case("passes", replicas=(1, 2))
+def not_found(lab):
+    """No memory for one example: the framework's error, with a note; what no pass can know, too."""
+    x, y = regression(8)
+
+    def trained(most, layer):
+        build = lambda: stack([keras.layers.Dense(4), limited(lab, most), layer()], "sgd")  # noqa: E731
+        lab.made(build).fit(x, y, batch_size=8, verbose=0)
+
+    def error_of(*given):
+        try:
+            with at_once("auto"):
+                trained(*given)
+        except Exception as error:  # noqa: BLE001 (a framework's own)
+            return error
+        return None
+
+    error = error_of(0, lambda: keras.layers.Dense(1))
+    kinds = ("OutOfMemoryError", "JaxRuntimeError", "ResourceExhaustedError", "ReplicaError")
+    lab.check(type(error).__name__ in kinds, f"{error!r}")
+    said = [str(error), *getattr(error, "__notes__", ())]
+    lab.check("one example" in "".join(said) or "on trial" in said[0], f"{said}")
+    error = error_of(1, lambda: keras.layers.Dropout(0.5, seed=3))
+    lab.check("UnsupportedError" in f"{error!r}", f"{error!r}")
+    lab.check("changes variable" in str(error), f"{error!r}")
+
+
+@case("passes", replicas=(2,))
+def kept_in_a_backup(lab):
+    """A backup keeps the number that was found, for a restart with as many replicas."""
+    x, y = regression(16)
+
+    class Interruption(Exception):
+        pass
+
+    class Stopping(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise Interruption
+
+    def run(folder, strategy, stops):
+        fresh()
+        keras.utils.set_random_seed(SEED)
+        with strategy.scope():
+            model = stack([keras.layers.Dense(4), limited(lab, 2), keras.layers.Dense(1)], "adam")
+        backup = kd.callbacks.BackupAndRestore(folder)
+        with logged(logging.INFO) as lines:
+            try:
+                model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[backup, *stops])
+            except Interruption:
+                backup.release()
+        return [one for one in lines if "at a time" in one]
+
+    with lab.folder() as folder, at_once("auto"):
+        lines = run(folder, lab.strategy(), [Stopping()])
+        lab.check(len(lines) == is_chief(lab), f"{lines}")
+        lines = run(folder, lab.strategy(), [])
+        lab.check(not lines, f"searched again: {lines}")
+        lines = run(folder, lab.strategy(), [Stopping()])
+        if not hasattr(lab, "job"):
+            alone = lab.with_replicas(1)
+            lines = run(folder, alone.strategy(), [])
+            lab.check(len(lines) == 1, f"with fewer replicas: {lines}")
+
+
+@case("passes", backends=("jax",), replicas=(2,))
+def planned(lab):
+    """On JAX nothing runs to find the number: XLA says what memory a step takes."""
+    from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
+
+    def build():
+        layers = [keras.layers.Dense(64, "tanh") for _ in range(3)]
+        return stack([*layers, keras.layers.Dense(1)], "sgd")
+
+    x, y = regression(4096)
+    with (
+        mock.patch.object(JaxReplicaSet, "free_bytes", return_value=1_000_000),
+        at_once("auto"),
+        logged(logging.INFO) as lines,
+    ):
+        lab.made(build).fit(x, y, batch_size=4096, verbose=0)
+    lines = [one for one in lines if "at a time" in one]
+    lab.check(len(lines) == 1, f"{lines}")
 
 
 @case("passes", backends=("torch",), replicas=(1, 2))

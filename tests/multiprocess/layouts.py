@@ -43,7 +43,6 @@ NOT_HERE = (
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
 
-
 _LIKE_GPUS = "like-gpus"
 _WITHIN_HOST = "-within-host"
 
@@ -111,6 +110,7 @@ _ALWAYS = (
     "models.sparse_gradients",
     "optimizers.own_apply",  # whose gradients are not those of the backward pass
     "models.sublayer_that_is_never_called",  # Keras's predict calls the model with a global batch
+    "passes.found",  # where one worker alone has too little memory
     "own_data.nothing_built_eagerly",  # metrics that are built within a step
     "restarts.averages",  # backups, and callbacks' state
     "restarts.two_calls_of_fit",  # metrics with sums of an earlier call

@@ -18,6 +18,8 @@ class TrainerLike(Protocol):
         replicas: The strategy's replica set.
         given_metrics: What ``compile`` got as metrics and weighted metrics.
         made: Which of ``make_train_function`` and its like have made the trainer's function.
+        most_rows: How many rows a replica has in a pass, where that was found; None: all.
+        most_examples: Of batches of how many examples that is known.
     """
 
     model: Any
@@ -25,6 +27,16 @@ class TrainerLike(Protocol):
     replicas: Any
     given_metrics: list[object]
     made: set[str]
+    most_rows: int | None
+    most_examples: int
+
+    def keep_rows(self, rows: int | None, examples: int) -> None:
+        """Keeps how many rows a replica has in a pass, for batches of so many examples."""
+        ...
+
+    def require_passes(self) -> None:
+        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        ...
 
     def has_builtin(self, step: str) -> bool:
         """Returns whether a method of the model is Keras's own."""

@@ -68,7 +68,10 @@ class Trial(keras.StatelessScope, abc.ABC):
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
         outputs: The outputs of the model's first call, by replica; None stands for one device.
         layer_losses: What layers added by ``add_loss`` on one device.
+        makes_passes: Whether calls are made in passes, as outside of a trial.
     """
+
+    makes_passes = False
 
     def __init__(
         self, trainer: TrainerLike, draws: Draws, *, alone: bool, outputs: bool, seed: int
@@ -211,3 +214,31 @@ class Trial(keras.StatelessScope, abc.ABC):
     def first_rows(batch: Any, count: int) -> Any:
         """Returns the first examples of a batch."""
         return sharding.rows(batch, 0, count)
+
+
+class MemoryTrial(Trial, abc.ABC):
+    """A step up to its gradients, with the variables' own values: it needs a step's memory."""
+
+    makes_passes = True
+
+    def __init__(self, trainer: TrainerLike) -> None:
+        super().__init__(trainer, _Unrepeated(), alone=True, outputs=False, seed=0)
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        """Lets the step read another value."""
+        self._copies[id(variable)] = variable, value
+
+    def apply(
+        self,
+        original: Apply,
+        optimizer: keras.Optimizer,
+        gradients: list[Any],
+        variables: Variables,
+    ) -> Any:
+        """Updates nothing; makes the optimizer's variables, which take memory too."""
+        self._build(optimizer, variables)
+
+
+class _Unrepeated:
+    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
+        return draw()

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import numpy as jnp
@@ -19,9 +19,6 @@ from kerasdist import keras_compat
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments, flatten, pack
 from kerasdist.training import passes
-
-if TYPE_CHECKING:
-    from kerasdist.backends.base.interface import ReplicaSet
 
 
 @dataclass(frozen=True)
@@ -62,16 +59,14 @@ class Rows:
         return rows.reshape(self.replicas * self.own, *rest)[: self.count]
 
 
-def rows_of_passes(
-    replicas: ReplicaSet, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Rows | None:
+def rows_of_passes(trainer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rows | None:
     """Returns what a call in a step is to be divided into; None if it is one pass."""
-    most, replica = passes.most_rows(), current.replica
+    most, replica = passes.most_rows(trainer), current.replica
     if most is None or replica is None or replica.num_replicas_in_sync > 1:
         return None
     if kwargs.get("training") is False:
         return None
-    count, divisor = passes.rows_of(args), replicas.num_replicas
+    count, divisor = passes.rows_of(args), trainer.replicas.num_replicas
     divisor = divisor if count >= divisor else 1  # fewer rows are not divided
     number = -(-count // (divisor * most))
     return Rows(count, divisor, number) if number > 1 else None
@@ -85,9 +80,7 @@ def calls(
     `call`: calls the model, and returns outputs, state and losses.
     """
     model, arrays = trainer.model, trainer.replicas.arrays
-    passes.require_rows_alone(model)
-    if model.run_eagerly:
-        raise passes.refused("run_eagerly=True, where all rows of a batch come before the next")
+    trainer.require_passes()
     leaves: list[Any] = flatten(given)
     divided = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, rows.count)]
     forms: list[Any] = []  # the structure of the outputs, which tracing finds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, final
 
 import jax
@@ -51,7 +51,7 @@ class StepFunction:
         self._keeps_outputs = keeps_outputs
         self._model = model
         self._user_step = step
-        self._step: Step = (
+        self._step: Callable[..., tuple[Any, Any]] = (
             arrays.compile(self._sharded_step, keeps_rows=keeps_outputs)
             if compiled
             else arrays.eager(self._whole_step)
@@ -92,6 +92,17 @@ class StepFunction:
             return [], state, batches
         self._arrays.after_launch(outputs, state, count)
         return outputs if self._keeps_outputs else [outputs], state, batches[count:]
+
+    def bytes_needed(self, state: Any, batch: Any) -> int:
+        """Compiles a step; returns how much memory of a device it takes beside its arguments."""
+
+        def compiled(program: Any, state: Any, batch: Any, *_: object) -> tuple[Any, Any]:
+            # JAX keeps what is compiled, so the step does not compile it again.
+            return program.lower(state, batch).compile().memory_analysis(), state
+
+        memory, _ = self._step(state, self._arrays.batch(batch), compiled)
+        outputs = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        return memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + outputs
 
     def program(self, state: Any, batch: Any) -> Any:
         """Returns the jitted program of a step, for arrays of these shapes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import keras
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.fit import donation, passes
@@ -20,10 +20,12 @@ from kerasdist.backends.jax.fit.batches import take
 from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, is_traced, local_copy
 from kerasdist.backends.jax.mesh.layout import OverReplicas, note_all
+from kerasdist.check import memory
 from kerasdist.core.context import current
 from kerasdist.core.structures import Arguments
 from kerasdist.errors import StateLostError, UnsupportedError
 from kerasdist.training.metrics import prepare
+from kerasdist.training.passes import refused
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -102,11 +104,17 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> Any:
         """Calls the model, in a step in passes where a device has more rows than it shall."""
         call = partial(original, weights, state)
-        rows = passes.rows_of_passes(self.replicas, args, kwargs)
+        rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
             return call(*args, return_losses=return_losses, **kwargs)
         outputs, losses = passes.calls(self, call, state, Arguments(args, kwargs), rows)
         return (outputs, state, losses) if return_losses else (outputs, state)
+
+    def require_passes(self) -> None:
+        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        if self.model.run_eagerly:
+            raise refused("run_eagerly=True, where all rows of a batch come before the next")
+        super().require_passes()
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
@@ -166,24 +174,32 @@ class JaxTrainer(ReplicatedTrainer):
         model = self.model
         if self.replicas.num_replicas > 1:
             prepare(model, self.strategy)  # its metrics in a custom loop
-        run = StepFunction(
+        is_compiled = model.jit_compile and not model.run_eagerly
+        make = partial(
+            StepFunction,
             model,
             step,
             self.replicas.arrays,
-            compiled=model.jit_compile and not model.run_eagerly,
+            compiled=is_compiled,
             steps=model.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
+        run = make()
+        finds_rows = is_measured and is_compiled and config.most_examples_at_once() == "auto"
 
         is_held = self.replicas.job is not None
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+            nonlocal run
             meter = current.meter if is_measured else None
             batches: Any = map(take, iterator) if is_held else iterator
             batches = batches if meter is None else metering.Counting(batches)
             try:
                 self.replicas.begin_step()
-                outputs, new = run(state, batches)
+                given = batches
+                if finds_rows:
+                    run, given = self._with_rows_found(make, run, state, batches)
+                outputs, new = run(state, given)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. Whatever
                 # went wrong, they go back, or a variable would start again from its initializer. A
@@ -198,6 +214,33 @@ class JaxTrainer(ReplicatedTrainer):
             return outputs, new
 
         return function
+
+    def _with_rows_found(
+        self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any
+    ) -> tuple[StepFunction, Iterator[Any]]:
+        """Finds how many rows a replica has memory for; returns the steps with so many, and data.
+
+        Nothing runs: XLA says what a program needs. All workers must call it.
+        """
+        replicas, steps = self.replicas, itertools.islice(batches, self.model.steps_per_execution)
+        taken = list(map(replicas.arrays.copy_batch, steps))
+
+        def attempt(batch: Any) -> None:
+            nonlocal run
+            if self.most_rows is not None:  # another trace
+                run = make()
+            needed, free = run.bytes_needed(state, batch), replicas.free_bytes()
+            if free is not None and needed > free:
+                raise jax.errors.JaxRuntimeError(
+                    f"RESOURCE_EXHAUSTED: A step needs {needed} bytes of a device beside its "
+                    f"arguments, and {free} are free."
+                )
+
+        for batch in taken:
+            examples = metering.rows_of(batch)
+            rows = -(-examples // replicas.num_replicas)
+            memory.find(self, examples, rows, partial(attempt, batch))
+        return run, iter(taken)
 
     def take_state(
         self, original: Original, *, purge_model_variables: bool = False, **which: bool

@@ -85,6 +85,11 @@ class JaxReplicaSet(ReplicaSet):
 
         return JaxRunner(self, self.arrays)
 
+    def free_bytes(self) -> int | None:
+        """Returns how much memory is free on the fullest device here; None of CPUs."""
+        known = [one for device in self.arrays.layout.local if (one := device.memory_stats())]
+        return min((one["bytes_limit"] - one["bytes_in_use"] for one in known), default=None)
+
     def device_kind(self) -> str | None:
         """Returns what the maker calls these devices, TPUs too."""
         return self._kind

@@ -218,7 +218,9 @@ class Placement:
 
         return jax.tree.map(constrained, batch)
 
-    def compile(self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False) -> Step:
+    def compile(
+        self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
         """Compiles a program for batches that enter divided, and one for those that enter whole.
 
         JAX donates the state that is passed to it. `keeps_rows`: whether its outputs are rows that
@@ -231,7 +233,7 @@ class Placement:
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
 
-        def run(state: object, batch: Any) -> tuple[Any, Any]:
+        def run(state: object, batch: Any, launch: Any = self._launch) -> tuple[Any, Any]:
             steps = len(batch) if in_loop else 1
             leaves = jax.tree.leaves(batch[0] if in_loop else batch)
             entry = self.layout.entry(leaves, stacked=in_loop)
@@ -241,7 +243,7 @@ class Placement:
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
                 programs[key] = self._jitted(step, held, entry, keeps_rows, in_loop)
-            return self._launch(programs[key], state, batch, seen, steps)
+            return launch(programs[key], state, batch, seen, steps)
 
         return run
 
@@ -339,12 +341,14 @@ class CentralPlacement(Placement):
         """Moves variables' new values to the device."""
         return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
 
-    def compile(self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False) -> Step:
+    def compile(
+        self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
+    ) -> Callable[..., tuple[Any, Any]]:
         """Compiles a program, whose state is on the mesh only while it runs."""
         on_mesh = super().compile(step, keeps_rows=keeps_rows, in_loop=in_loop)
 
-        def run(state: object, batch: object) -> tuple[Any, Any]:
-            outputs, new = on_mesh(jax.device_put(state, self.whole), batch)
+        def run(state: object, batch: object, *launch: Any) -> tuple[Any, Any]:
+            outputs, new = on_mesh(jax.device_put(state, self.whole), batch, *launch)
             leaves, structure = jax.tree.flatten(new)
             return outputs, jax.tree.unflatten(structure, self.leave(leaves))
 

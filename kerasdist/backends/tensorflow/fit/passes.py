@@ -26,7 +26,7 @@ def calls(
 ) -> Any:
     """Calls the model of a trainer, in as many passes as it needs."""
     model = trainer.model
-    most = passes.most_rows()
+    most = passes.most_rows(trainer)
     is_pass = isinstance(keras_compat.get_stateless_scope(), _PassScope)
     if most is None or is_pass or kwargs.get("training") is False:
         return call(*args, **kwargs)
@@ -35,9 +35,7 @@ def calls(
     count = 0 if first is None else first.shape[0]
     if first is None or (count is not None and count <= most):
         return call(*args, **kwargs)
-    if model.jit_compile:
-        raise passes.refused("jit_compile=True")
-    passes.require_rows_alone(model)
+    trainer.require_passes()
     trainer.ensure_built(args[0])
     divided = _Divided(given, first)
     one = _Pass(model, call, divided)

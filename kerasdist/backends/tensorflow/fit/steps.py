@@ -211,11 +211,11 @@ class FirstStepChecked:
         is_done = self._check.is_done or (is_last and not self._check.wants_any)
         if is_done and self._model.train_function is self:
             self._model.train_function = self._steps
-        if isinstance(iterator, PlacedIterator):
-            return self._steps(iterator.over(batches))
-        if isinstance(iterator, tf.data.Iterator):
-            return self._steps(iter(untuned(in_a_row(batches, iterator.element_spec))))
-        return self._steps(iter(batches))
+        return self._steps(_over(iterator, batches))
+
+    def goes_on(self, iterator: Any) -> None:
+        """Takes the iterator of an epoch whose first batches it got in another one."""
+        self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
         """Counts a call; returns whether it is known to be the last one of an epoch."""
@@ -225,6 +225,49 @@ class FirstStepChecked:
             self._iterator, self._calls = weakref.ref(iterator), 0
         self._calls += 1
         return self._calls * self._steps.count >= (self.batches or math.inf)
+
+
+@final
+class RowsFound:
+    """``train_function`` of a call's first steps: finds how many rows a replica has memory for.
+
+    Attributes:
+        function: The function that it stands for.
+    """
+
+    def __init__(self, trainer: Any, function: Callable[[Any], Any]) -> None:
+        self.function = function
+        self._trainer = trainer
+
+    def __call__(self, iterator: Any) -> Any:
+        """Finds it, and takes the steps."""
+        trainer, model = self._trainer, self._trainer.model
+        model.train_function = self.function
+        if not keras_compat.is_complete(model):  # the steps build it, and the next call finds it
+            return self.function(iterator)
+        batches = list(itertools.islice(_batches(iterator), model.steps_per_execution))
+        before = trainer.most_rows
+        for batch in map(on_host, batches):
+            trainer.find_rows(batch, _total(batch))
+        if trainer.most_rows != before:  # a trace for any size would take no passes
+            model.make_train_function(force=True)
+            model.train_function = model.train_function.function
+        function = model.train_function
+        if not batches:
+            return function(iterator)  # raises at the end of the data
+        logs = function(_over(iterator, batches))
+        if isinstance(function, FirstStepChecked) and isinstance(iterator, ITERATORS):
+            function.goes_on(iterator)
+        return logs
+
+
+def _over(iterator: Any, batches: Sequence[Any]) -> Any:
+    """Returns an iterator over batches, of the type of the one that has yielded them."""
+    if isinstance(iterator, PlacedIterator):
+        return iterator.over(batches)
+    if isinstance(iterator, tf.data.Iterator):
+        return iter(untuned(in_a_row(batches, iterator.element_spec)))
+    return iter(batches)
 
 
 def _total(batch: object) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.user_places import kept_state_of, state_kept
 from kerasdist.backends.tensorflow.fit import passes
@@ -24,6 +24,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
 from kerasdist.backends.tensorflow.fit.steps import (
     FirstStepChecked,
     PredictionOnBatches,
+    RowsFound,
     StepsOnIterator,
 )
 from kerasdist.backends.tensorflow.private.compiled import asks_for_xla, uncompiled
@@ -34,11 +35,13 @@ from kerasdist.backends.tensorflow.replica.variables import (
     statistics_of,
     take_on,
 )
+from kerasdist.check import memory
 from kerasdist.check.first_batch import may_differ
 from kerasdist.core.context import current, whole_step
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
+from kerasdist.training.passes import refused
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -46,8 +49,34 @@ if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
+class _InPasses(ReplicatedTrainer):
+    """A trainer that makes calls in passes, and finds how many rows there is memory for."""
+
+    def require_passes(self) -> None:
+        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        if self.model.jit_compile:
+            raise refused("jit_compile=True")
+        super().require_passes()
+
+    def _finding_rows(self) -> Any:
+        """Returns the model's train function, whose next steps find how many rows have memory."""
+        model = self.model
+        is_wanted = config.most_examples_at_once() == "auto"
+        if is_wanted and not isinstance(model.train_function, RowsFound):
+            model.train_function = RowsFound(self, model.train_function)
+        return model.train_function
+
+    def _find_rows(self, rows: Any, count: int, examples: int) -> None:
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few need it
+
+        def attempt() -> None:
+            memory.try_step(self.model, TensorFlowMemoryTrial(self), rows)
+
+        memory.find(self, examples, count, attempt)
+
+
 @final
-class PlacedTrainer(ReplicatedTrainer):
+class PlacedTrainer(_InPasses):
     """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
@@ -55,6 +84,10 @@ class PlacedTrainer(ReplicatedTrainer):
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where it has more examples than it shall at once."""
         return passes.calls(self, original, args, kwargs)
+
+    def find_rows(self, batch: Any, examples: int) -> None:
+        """Finds how many rows the device has memory for."""
+        self._find_rows(batch, examples, examples)
 
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: object = None
@@ -69,7 +102,7 @@ class PlacedTrainer(ReplicatedTrainer):
         """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
         model = self.model
         if model.train_function is not None and not force:
-            return model.train_function
+            return self._finding_rows()
         original(force)
         function = self._in_strategy(model.train_function)
 
@@ -80,7 +113,7 @@ class PlacedTrainer(ReplicatedTrainer):
             return logs
 
         model.train_function = metered
-        return metered
+        return self._finding_rows()
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
         """Makes Keras's own function, which runs in the strategy."""
@@ -105,7 +138,7 @@ class PlacedTrainer(ReplicatedTrainer):
 
 
 @final
-class TensorFlowTrainer(ReplicatedTrainer):
+class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
@@ -142,7 +175,12 @@ class TensorFlowTrainer(ReplicatedTrainer):
             model.train_function = FirstStepChecked(model, steps) if may_differ(model) else steps
         if isinstance(model.train_function, FirstStepChecked):
             model.train_function.batches = self._batches_of_call
-        return model.train_function
+        return self._finding_rows()
+
+    def find_rows(self, batch: Any, examples: int) -> None:
+        """Finds how many rows a replica has memory for. All workers must call it."""
+        first = self._group.split(batch)[0]
+        self._find_rows(first.data, int(first.local_batch.size), examples)
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `evaluate` calls for each step."""

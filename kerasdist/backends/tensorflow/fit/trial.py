@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import Trial, TriedBatch
+from kerasdist.backends.base.trial import MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.tensorflow.fit.batches import (
     HOST,
@@ -42,7 +42,6 @@ def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
 keras_compat.install(draw=_draw)
 
 
-@final
 class TensorFlowTrial(Trial):
     """Gives the step plain variables on one device, and such as the strategy's on the replicas."""
 
@@ -156,6 +155,21 @@ class TensorFlowTrial(Trial):
         if tf.is_symbolic_tensor(value):
             return np.empty(0)
         return (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+
+
+@final
+class TensorFlowMemoryTrial(MemoryTrial, TensorFlowTrial):
+    """Gives the step the variables of the first device."""
+
+    def copy(self, variable: Any) -> Any:
+        """Returns the framework's variable, which the step does not assign to."""
+        own = keras_compat.stored_value(variable)
+        return None if own is None else copies(own)[0]
+
+    def _take(self, model: Any, replicas: Any, batch: TriedBatch) -> Any:
+        first = replicas.devices[0]
+        with outside_strategies(), tf.device(f"/device:{first.kind.upper()}:{first.index}"):
+            return model.train_step(keras.tree.map_structure(none_for_optional, batch.whole))
 
 
 @final

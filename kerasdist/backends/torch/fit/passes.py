@@ -14,9 +14,9 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.backends.base.user_places import kept_state_of
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.core.structures import flatten, pack
 from kerasdist.training import passes
 
@@ -30,10 +30,11 @@ def calls(
     is_symbolic = any(getattr(one, "is_meta", False) for one in flatten(list(args[:1])))
     if number <= 1 or is_symbolic:
         return call(*args, **kwargs)
-    _require_rows_alone(model)
+    require_trainer(model).require_passes()
     # Of sizes as equal as can be: passes of one shape find kernels and memory that are there.
     ends = [count * done // number for done in range(number + 1)]
-    again: Any = keras.remat(call)
+    # Keras 3.12 passes no keyword arguments on, such as `training`.
+    again: Any = keras.remat(lambda *given: call(*given[:-1], **given[-1]))
     kept = kept_state_of(model)
     if kept:
         kept.begin(1)
@@ -42,7 +43,7 @@ def calls(
     before = _versions(state)
     parts: list[Any] = []
     for begin, end in pairwise(ends):
-        part = again(*_of_rows(args, begin, end, count), **_of_rows(kwargs, begin, end, count))
+        part = again(*_of_rows(args, begin, end, count), _of_rows(kwargs, begin, end, count))
         if not parts:
             pairs = zip(before, _versions(state), strict=True)
             changed = [was is not now or had != has for (was, had), (now, has) in pairs]
@@ -85,17 +86,6 @@ def _joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
             keras_compat.set_keras_mask(whole, torch.cat(masks))
         leaves.append(whole)
     return pack(parts[0], leaves)
-
-
-def _require_rows_alone(model: Any) -> None:
-    collectives = collectives_here()
-    if collectives is not None and collectives.scope.weights is not None:
-        raise passes.refused(
-            'weights that are sharded (sharding="full"), which each pass would gather'
-        )
-    if model.jit_compile:  # not `_should_torch_compile`, which torch's compiler cannot follow
-        raise passes.refused("jit_compile=True")
-    passes.require_rows_alone(model)
 
 
 def _versions(variables: Sequence[keras.Variable]) -> list[tuple[torch.Tensor, int]]:

@@ -9,7 +9,7 @@ from typing import Any, final
 import keras
 import torch
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.batches import Part, divide, join
@@ -97,10 +97,13 @@ class Steps:
         rules.compiled = self._compiled
         reports_itself = not self._trainer.note_overrides()
         with_buffers = layers_with_buffers(model)
+        finds_rows = trains and config.most_examples_at_once() == "auto"
 
         @_hinting()
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
+                if finds_rows:
+                    self._trainer.find_rows(given)
                 batch, parts = self._divided(given)
                 if parts is None:
                     self.end()
@@ -240,10 +243,12 @@ def _hinting() -> Generator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        error.add_note(
-            "kerasdist.config.set_most_examples_at_once(n), before the first step, has each "
-            "replica compute n examples at a time in training, with the same numbers."
-        )
+        if config.most_examples_at_once() != "auto":
+            error.add_note(
+                'kerasdist.config.set_most_examples_at_once("auto"), before the first step, has '
+                "each replica compute as many examples at a time as it has memory for, with the "
+                "same numbers."
+            )
         raise
 
 

@@ -11,16 +11,18 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.metering import rows_of
 from kerasdist.backends.torch.fit import passes
+from kerasdist.backends.torch.fit.batches import divide
 from kerasdist.backends.torch.fit.steps import Function, Step, Steps
 from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.check import memory
 from kerasdist.check.first_batch import FirstBatchCheck, may_differ
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard
-from kerasdist.training.passes import most_rows
+from kerasdist.training.passes import most_rows, refused
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 _UNCOMPILED = (
@@ -49,7 +51,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, in passes where there are more examples than it shall have at once."""
-        most = most_rows()
+        most = most_rows(self)
         if most is None or not torch.is_grad_enabled():
             return self._call_at_once(original, *args, **kwargs)
         call = partial(self._call_at_once, original)
@@ -141,6 +143,36 @@ class TorchTrainer(ReplicatedTrainer):
         """Builds what is not built; Keras takes a batch of the iterator, no `WorkerShard`."""
         seen = None if iterator is None else _rows_alone(iterator)
         super().build_symbolically(original, seen, data_batch)
+
+    def require_passes(self) -> None:
+        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        if self._gathers_weights:
+            raise refused(
+                'weights that are sharded (sharding="full"), which each pass would gather'
+            )
+        if (
+            self.model.jit_compile
+        ):  # not what Keras makes of it, which torch's compiler cannot follow
+            raise refused("jit_compile=True")
+        super().require_passes()
+
+    def find_rows(self, batch: Any) -> None:
+        """Finds how many rows a replica has room for. All workers must call it."""
+        replicas, examples = self.replicas, rows_of(batch)
+        rows = -(-examples // replicas.num_replicas)
+        rows = batch.size if isinstance(batch, WorkerShard) else rows
+        memory.find(self, examples, rows, partial(self._try_step, batch))
+
+    def _try_step(self, batch: Any) -> None:
+        """Tries a step with the rows of this process's first replica, up to its gradients."""
+        from kerasdist.backends.torch.fit.trial import TorchMemoryTrial  # few programs need it
+
+        replicas = self.replicas
+        local, devices = replicas.local_replicas[:1], replicas.torch_devices
+        parts = None if replicas.is_plain else divide(batch, replicas.num_replicas, local, devices)
+        with replicas.placement():
+            rows = batch if parts is None else parts[0].argument
+            memory.try_step(self.model, TorchMemoryTrial(self), rows)
 
     @cached_property
     def _steps(self) -> Steps:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
+from kerasdist.backends.base.trial import Draws, MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
 from kerasdist.backends.torch.state import shards
@@ -21,7 +21,6 @@ from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
 
 
-@final
 class TorchTrial(Trial):
     """Gives the step clones of the variables; replicas read them as they read variables."""
 
@@ -104,6 +103,25 @@ class TorchTrial(Trial):
         if value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
         return value.cpu().numpy().copy()
+
+
+@final
+class TorchMemoryTrial(MemoryTrial, TorchTrial):
+    """Gives the step leaves of autograd that share the memory of the variables."""
+
+    def copy(self, variable: keras.Variable) -> torch.Tensor | None:
+        """Returns a tensor that shares a variable's memory, and has a gradient of its own."""
+        value = shards.read(variable)
+        return None if value is None else value.detach().requires_grad_(value.requires_grad)
+
+    def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
+        """Makes zeros of them on a worker, whose buckets are there before the backward pass."""
+        super().clear_gradients(variables)
+        if self._replicas.job is None:
+            return
+        for value in keras_compat.stored_values(variables):
+            if value is not None and value.requires_grad:
+                value.grad = torch.zeros_like(value)
 
 
 def _copied(leaf: Any) -> Any:

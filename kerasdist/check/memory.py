@@ -1,0 +1,133 @@
+"""Finds how many examples a replica has memory for at once, by steps on trial before the first.
+
+For `kerasdist.config.set_most_examples_at_once("auto")`. A step on trial needs no other worker: one
+that fails leaves nobody waiting in a collective, and all hear of it before the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import random_states
+from kerasdist.backends.base.model_trainer import TrainerLike
+from kerasdist.backends.base.trial import MemoryTrial, TriedBatch
+from kerasdist.backends.base.user_places import state_kept
+from kerasdist.check.comparison import seeds_kept
+from kerasdist.core.context import current
+from kerasdist.errors import ReplicaError, UnsupportedError
+
+_log = logging.getLogger("kerasdist")
+_KINDS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
+_TEXTS = "RESOURCE_EXHAUSTED", "can't allocate memory"  # of JAX, and of PyTorch on CPUs
+
+
+def is_lack(error: BaseException) -> bool:
+    """Returns whether an error says that a device, or the host, has too little memory."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(_KINDS & kinds) or any(text in str(error) for text in _TEXTS)
+
+
+def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], object]) -> None:
+    """Finds how many rows go into a pass, for batches of so many examples.
+
+    All workers must call it. Halves the number as long as one of them has too little memory.
+
+    Args:
+        trainer: The trainer, which keeps the number.
+        examples: How many examples the global batch has.
+        rows: How many of them this worker's largest replica has.
+        attempt: Takes a step on trial, in passes as the trainer has them.
+    """
+    replicas, model = trainer.replicas, trainer.model
+    is_known = trainer.most_rows is not None or examples <= trainer.most_examples
+    if is_known or current.replica is not None or examples < replicas.num_replicas:
+        return
+    job, most, lack = replicas.job, None, None
+    trainer.keep_rows(None, examples)
+    try:
+        trainer.require_passes()
+    except UnsupportedError as error:
+        _log.debug("%s: all examples at once: %s", model.name, error)
+        return
+    try:
+        while True:
+            own = _error_of(attempt)
+            is_lacking = own is not None and is_lack(own)
+            if most is None and not is_lacking:
+                own = None  # the step itself raises it again
+            said = None if own is None else f"{type(own).__name__}: {own}"
+            everyone = [(rows, is_lacking, said)]
+            if job is not None:
+                everyone = job.all_gather_object("memory for a step", everyone[0])
+            largest = max(one for one, *_ in everyone)
+            failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
+            if not failed:
+                break
+            first = min(failed, key=lambda rank: everyone[rank][1])  # another error before a lack
+            if (most or largest) == 1 or not everyone[first][1]:
+                if own is not None and is_lacking == everyone[first][1]:
+                    raise own from lack
+                raise _elsewhere(first, everyone[first][2]) from lack
+            lack, most = own or lack, -(-(most or largest) // 2)
+            trainer.keep_rows(most, examples)
+    except BaseException:
+        trainer.keep_rows(None, 0)
+        raise
+    if most is not None and (job is None or job.is_chief):
+        _log.info(
+            "%s: %d examples at a time, of %d on a replica: there is no memory for more.",
+            model.name,
+            most,
+            largest,
+        )
+
+
+def _error_of(attempt: Callable[[], object]) -> Exception | None:
+    """Makes an attempt; returns its error, with advice if it is of a lack of memory."""
+    try:
+        attempt()
+    except Exception as error:  # noqa: BLE001 (raised when all workers know of it)
+        one: BaseException | None = error
+        while one is not None:  # whose frames hold what has filled the memory
+            traceback.clear_frames(one.__traceback__)
+            one = one.__cause__ or one.__context__
+        if is_lack(error):
+            error.add_note(_ADVICE)
+        return error
+    finally:
+        gc.collect()
+    return None
+
+
+def _elsewhere(rank: int, said: str | None) -> ReplicaError:
+    return ReplicaError(
+        'Expected a step on trial, for set_most_examples_at_once("auto"), to succeed on all '
+        f"workers. Received: on worker {rank}: {said}. The output of that worker has more of it."
+    )
+
+
+_ADVICE = (
+    'A step was tried with set_most_examples_at_once("auto"). If it does not fit with one example '
+    "at a time, it is for weights, gradients and the optimizer: divide them (sharding=), or take "
+    "a smaller type."
+)
+
+
+def try_step(model: Any, trial: MemoryTrial, rows: object) -> None:
+    """Takes a step on trial with the rows of a replica, and leaves nothing of it."""
+    states = random_states.kept()
+    try:
+        with (
+            seeds_kept(model),
+            keras_compat.in_trial(trial),
+            trial.own_state_kept(),
+            state_kept(model),
+        ):
+            trial.take(TriedBatch(rows, rows, []))
+    finally:
+        random_states.put_back({**states, "keras": None})
