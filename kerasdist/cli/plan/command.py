@@ -106,7 +106,7 @@ def plan(
         examples=step.examples,
         sharding=_name_of(of_script),
         groups=planned_groups(step.model, of_script, target),
-        layout=scripts.described(step.model),
+        layout=scripts.described(step),
     )
     made = planning.make_plan(
         subject,

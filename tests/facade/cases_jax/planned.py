@@ -62,11 +62,12 @@ import numpy as np
 devices = [f"cpu:{index}" for index in range(COUNT)]
 mesh = keras.distribution.DeviceMesh((COUNT // 2, 2), ("batch", "model"), devices)
 layouts = keras.distribution.LayoutMap(mesh)
-layouts["KEY"] = (None, "model")
+layouts["KEY"] = layouts[".*other/kernel"] = (None, "model")
 with kd.MirroredStrategy(devices, sharding=layouts).scope():
     hidden = [keras.layers.Dense(SIZE, name=f"up_{index}") for index in range(3)]
     model = keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(8, name="down")])
     model.compile("adam", "mse")
+    other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="other")])
 x = np.zeros((8, 8), "float32")
 model.fit(x, x, batch_size=8)
 """
@@ -80,7 +81,7 @@ def described_by_a_plan(key=".*up_\\d/kernel", count=DEVICES, size=8):
         path.write_text(re.sub("COUNT|KEY|SIZE", lambda found: str(values[found[0]]), MAPPED))
         with mock.patch("sys.argv", []), mock.patch("sys.path", list(sys.path)):
             step = script.first_step(str(path), (), ahead_of_time.PlanningBackend(devices))
-        return script.described(step.model)
+        return script.described(step)
 
 
 @case
