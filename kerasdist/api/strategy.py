@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 from kerasdist.api.extended import StrategyExtended
 from kerasdist.api.options import ReduceOp, RunOptions, options_of
 from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.backends.base import weight_files
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import context, ownership
@@ -420,8 +421,10 @@ class _Scope(contextlib.ContextDecorator, AbstractContextManager[Strategy]):
             vars(self.entered).setdefault("stacks", []).append(stack.pop_all())
         return self.strategy
 
-    def __exit__(self, *error: object) -> None:
-        self.entered.stacks.pop().__exit__(*error)
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None:
+            weight_files.name_tensor(error)
+        self.entered.stacks.pop().__exit__(kind, error, traceback)
 
 
 @final

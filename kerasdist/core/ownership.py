@@ -41,6 +41,10 @@ class VariableTable(Generic[_Entry]):
         """Returns the ids of the variables that have an entry."""
         return list(self._entries)
 
+    def variables(self) -> list[Any]:
+        """Returns the variables that have an entry."""
+        return [one for known, _ in list(self._entries.values()) if (one := known()) is not None]
+
 
 _made_under: VariableTable[weakref.ref[StrategyLike]] = VariableTable()
 
@@ -68,6 +72,11 @@ def any_is_used() -> bool:
 def record_owner(variable: object, strategy: StrategyLike) -> None:
     """Records the strategy that a variable is made under."""
     _made_under.put(variable, weakref.ref(strategy))
+
+
+def variables_of(strategy: StrategyLike) -> list[Any]:
+    """Returns the variables that there are of a strategy, in the order in which they were made."""
+    return [one for one in _made_under.variables() if strategy_of(one) is strategy]
 
 
 def require_own(variable: Any) -> None:

@@ -239,6 +239,21 @@ SAVE_HDF5 = _internal(
     "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", "HDF5 files in a job"
 )
 
+_COMPARED = "a file of weights that does not fit a sharded model is refused before it is loaded"
+_AS_IT_IS_LOADED = "Keras refuses it when some weights have changed"
+READ_WEIGHT = _internal(
+    "keras.src.saving.saving_lib:H5IOStore.__getitem__",
+    _COMPARED,
+    _AS_IT_IS_LOADED,
+    backends=("jax", "torch"),
+)
+WEIGHTS_OF_LAYER = _internal(
+    "keras.src.saving.saving_lib:H5IOStore._h5_entry_group",
+    _COMPARED,
+    _AS_IT_IS_LOADED,
+    backends=("jax", "torch"),
+)
+
 _IN_THE_BACKGROUND = 'kerasdist.callbacks.ModelCheckpoint(save="async")'
 _AT_ONCE = "training waits for each file, with a warning"
 

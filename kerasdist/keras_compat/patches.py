@@ -101,6 +101,9 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.SAVE_WEIGHTS, "save", "only the chief writes the file"),
     _at(internals.SAVE_HDF5, "save", "only the chief writes the file"),
     *_of(_MODEL, "export", "only the chief writes the files"),
+    # A sharded model's: all shapes are compared before a weight changes.
+    *_of(_MODEL, "load_weights", "refuses a file that does not fit"),
+    _at(internals.READ_WEIGHT, "read_weight", "gives a shape without values"),
     # Losses and normalization.
     _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
     Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "the mean of the global batch"),

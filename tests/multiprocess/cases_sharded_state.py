@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import shutil
+import re
 
 import h5py
 import numpy as np
@@ -200,22 +200,32 @@ def assigned_before_it_is_drawn(lab):
 
 @case("workers", backends=BACKENDS)
 def files_that_do_not_fit(lab):
-    """A file that lacks a variable, or has it in another shape: an error that names it."""
+    """A file that lacks a variable, or has another shape of it: both are named, nothing changes."""
     model = lab.made(even)
     with lab.folder() as folder:
-        model.save_weights(folder / "m.weights.h5")
-        layer, kept = model.layers[-1], values(model.weights)
         own = folder / f"{lab.job.rank}.weights.h5"
-        for changed, said in ((None, r"\['kernel'"), ((3, 3), layer.kernel.path)):
-            shutil.copy(folder / "m.weights.h5", own)
-            with h5py.File(own, "a") as file:
-                stored = list(file["layers"].values())[-1]["vars"]
-                del stored["0"]
-                if changed is not None:
-                    stored["0"] = np.zeros(changed)
-            with lab.raises(ValueError, said):
-                model.load_weights(own)
-        lab.equal(kept, values(model.weights))
+        index, shard = own.with_suffix(".json"), own.with_name(f"{lab.job.rank}_00000.weights.h5")
+        plain = even()
+        plain.save_weights(own)
+        plain.save_weights(index, max_shard_size=1)
+        kernel, kept = model.layers[-1].kernel, values(model.weights)
+        lacks = f"'{kernel.path}', whose layer lacks weights in "
+        for changed, said in (
+            ((3, 3), f"'{kernel.path}' of shape {tuple(kernel.shape)}, which is (3, 3) in "),
+            (None, lacks),
+        ):
+            for path, file in ((own, own), (index, shard)):
+                with h5py.File(file, "a") as opened:
+                    stored = list(opened["layers"].values())[-1]["vars"]
+                    del stored["0"]
+                    if changed is not None:
+                        stored["0"] = np.zeros(changed)
+                named = path if changed is None else file
+                with lab.raises(
+                    ValueError, re.escape(f"{said}'{named}'") + ".*No weight has changed"
+                ):
+                    model.load_weights(path)
+                lab.equal(kept, values(model.weights))
         lab.everyone("loaded")
 
 

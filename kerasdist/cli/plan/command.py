@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 from typing import Annotated
@@ -77,6 +78,7 @@ def plan(
     _require_compiler(target.chip)
     named = os.environ.get(VARIABLE)
     _prepare_environment()
+    gc.disable()  # an eighth of the time: what is traced and compiled is needed to the end
     # Only now, as these import Keras and JAX, which read the variables.
     from kerasdist.backends.jax import ahead_of_time
     from kerasdist.cli import formatting
@@ -106,7 +108,7 @@ def plan(
         examples=step.examples,
         sharding=_name_of(of_script),
         groups=planned_groups(step.model, of_script, target),
-        layout=scripts.described(step.model),
+        layout=scripts.described(step),
     )
     made = planning.make_plan(
         subject,

@@ -26,6 +26,7 @@ from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cli.plan import shapes
 from kerasdist.cli.plan.hlo import Collective, collectives, device_work
 from kerasdist.cli.plan.planning import Compilation, Compile, Work
+from kerasdist.core import ownership
 from kerasdist.core.hardware import Target, target_config
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.keras_compat.internals import GET_JAX_STATE
@@ -42,12 +43,14 @@ class FirstStep:
         model: The compiled and built model.
         batch: The global batch.
         strategy: The name of the strategy that the model was made under; None: of none.
+        variables: The variables that there are of that strategy, of other models too.
         examples: How many examples `fit` would have trained on, where it got arrays; else None.
     """
 
     model: Any
     batch: Any
     strategy: str | None
+    variables: Sequence[Any] = ()
     examples: int | None = None
 
 
@@ -163,8 +166,10 @@ def _make_train_function(self: object, force: bool = False) -> None:
 
     def step(_: object, iterator: Iterator[Any]) -> None:
         trainer = trainer_of(self)
-        name = None if trainer is None else type(trainer.strategy).__name__
-        raise _Reached(FirstStep(self, next(iterator), name))
+        if trainer is None:
+            raise _Reached(FirstStep(self, next(iterator), None))
+        name, made = type(trainer.strategy).__name__, ownership.variables_of(trainer.strategy)
+        raise _Reached(FirstStep(self, next(iterator), name, made))
 
     object.__setattr__(self, "train_function", step)
 
@@ -194,16 +199,17 @@ def sharding_of(model: keras.Model) -> Any:
     return None if layout is None else layout.sharding
 
 
-def described(model: keras.Model) -> ModelLayout:
+def described(step: FirstStep) -> ModelLayout:
     """Returns what a device of the target holds of a model, whose variables there are.
 
     Raises:
-        InputError: If a LayoutMap does not fit the model's variables.
+        InputError: If a LayoutMap does not fit the variables.
     """
-    layout = _layout_of(model)
+    model, layout = step.model, _layout_of(step.model)
     try:
         found = ModelLayout(model)
         if layout is not None and layout.rule is not None:
+            layout.of_variables(step.variables)  # a map may have keys for several models
             layout.rule.require_useful([*model.variables, *model.optimizer.variables])
     except ValueError as error:
         raise InputError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -63,7 +64,9 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
         for device, index in places.items()
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
-    return jax.block_until_ready(made)  # the caller may change the array
+    jax.block_until_ready(made)  # the caller may change the array
+    gc.collect(0)  # JAX lets go of NumPy's arrays then, or with its next one
+    return made
 
 
 def is_sharded(array: jax.Array) -> bool:

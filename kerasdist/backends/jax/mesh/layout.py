@@ -227,8 +227,9 @@ class ByLayoutMap:
                 near = difflib.get_close_matches(key, self._paths, 3, cutoff=0.0)
                 raise ValueError(
                     "Expected each key of the LayoutMap to be the path of a variable, or a regular "
-                    f"expression for all of one. Received: key={key!r}, which no variable has; the "
-                    f"nearest paths are {', '.join(near)}. Correct the key, or leave it out."
+                    f"expression for all of one. Received: key={key!r}, which no variable has that "
+                    f"was made so far; the nearest paths are {', '.join(near)}. Correct the key, "
+                    "leave it out, or make the model that it is for before the first step."
                 )
         self._looked_through = there
 

@@ -10,7 +10,9 @@ gathered for each use (`gathers.py`); the optimizer updates parts.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
@@ -24,6 +26,7 @@ from jax.sharding import NamedSharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, unnumbered
+from kerasdist.backends.base import weight_files
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, parts_of
 from kerasdist.backends.jax.mesh.gathers import gather
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 
 # Those whose mesh divides state.
 _replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
+
+# So many bytes of variables may come and go before libc gives memory back.
+_KEPT = 1 << 25
 
 _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
     keras.initializers.Zeros: lambda _: 0,
@@ -55,6 +61,7 @@ def add(replica_set: ReplicaSet) -> None:
 @cache
 def install() -> None:
     """Changes how Keras reads, writes and updates variables."""
+    weight_files.install()
     keras_compat.install(
         variable_sharded=_shard_new,
         initialize=_initialize,
@@ -105,6 +112,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
         # One at a time: what a draw takes beside its result would be there for several at once.
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
+        _give_back(variable)
         return
     written: dict[int, keras.Variable] = {}
 
@@ -188,6 +196,8 @@ class _Writes(keras.StatelessScope):
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
     """Divides a value that is assigned between programs, so that no two are whole at a time."""
+    if weight_files.is_compared(variable, value):
+        return value
     in_scope = keras_compat.get_stateless_scope() is not None
     place = None if in_scope or is_traced(value) else _place_of(variable)
     if place is None:
@@ -208,8 +218,34 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     with place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
             raise differing_assignment(variable)
-        parts = parts_of(value, dtype, sharding) if on_host else place.put(value, sharding)
-        return original(variable, parts)
+        if not on_host:
+            return original(variable, place.put(value, sharding))
+        keras_compat.store_value(variable, None)  # no device has its old part beside the new one
+        result = original(variable, parts_of(value, dtype, sharding))
+    _give_back(variable)
+    return result
+
+
+@final
+class _Freed:
+    """How many bytes of variables came and went since libc gave memory back to the system."""
+
+    since = 0
+
+
+def _give_back(variable: keras.Variable) -> None:
+    """Has libc give back what is free, after some variables that were drawn or loaded.
+
+    Arrays below 32 MiB leave gaps, many of them in heaps of JAX's threads, where the threads that
+    load find no use for them: a worker that loads a preset kept as much as its parts once more.
+    """
+    _Freed.since += keras_compat.nbytes(variable)
+    if _Freed.since < _KEPT:
+        return
+    _Freed.since = 0
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # glibc has it
+        trim(0)
 
 
 def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:

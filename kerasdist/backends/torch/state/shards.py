@@ -20,7 +20,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, checksum_of, unnumbered
-from kerasdist.backends.base import metering
+from kerasdist.backends.base import metering, weight_files
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.torch.workers.process_group import bytes_of
 from kerasdist.core.context import current, replica_scope
@@ -318,6 +318,7 @@ class _Reading:
 @cache
 def install() -> None:
     """Changes how Keras reads and writes variables, once per process."""
+    weight_files.install()
     keras_compat.install(read_whole=_read, store=_store, track=_track)
 
 
@@ -342,6 +343,8 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 
 @torch.no_grad()
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
+    if weight_files.is_compared(variable, value):
+        return value
     shard = _shards.get(variable)
     in_scope = keras_compat.get_stateless_scope() is not None
     if shard is None or shard.is_seen or in_scope:

@@ -1,0 +1,141 @@
+"""Files of weights for models whose state is divided: what does not fit changes no weight."""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from functools import cache
+from typing import Any, final
+
+import keras
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.job.comparison import NAMED
+from kerasdist.keras_compat.internals import READ_WEIGHT, WEIGHTS_OF_LAYER
+
+_FORMATS = (".weights.h5", ".weights.json")
+_NEEDED = (READ_WEIGHT, WEIGHTS_OF_LAYER)
+
+
+@final
+class _Comparison:
+    """What a file has for a model.
+
+    Attributes:
+        file: The file that was read last: an index names several.
+        met: The ids of the variables for which there was something.
+        others: What has another shape, in words.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.met: set[int] = set()
+        self.others: list[str] = []
+
+
+class _Thread(threading.local):
+    comparison: _Comparison | None = None
+
+
+_thread = _Thread()
+
+
+@cache
+def install() -> None:
+    """Has files compared with models before they are loaded, once per process."""
+    keras_compat.install(load_weights=_load, read_weight=_read)
+
+
+def is_compared(variable: keras.Variable, value: Any) -> bool:
+    """Returns whether a value that is assigned is compared only, and notes another shape."""
+    comparison = _thread.comparison
+    if comparison is None:
+        return False
+    comparison.met.add(id(variable))
+    shape, found = tuple(variable.shape), tuple(np.shape(value))
+    if shape != found:
+        comparison.others.append(
+            f"{variable.path!r} of shape {shape}, which is {found} in {comparison.file!r}"
+        )
+    return True
+
+
+def _read(original: Callable[..., Any], store: Any, key: str) -> Any:
+    """Returns zeros of a weight's shape, which take no memory, where files are compared."""
+    if _thread.comparison is None:
+        return original(store, key)
+    weight = WEIGHTS_OF_LAYER.of(store)[key]
+    _thread.comparison.file = weight.file.filename
+    return np.broadcast_to(np.zeros((), weight.dtype), weight.shape)
+
+
+def _load(
+    original: Callable[..., Any],
+    model: keras.Model,
+    filepath: str | os.PathLike[str],
+    skip_mismatch: bool = False,
+    **options: Any,
+) -> Any:
+    trainer, file = trainer_of(model), str(filepath)
+    is_divided = trainer is not None and trainer.replicas.options.sharding is not None
+    is_known = file.endswith(_FORMATS) and "://" not in file and model.built
+    if is_divided and is_known and not skip_mismatch and all(one.is_there() for one in _NEEDED):
+        _compare(original, model, file, options)
+    return original(model, filepath, skip_mismatch, **options)
+
+
+def _compare(
+    load: Callable[..., Any], model: keras.Model, file: str, options: dict[str, Any]
+) -> None:
+    """Raises a ValueError if a file lacks a weight of a model, or has it in another shape."""
+    comparison = _thread.comparison = _Comparison(file)
+    failure: ValueError | None = None
+    try:
+        load(model, file, **options)
+    except ValueError as error:
+        failure = error
+    finally:
+        _thread.comparison = None
+    wrong = comparison.others
+    if failure is not None:
+        lacking = [one.path for one in model.weights if id(one) not in comparison.met]
+        wrong = [*wrong, *(f"{path!r}, whose layer lacks weights in {file!r}" for path in lacking)]
+    if wrong:
+        more = f"; and {len(wrong) - NAMED} others" if len(wrong) > NAMED else ""
+        raise ValueError(
+            f"Expected a file with all weights of model={model.name!r}, in their shapes. Received: "
+            f"filepath={file!r}, which does not fit {'; '.join(wrong[:NAMED])}{more}. No weight "
+            "has changed. Make the model as the one that was saved, or load what fits by "
+            "skip_mismatch=True."
+        ) from failure
+    if failure is not None:
+        raise failure
+
+
+def name_tensor(error: BaseException) -> None:
+    """Notes the tensor, its file and the variable at an error of KerasHub's safetensors loader.
+
+    It converts tensor by tensor what a folder of Hugging Face holds, by code for each model, and
+    its errors name none of the three.
+    """
+    known: dict[str, Any] = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").startswith("keras_hub."):
+            known |= frame.f_locals
+    loader, key = known.get("self"), known.get("hf_weight_key")
+    if key is None or type(loader).__name__ != "SafetensorLoader":
+        return
+    index, variable = loader.safetensor_config, known.get("keras_variable")
+    name = known.get("fname") or loader.fname or "model.safetensors"
+    if index is not None:
+        files = {full: file for full, file in index["weight_map"].items() if full.endswith(key)}
+        name = next(iter(files.values()), "model.safetensors.index.json")
+    whose = f"; it is for the variable {variable.path!r} of shape {tuple(variable.shape)}"
+    error.add_note(
+        f"kerasdist: this was the tensor {key!r} of '{loader.preset}/{name}'"
+        f"{whose if variable is not None else ''}. Choose a folder that has it in that shape."
+    )
