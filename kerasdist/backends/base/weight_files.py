@@ -122,14 +122,14 @@ def name_tensor(error: BaseException) -> None:
     It converts tensor by tensor what a folder of Hugging Face holds, by code for each model, and
     its errors name none of the three.
     """
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"self": None, "keras_variable": None}
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__", "").startswith("keras_hub."):
             known |= frame.f_locals
-    loader, key = known.get("self"), known.get("hf_weight_key")
+    loader, key = known["self"], known.get("hf_weight_key")
     if key is None or type(loader).__name__ != "SafetensorLoader":
         return
-    index, variable = loader.safetensor_config, known.get("keras_variable")
+    index, variable = loader.safetensor_config, known["keras_variable"]
     name = known.get("fname") or loader.fname or "model.safetensors"
     if index is not None:
         files = {full: file for full, file in index["weight_map"].items() if full.endswith(key)}
