@@ -178,6 +178,7 @@ DTYPE = _internal(
 SHAPE = _internal("keras:Variable._shape", "sharding=", backends=("torch",))
 AUTOCAST = _internal("keras:Variable._maybe_autocast", "mixed precision", backends=("jax", "torch"))
 TRACK_VARIABLES = _internal("keras:Layer._track_variables", "sharding=", backends=("torch",))
+TRACK_VARIABLE = _internal("keras:Layer._post_track_variable", "sharding=", backends=("torch",))
 
 # Losses, metrics and normalization.
 

@@ -33,6 +33,7 @@ from kerasdist.input.options import InputOptions
 from kerasdist.input.sharding import lists_weights
 from kerasdist.training import (
     batch_norm,
+    hub_export,
     layer_losses,
     metrics,
     numerics,
@@ -119,6 +120,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
         remember_trainer(model, trainer)
+        hub_export.hook(kind)
     return model
 
 

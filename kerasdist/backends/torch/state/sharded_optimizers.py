@@ -248,6 +248,7 @@ def spread_infinite(
 _NEEDED = (
     keras_compat.internals.INITIALIZE,
     keras_compat.internals.TRACK_VARIABLES,
+    keras_compat.internals.TRACK_VARIABLE,
     keras_compat.internals.APPLY_GRADIENTS,
     keras_compat.internals.TORCH_DEVICE,
 )
@@ -279,13 +280,13 @@ class ShardRules:
         self._warned: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
     def serves(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable is a weight that is large enough."""
-        return (
-            keras.backend.is_float_dtype(keras_compat.stored_dtype(variable))
-            and not self._sharding.is_small(variable.shape)
-            and variable.trainable
-            and not variable.overwrite_with_gradient
-        )
+        """Returns whether a variable is a weight that is large enough, trained or quantized."""
+        if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
+            return False
+        dtype = keras_compat.stored_dtype(variable)
+        # Others that are not trained may change in a step, which takes whole ones.
+        is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
+        return dtype == "int8" or (keras.backend.is_float_dtype(dtype) and is_weight)
 
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns why a variable is not divided, for a table."""
