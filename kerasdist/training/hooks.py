@@ -33,7 +33,7 @@ from kerasdist.input.options import InputOptions
 from kerasdist.input.sharding import lists_weights
 from kerasdist.training import (
     batch_norm,
-    hub_export,
+    hub_files,
     layer_losses,
     metrics,
     numerics,
@@ -120,7 +120,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
         remember_trainer(model, trainer)
-        hub_export.hook(kind)
+        hub_files.hook(kind)
     return model
 
 

@@ -1,8 +1,8 @@
-"""KerasHub's export to the format of Hugging Face, of a model that a strategy has made.
+"""Files that models of KerasHub write by methods of their own, in a job and of sharded variables.
 
-KerasHub makes a dictionary of all weights, as they are in that format, and then a file of it. Here
-it sees symbols in the place of variables, so that the dictionary says how each entry is made, and
-one after another is made and written. KerasHub's own code writes the other files.
+For the format of Hugging Face, KerasHub makes a dictionary of all weights, and then a file of it.
+Here it sees symbols in the place of variables, so that the dictionary says how each entry is made,
+and one after another is made and written. KerasHub's own code writes the other files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.errors import UnsupportedError
 from kerasdist.training import saving
 
-_METHOD = "export_to_transformers"
+_EXPORT, _ADAPTERS = "export_to_transformers", "save_lora_weights"
 _EXPORTER = "keras_hub.src.utils.transformers.export.hf_exporter"
 _WEIGHTS = "model.safetensors"
 _TYPES = {
@@ -38,24 +38,26 @@ _TYPES = {
 
 
 def hook(kind: type) -> None:
-    """Lets a class of KerasHub, which can export its models, do so by `_export`."""
-    for owner in kind.__mro__ if hasattr(kind, _METHOD) else ():
-        original = vars(owner).get(_METHOD)
-        if original is not None and not hasattr(original, "__wrapped__"):
+    """Lets a class of KerasHub write its files so."""
+    for name in (_EXPORT, _ADAPTERS) if hasattr(kind, _EXPORT) else ():
+        for owner in kind.__mro__:
+            original = vars(owner).get(name)
+            if original is not None and not hasattr(original, "__wrapped__"):
+                setattr(owner, name, _written(original))
 
-            setattr(owner, _METHOD, _exporting(original))
 
-
-def _exporting(original: Callable[..., None]) -> Callable[..., None]:
+def _written(original: Callable[..., None]) -> Callable[..., None]:
     def export(model: Any, path: str) -> None:
         _export(original, model, path)
+
+    write = export if original.__name__ == _EXPORT else original
 
     @functools.wraps(original)
     def method(model: Any, path: Any) -> None:
         if trainer_of(model) is None:
             original(model, path)
         else:
-            saving.save(export, model, path)
+            saving.save(write, model, path)
 
     return method
 
