@@ -224,15 +224,14 @@ def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
 
 
 def value_of(tensor: keras.KerasTensor, variable_of: Callable[[keras.KerasTensor], Any]) -> Any:
-    """Returns the value of a tensor that was made of symbols of variables, on the host."""
+    """Returns the value of a tensor that was made of symbols of variables."""
     history = getattr(tensor, internals.HISTORY.attribute, None)
     if history is None or history.operation is None:
         return keras.ops.convert_to_numpy(variable_of(tensor))
     _, node = _made(tensor)
     given = {id(one): value_of(one, variable_of) for one in node.arguments.keras_tensors}
     args, kwargs = node.arguments.fill_in(given)
-    with keras.device("cpu"):
-        return flatten(history.operation(*args, **kwargs))[history.tensor_index]
+    return flatten(history.operation(*args, **kwargs))[history.tensor_index]
 
 
 def _nodes_of(model: Any) -> set[int]:
