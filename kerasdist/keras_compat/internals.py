@@ -128,7 +128,7 @@ CALL_CONTEXT = _internal(
 )
 NAME_SCOPES = _internal(
     "keras.src.backend.common.name_scope:current_path.name_scope_stack",
-    "BatchNormalization in replicas, and sharding= on JAX",
+    "BatchNormalization in replicas, and sharding=",
 )
 TORCH_DEVICE = Internal(
     {

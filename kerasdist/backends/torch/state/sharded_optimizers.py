@@ -39,6 +39,10 @@ _sharded: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ShardedOptimizer
 )
 
 
+# Those with sharded weights: what they make later, as when they are quantized, is sharded too.
+_sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
 @final
 class ShardedOptimizer:
     """What is sharded of one optimizer's state, and of the weights that it updates."""
@@ -156,12 +160,21 @@ def _initialize(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
     """Shards a new weight, so that a worker never holds more than one whole."""
-    strategy = ownership.strategy_of(variable) or scoped_strategy()
+    maker = keras_compat.maker_of_variable()
+    strategy = ownership.strategy_of(variable) or scoped_strategy() or _strategy_of(maker)
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
+        assert strategy is not None  # it has rules
+        ownership.record_owner(variable, strategy)
         rules.shard_weight(variable, initializer)
+        if isinstance(maker, keras.Layer):
+            _sharded_layers[maker] = strategy
     else:
         original(variable, initializer)
+
+
+def _strategy_of(maker: object) -> StrategyLike | None:
+    return _sharded_layers.get(maker) if isinstance(maker, keras.Layer) else None
 
 
 def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
@@ -250,6 +263,7 @@ _NEEDED = (
     keras_compat.internals.TRACK_VARIABLES,
     keras_compat.internals.TRACK_VARIABLE,
     keras_compat.internals.APPLY_GRADIENTS,
+    keras_compat.internals.NAME_SCOPES,
     keras_compat.internals.TORCH_DEVICE,
 )
 
