@@ -11,8 +11,8 @@ _LOOK = (
     "it is made before a user-defined step has built all",
     ("tensorflow",),
 )
-_WIRING = "comparing models on all workers"
-_NOT_COMPARED = "how layers are wired is not compared"
+_WIRING = "comparing models on all workers, and KerasHub's exports"
+_NOT_COMPARED = "how layers are wired is not compared, and exports are refused"
 _SAVED_PARTS = "files with metrics and regularizers of a strategy's model"
 _OWN_NAMES = "files name Keras's module, in place of the public one"
 _OUTSIDE_OPTIMIZER = "an optimizer that was built outside of the scope"

@@ -33,7 +33,6 @@ from kerasdist.input.options import InputOptions
 from kerasdist.input.sharding import lists_weights
 from kerasdist.training import (
     batch_norm,
-    hub_files,
     layer_losses,
     metrics,
     numerics,
@@ -120,7 +119,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
         remember_trainer(model, trainer)
-        hub_files.hook(kind)
+        saving.hook(kind)
     return model
 
 

@@ -88,7 +88,7 @@ def beside_quantized(lab):
         return adapted(made)
 
     with lab.folder() as folder:
-        ours = lab.same(build, TRAIN, merged(folder), predict(IDS))
+        ours = lab.same(build, TRAIN, merged(folder))
     slots = [one for one in ours.optimizer.variables if one.shape]
     lab.equal(len(ours.trainable_variables), len(slots))
     lab.equal(_own_parts(lab, slots), parts(slots))
@@ -116,7 +116,7 @@ def quantized_later(lab):
 def beside_floats(lab):
     """Adapters beside weights of floats: trained, saved with them merged, loaded and trained."""
     with lab.folder() as folder:
-        lab.same(lambda: adapted(model()), TRAIN, merged(folder), predict(IDS))
+        lab.same(lambda: adapted(model()), TRAIN, merged(folder))
 
 
 @contextlib.contextmanager
@@ -187,7 +187,7 @@ def exporting():
 
         def save_lora_weights(self, path):
             kernels = [self.get_layer(name).lora_kernel_a for name in ("up", "down")]
-            with open(path, "xb") as file:  # as HDF5, of two workers at once
+            with Path(path).open("xb") as file:  # as HDF5, of two workers at once
                 np.savez(file, *values(kernels))
 
     module.MODEL_EXPORTERS = {"Backbone": entries}
@@ -223,7 +223,9 @@ def files_of_keras_hub(lab):
         backbone.fit(ONES, ONES[:, :4], verbose=0)
         backbone.save_lora_weights(folder / "own.lora.h5")
         backbone.export_to_transformers(folder / "own")
-        lab.equal({"config.json", "model.safetensors"}, {one.name for one in (folder / "own").iterdir()})
+        lab.equal(
+            {"config.json", "model.safetensors"}, {one.name for one in (folder / "own").iterdir()}
+        )
         up, down = (backbone.get_layer(name) for name in ("up", "down"))
         kernels = values([up.kernel, down.kernel])
         expected = {

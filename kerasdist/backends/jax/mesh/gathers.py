@@ -35,8 +35,8 @@ _MARK = "gathered by kerasdist"
 # What is rather done again than kept: it moves elements, or changes each by itself.
 _NAMES = (
     "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
-    "split broadcast_in_dim concatenate stack pad rev copy neg abs sign add sub mul div max min clamp "
-    "select_n square integer_pow sqrt rsqrt and or xor not lt le gt ge eq ne "
+    "split broadcast_in_dim concatenate stack pad rev copy neg abs sign add sub mul div max min "
+    "clamp select_n square integer_pow sqrt rsqrt and or xor not lt le gt ge eq ne "
     "shift_left shift_right_arithmetic shift_right_logical"  # by which int4 is unpacked
 )
 _CHEAP = frozenset(_NAMES.split())

@@ -138,8 +138,9 @@ class GatheredWeights:
 
     def has_frozen(self, value: object) -> bool:
         """Returns whether a value is that of a gathered weight that is not trained."""
-        is_array = isinstance(value, torch.Tensor) and value.layout is torch.strided
-        leaf = self._by_address.get(value.untyped_storage().data_ptr()) if is_array else None
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return False
+        leaf = self._by_address.get(value.untyped_storage().data_ptr())
         return leaf is not None and not leaf.tensor.requires_grad
 
     @contextmanager
