@@ -11,8 +11,8 @@ _LOOK = (
     "it is made before a user-defined step has built all",
     ("tensorflow",),
 )
-_WIRING = "comparing models on all workers"
-_NOT_COMPARED = "how layers are wired is not compared"
+_WIRING = "comparing models on all workers, and KerasHub's exports"
+_NOT_COMPARED = "how layers are wired is not compared, and exports are refused"
 _SAVED_PARTS = "files with metrics and regularizers of a strategy's model"
 _OWN_NAMES = "files name Keras's module, in place of the public one"
 _OUTSIDE_OPTIMIZER = "an optimizer that was built outside of the scope"
@@ -128,7 +128,7 @@ CALL_CONTEXT = _internal(
 )
 NAME_SCOPES = _internal(
     "keras.src.backend.common.name_scope:current_path.name_scope_stack",
-    "BatchNormalization in replicas, and sharding= on JAX",
+    "BatchNormalization in replicas, and sharding=",
 )
 TORCH_DEVICE = Internal(
     {
@@ -178,6 +178,7 @@ DTYPE = _internal(
 SHAPE = _internal("keras:Variable._shape", "sharding=", backends=("torch",))
 AUTOCAST = _internal("keras:Variable._maybe_autocast", "mixed precision", backends=("jax", "torch"))
 TRACK_VARIABLES = _internal("keras:Layer._track_variables", "sharding=", backends=("torch",))
+TRACK_VARIABLE = _internal("keras:Layer._post_track_variable", "sharding=", backends=("torch",))
 
 # Losses, metrics and normalization.
 

@@ -223,6 +223,17 @@ def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
     return history, internals.NODES.of(history.operation)[history.node_index]
 
 
+def value_of(tensor: keras.KerasTensor, variable_of: Callable[[keras.KerasTensor], Any]) -> Any:
+    """Returns the value of a tensor that was made of symbols of variables."""
+    history = getattr(tensor, internals.HISTORY.attribute, None)
+    if history is None or history.operation is None:
+        return keras.ops.convert_to_numpy(variable_of(tensor))
+    _, node = _made(tensor)
+    given = {id(one): value_of(one, variable_of) for one in node.arguments.keras_tensors}
+    args, kwargs = node.arguments.fill_in(given)
+    return flatten(history.operation(*args, **kwargs))[history.tensor_index]
+
+
 def _nodes_of(model: Any) -> set[int]:
     """Returns the ids of the nodes between a model's outputs and its inputs."""
     found: set[int] = set()

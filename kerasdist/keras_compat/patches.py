@@ -158,6 +158,7 @@ PATCHES: tuple[Patch, ...] = (
     # Methods that a layer gets by an extra base class.
     *_of(_LAYER, "named_parameters", "gives the replica's", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
+    _at(internals.TRACK_VARIABLE, "track", "the same, of a layer that is built"),
     # Methods that a variable gets by an extra base class; later versions of Keras define `assign`
     # and `__repr__` there.
     *_of(

@@ -119,6 +119,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
         remember_trainer(model, trainer)
+        saving.hook(kind)
     return model
 
 

@@ -258,6 +258,28 @@ def gathered_for_each_use(lab):
     lab.check(found < most, f"{found} weights are whole at a time, expected at most {most}")
 
 
+@case(TOPIC, backends=("jax",), replicas=(2,))
+def unpacked_for_each_use(lab):
+    """Of a model in int4, with adapters, a step unpacks few weights at a time."""
+    from kerasdist.backends.jax import ahead_of_time
+    from kerasdist.backends.jax.mesh import gathers
+
+    strategy = lab.strategy(sharding=kd.Sharding("full", min_size=UNITS))
+    with strategy.scope(), mock.patch.object(gathers, "GROUP_BYTES", 1):
+        hidden = [keras.layers.Dense(UNITS, "tanh", use_bias=False) for _ in range(DEEP)]
+        model = keras.Sequential([keras.Input((UNITS,)), *hidden])
+        model.quantize(config=keras.quantizers.Int4QuantizationConfig(block_size=16))
+        for layer in hidden:
+            layer.enable_lora(1)
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+        layout, batch = strategy.replica_set.arrays.layout, np.zeros((4, UNITS), "float32")
+        program = ahead_of_time.training_program(model, (batch, batch), layout)
+    # A weight takes a byte once it is unpacked, four once it is a float.
+    found = program.lowered.compile().memory_analysis().temp_size_in_bytes / UNITS**2
+    lab.check(found < DEEP, f"{found} bytes of each weight of a layer, of {DEEP} layers")
+
+
 @case(TOPIC, backends=("jax",), replicas=(3,))
 def little_is_divided(lab):
     """A number of replicas that divides little: a warning says which share of the bytes it is."""

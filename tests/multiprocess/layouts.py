@@ -149,7 +149,10 @@ SHARDED = {
         Layout(4, 1, f"optimizer{_WITHIN_HOST}"),
     ),
 }
-_ON_SHARDED = ("sharded_state.", "sharded_backups.", "sharded_models.", "sharded_layers.")
+_ON_SHARDED = (
+    *("sharded_state.", "sharded_backups.", "sharded_models.", "sharded_layers."),
+    "sharded_adapters.",
+)
 # In a run of the tests: what reads or writes state by itself, and what goes over all weights.
 _SELECTED_ON_SHARDED = (
     *_ON_SHARDED,

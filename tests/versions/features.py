@@ -48,7 +48,11 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.train, "REDUCE_WEIGHTED_VALUES GET_DATA_ADAPTER"),
             (uses.train, "RANDOM_SEED", _ALL),
             (uses.train_compiled, "USES_TORCH_COMPILE"),
-            (uses.train_sharded, "INITIALIZE TRACK_VARIABLES APPLY_GRADIENTS", _TORCH),
+            (
+                uses.train_sharded,
+                "INITIALIZE TRACK_VARIABLES TRACK_VARIABLE APPLY_GRADIENTS",
+                _TORCH,
+            ),
             (uses.train_sharded, "CALL_CONTEXT TORCH_DEVICE SHAPE", _TORCH),
             (uses.clip_sharded, "CLIP_GRADIENTS", _TORCH),
             (uses.add_losses, "CLEAR_LOSSES LOSSES LOSS_IDS"),

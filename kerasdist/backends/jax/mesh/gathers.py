@@ -35,8 +35,9 @@ _MARK = "gathered by kerasdist"
 # What is rather done again than kept: it moves elements, or changes each by itself.
 _NAMES = (
     "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
-    "split broadcast_in_dim concatenate pad rev copy neg abs sign add sub mul div max min clamp "
-    "select_n square integer_pow sqrt rsqrt"
+    "split broadcast_in_dim concatenate stack pad rev copy neg abs sign add sub mul div max min "
+    "clamp select_n square integer_pow sqrt rsqrt and or xor not lt le gt ge eq ne "
+    "shift_left shift_right_arithmetic shift_right_logical"  # by which int4 is unpacked
 )
 _CHEAP = frozenset(_NAMES.split())
 _INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"})
@@ -221,7 +222,7 @@ class _Reader:
         is_state = all(one.is_state for one in inputs) and not equation.effects
         reads_weights = any(one.sources for one in inputs)
         is_cheap = name in _CHEAP and reads_weights
-        if is_state and (is_cheap or _is_low_rank(equation)):
+        if is_state and (is_cheap or _expands(equation)):
             parts = [one.sources or {one} for one in inputs if not one.is_constant]
             made = _recipe(equation, inputs, types, frozenset().union(*parts))
             self._note_shardings(equation, made[0].form)
@@ -277,9 +278,12 @@ def _is_weight(value: _Value) -> bool:
     return value.is_state and jnp.issubdtype(value.type.dtype, jnp.inexact)
 
 
-def _is_low_rank(equation: _Equation) -> bool:
-    """Returns whether it is a product with more elements than its factors, as LoRA has it."""
-    if equation.primitive.name != "dot_general":
+def _expands(equation: _Equation) -> bool:
+    """Returns whether it makes more elements than it reads.
+
+    As the products of LoRA do, and the lookups of scales, each of which serves a group of weights.
+    """
+    if equation.primitive.name not in ("dot_general", "gather"):
         return False
     types: list[Any] = [one.aval for one in (*equation.outvars, *equation.invars)]
     made, *given = (math.prod(one.shape) for one in types)

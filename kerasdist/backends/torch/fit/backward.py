@@ -90,16 +90,21 @@ def _with_custom_gradient(
     if collectives is None:
         return original(decorated, *args, **kwargs)
     forward, place = decorated.forward_fn, _Place(collectives.context)
+    weights = collectives.scope.weights
+    keeps_weights = weights is not None and any(map(weights.has_frozen, args))
 
     def placed(*args: object, **kwargs: object) -> Any:
         result = forward(*args, **kwargs)
         if not isinstance(result, tuple):  # Keras lets a function have no gradient
             return result
         output, gradient = result
+        # It holds what the function has read: each quantized weight until the backward pass.
+        known = None if keeps_weights else gradient
 
         def placed_gradient(*args: object, **kwargs: object) -> Any:
             with place.entered():
-                return gradient(*args, **kwargs)
+                own = forward(*args)[1] if known is None else known
+                return own(*args, **kwargs)
 
         return output, placed_gradient
 

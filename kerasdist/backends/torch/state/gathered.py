@@ -45,7 +45,8 @@ class Leaf:
         self.group = shard.together
         self._stored = keras_compat.stored_value(variable)
         # Stands in for values that are not gathered: NaN, so that a read by mistake shows.
-        self._nothing = self._stored.new_full((), torch.nan).detach().expand(shard.shape)
+        nothing = torch.nan if self._stored.is_floating_point() else 0
+        self._nothing = self._stored.new_full((), nothing).detach().expand(shard.shape)
         self.tensor = self._nothing.detach().requires_grad_(self._stored.requires_grad)
         self.address = 0
 
@@ -135,6 +136,13 @@ class GatheredWeights:
         leaf.group.is_used_itself = True
         return leaf.tensor
 
+    def has_frozen(self, value: object) -> bool:
+        """Returns whether a value is that of a gathered weight that is not trained."""
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return False
+        leaf = self._by_address.get(value.untyped_storage().data_ptr())
+        return leaf is not None and not leaf.tensor.requires_grad
+
     @contextmanager
     def in_step(self) -> Generator[None]:
         """Lets autograd save references to weights, not values; releases the weights at the end."""
@@ -181,7 +189,8 @@ class GatheredWeights:
             self._expected = () if group is None else group.traces.get(self._has_gradients, ())
         elif place >= len(self._expected) or self._expected[place] is not group:
             self._expected = ()
-        return self._expected[place + 1] if place + 1 < len(self._expected) else None
+        following = self._expected[place + 1] if place + 1 < len(self._expected) else None
+        return None if following is None or following.is_empty else following
 
     def _gather(self, group: WeightGroup) -> None:
         work, numbers = self._ahead.pop(group, None) or group.start_gather()

@@ -39,6 +39,10 @@ _sharded: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ShardedOptimizer
 )
 
 
+# Those with sharded weights: what they make later, as when they are quantized, is sharded too.
+_sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
 @final
 class ShardedOptimizer:
     """What is sharded of one optimizer's state, and of the weights that it updates."""
@@ -156,12 +160,21 @@ def _initialize(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
     """Shards a new weight, so that a worker never holds more than one whole."""
-    strategy = ownership.strategy_of(variable) or scoped_strategy()
+    maker = keras_compat.maker_of_variable()
+    strategy = ownership.strategy_of(variable) or scoped_strategy() or _strategy_of(maker)
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
+        assert strategy is not None  # it has rules
+        ownership.record_owner(variable, strategy)
         rules.shard_weight(variable, initializer)
+        if isinstance(maker, keras.Layer):
+            _sharded_layers[maker] = strategy
     else:
         original(variable, initializer)
+
+
+def _strategy_of(maker: object) -> StrategyLike | None:
+    return _sharded_layers.get(maker) if isinstance(maker, keras.Layer) else None
 
 
 def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
@@ -248,7 +261,9 @@ def spread_infinite(
 _NEEDED = (
     keras_compat.internals.INITIALIZE,
     keras_compat.internals.TRACK_VARIABLES,
+    keras_compat.internals.TRACK_VARIABLE,
     keras_compat.internals.APPLY_GRADIENTS,
+    keras_compat.internals.NAME_SCOPES,
     keras_compat.internals.TORCH_DEVICE,
 )
 
@@ -279,13 +294,13 @@ class ShardRules:
         self._warned: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
     def serves(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable is a weight that is large enough."""
-        return (
-            keras.backend.is_float_dtype(keras_compat.stored_dtype(variable))
-            and not self._sharding.is_small(variable.shape)
-            and variable.trainable
-            and not variable.overwrite_with_gradient
-        )
+        """Returns whether a variable is a weight that is large enough, trained or quantized."""
+        if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
+            return False
+        dtype = keras_compat.stored_dtype(variable)
+        # Others that are not trained may change in a step, which takes whole ones.
+        is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
+        return dtype == "int8" or (keras.backend.is_float_dtype(dtype) and is_weight)
 
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns why a variable is not divided, for a table."""

@@ -7,9 +7,10 @@ is assigned each worker keeps its shard at once.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _shards: VariableTable[Shard] = VariableTable()
 _undrawn: list[tuple[weakref.ref[keras.Variable], Shard, ProcessGroup]] = []
+_groups: weakref.WeakSet[WeightGroup] = weakref.WeakSet()
+_numbers = itertools.count()  # of groups
 
 # How many elements of a NumPy array are there in torch a second time.
 _BLOCK = 1 << 20
@@ -92,8 +95,9 @@ class Shard:
 class WeightGroup:
     """Weights that are gathered, summed and freed together: a layer's, or those of small layers.
 
-    Workers make variables in one order, and so the same groups. A weight that a worker has freed
-    keeps its place in messages.
+    Workers make variables in one order, and so the same groups. A message has the bytes of all
+    types: beside quantized weights there are others. A weight that a worker has freed keeps its
+    place in messages until all have.
 
     Attributes:
         is_open: Whether further weights may join; not after the first message.
@@ -104,27 +108,32 @@ class WeightGroup:
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
         """Starts with one weight."""
-        self.members: list[tuple[weakref.ref[keras.Variable], Shard]] = []
+        self._members: list[tuple[weakref.ref[keras.Variable], Shard, torch.dtype]] = []
         self.is_open = True
         self.is_used_itself = False
         self.traces: dict[bool, list[WeightGroup | None]] = {}
+        self._number = next(_numbers)
         self._group = shard.group
-        self._part: torch.Tensor = keras_compat.stored_value(variable).new_empty(0)
+        self._empty: torch.Tensor = _bytes_of(keras_compat.stored_value(variable))[:0]
         self._bytes = 0
+        _groups.add(self)
         self.add(variable, shard)
 
     def add(self, variable: keras.Variable, shard: Shard) -> None:
         """Takes one more weight."""
-        self.members.append((weakref.ref(variable), shard))
+        dtype = keras_compat.stored_value(variable).dtype
+        self._members.append((weakref.ref(variable), shard, dtype))
         self._layer = variable.path.rpartition("/")[0]
-        self._bytes += shard.size * self._part.element_size()
+        self._bytes += shard.size * dtype.itemsize
         shard.together = self
 
     def accepts(self, variable: keras.Variable) -> bool:
         """Returns whether a new weight shall join: one of the same layer, or a small one."""
-        part, limit = self._part, self._group.bytes_per_pack or GROUP_BYTES
-        stored = keras_compat.stored_value(variable)
-        if not self.is_open or (stored.dtype, stored.device) != (part.dtype, part.device):
+        limit, stored = (
+            self._group.bytes_per_pack or GROUP_BYTES,
+            keras_compat.stored_value(variable),
+        )
+        if not self.is_open or stored.device != self._empty.device:
             return False
         size = math.prod(variable.shape) * stored.element_size()
         return variable.path.rpartition("/")[0] == self._layer or self._bytes + size <= limit
@@ -135,21 +144,42 @@ class WeightGroup:
         draw_all()
         self.is_open = False
         parts = []
-        for reference, shard in self.members:
+        for reference, shard, dtype in self._members:
             variable = reference()
-            part = self._part if variable is None else keras_compat.stored_value(variable).detach()
-            parts.append(padded(part, shard.length))
+            part = self._empty if variable is None else keras_compat.stored_value(variable)
+            parts.append(padded(_bytes_of(part), shard.length * dtype.itemsize))
         return self._group.start_gather_of_parts(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def wholes(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
         """Yields each weight with its value, in memory of its own, out of what was gathered."""
-        columns = gathered.view(self._group.size, -1).split([s.length for _, s in self.members], 1)
-        for (reference, shard), column in zip(self.members, columns, strict=True):
+        lengths = [shard.length * dtype.itemsize for _, shard, dtype in self._members]
+        columns = gathered.view(self._group.size, -1).split(lengths, 1)
+        for (reference, shard, dtype), column in zip(self._members, columns, strict=True):
             variable = reference()
             if variable is not None:
-                yield variable, shard, column.contiguous().view(-1)[: shard.size].view(shard.shape)
+                flat = column.contiguous().view(-1).view(dtype)[: shard.size]
+                yield variable, shard, flat.view(shard.shape)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all workers have freed all of its weights, as when a model was quantized."""
+        return not self._members
+
+    def freed(self) -> list[list[int]]:
+        """Returns which weights this worker has freed, as pairs of numbers."""
+        members = enumerate(self._members)
+        return [[self._number, place] for place, (one, _, _) in members if one() is None]
+
+    def drop(self, freed: Container[tuple[int, int]]) -> None:
+        """Leaves out the weights that all workers have freed."""
+        members = enumerate(self._members)
+        self._members = [one for place, one in members if (self._number, place) not in freed]
+
+
+def _bytes_of(flat: torch.Tensor) -> torch.Tensor:
+    return flat.detach().view(torch.uint8)
 
 
 def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
@@ -217,13 +247,17 @@ def draw_all() -> None:
     waiting = [one for one in _undrawn if one[1].initializer is not None]
     _undrawn.clear()
     job = current_job()
-    if not waiting or job is None:
+    if job is None:
         return
     variables = [reference() for reference, _, _ in waiting]
     there = [number for number, one in enumerate(variables) if one is not None]
+    freed = [one for group in _groups for one in group.freed()]
     # One worker may hold in a circle what is gone on another.
-    on_all = job.all_gather_object("variables that have no values yet", there)
-    for number in sorted(set(there).intersection(*on_all)):
+    on_all = job.all_gather_object("variables that have no values yet", [there, freed])
+    gone = set.intersection(*({(group, place) for group, place in one} for _, one in on_all))
+    for group in _groups if gone else ():
+        group.drop(gone)
+    for number in sorted(set(there).intersection(*(one for one, _ in on_all))):
         variable, (_, shard, workers) = variables[number], waiting[number]
         assert variable is not None
         draw_one(variable, shard, workers)

@@ -328,7 +328,7 @@ def _sharded_together(
     like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
 ) -> list[list[int]]:
     """Groups the indices of sharded variables: those of a `WeightGroup`, others by size."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, torch.dtype], list[int]] = {}
     alone: dict[int, torch.Tensor] = {}
     for index, tensor in like.items():
         if index in shards:
@@ -336,7 +336,7 @@ def _sharded_together(
             if together is None:
                 alone[index] = tensor
             else:
-                groups.setdefault(id(together), []).append(index)
+                groups.setdefault((id(together), tensor.dtype), []).append(index)
     return [*groups.values(), *in_buckets(alone, most_bytes)]
 
 
