@@ -1,1 +1,1 @@
-"""The names of `tf.distribute`: strategies' common class, replica contexts, values, options."""
+"""The names of `tf.distribute`: the strategies' base class, replica contexts, values, options."""
