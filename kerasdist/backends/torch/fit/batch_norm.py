@@ -1,9 +1,9 @@
 """Batch normalization on GPUs by the fused kernels of ``torch.nn.SyncBatchNorm``.
 
-Keras composes it of elementary operations, and torch differentiates each of them: some twenty
-passes over memory, where torch's kernels make four. The kernels compute the statistics themselves,
-but here these may also come from the global batch. So computing statistics (`_Moments`) and
-normalizing by them (`_Normalized`) are separate functions.
+Keras composes batch normalization of elementary operations, and torch differentiates each of them.
+This takes some twenty passes over the memory, while torch's fused kernels take four. Those kernels
+compute the statistics themselves, but here the statistics may come from the global batch. Therefore
+two functions compute the statistics (`_Moments`) and normalize (`_Normalized`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DEVICE = "cuda"
 
 @cache
 def install() -> None:
-    """Puts the hook into Keras, once in a process."""
+    """Installs the hook into Keras, once per process."""
     keras_compat.install(nn_normalization=_normalized)
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns mean and variance of each channel, None if torch's kernel does not apply."""
+    """Returns mean and variance of each channel, or None if torch's kernel does not apply."""
     if not _serves(inputs) or sorted(axes) != list(range(inputs.ndim - 1)):
         return None
     mean, variance = _Moments.apply(inputs.reshape(-1, inputs.shape[-1]))
@@ -56,7 +56,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool:
-    """Whether torch's kernels apply: to contiguous float32 rows, not in compiled code."""
+    """Returns whether torch's kernels apply: float32 rows, contiguous, not in compiled code."""
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False
@@ -67,12 +67,12 @@ def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool
         and inputs.numel() > 0
         and inputs.is_contiguous()
         and private.can_fuse_batch_norm()
-        and not torch.compiler.is_compiling()  # the compiler fuses Keras's own operations
+        and not torch.compiler.is_compiling()  # the compiler can fuse Keras's own operations itself
     )
 
 
 class _Moments(torch.autograd.Function):
-    """Computes mean and variance of each column."""
+    """Computes the mean and the variance of each column."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,14 +86,15 @@ class _Moments(torch.autograd.Function):
         of_mean, of_variance = gradients
         slope = of_variance * (2 / len(rows))
         offset = of_mean / len(rows)
-        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+        # with create_graph=True torch also differentiates this backward pass
+        if torch.is_grad_enabled():
             return slope * (rows - rows.mean(0)) + offset
-        # The same in one pass.
+        # The kernel computes the same gradient in one pass.
         return torch.batch_norm_elemt(rows, slope, offset, mean, torch.ones_like(mean), 0.0)
 
 
 class _Normalized(torch.autograd.Function):
-    """Normalizes rows by a given mean and variance of each column."""
+    """Normalizes rows by a given mean and a given variance of each column."""
 
     @staticmethod
     def forward(
@@ -110,7 +111,8 @@ class _Normalized(torch.autograd.Function):
         [gradient] = gradients
         rows, mean, variance, scale = ctx.saved_tensors
         inverse = (variance + ctx.epsilon).rsqrt()
-        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+        # with create_graph=True torch also differentiates this backward pass
+        if torch.is_grad_enabled():
             of_rows = gradient * (scale * inverse)
             of_offset = gradient.sum(0)
             of_scale = (gradient * (rows - mean)).sum(0) * inverse

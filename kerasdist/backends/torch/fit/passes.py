@@ -1,7 +1,7 @@
-"""A model's calls that gradients are taken of, for some examples at a time, to need less memory.
+"""Calls a model for some examples at a time, so that gradients need less memory.
 
-A call keeps the inputs of each pass alone, and makes the pass once more in the backward pass. What
-calls the model sees the outputs of all rows: its loss, metrics and update are those of one call.
+Each pass keeps only its inputs, and is computed once more in the backward pass. The code that calls
+the model gets the outputs for all rows, so losses, metrics and updates are those of one call.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kerasdist.training import passes
 def calls(
     model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], most: int
 ) -> Any:
-    """Calls a model, in as many passes as it needs for at most so many rows in each."""
+    """Calls a model in as many passes as needed for at most `most` rows in each."""
     count = passes.rows_of(args)
     number = -(-count // most)
     is_symbolic = any(getattr(one, "is_meta", False) for one in flatten(list(args[:1])))
     if number <= 1 or is_symbolic:
         return call(*args, **kwargs)
     _require_rows_alone(model)
-    # Of sizes as equal as can be: passes of one shape find kernels and memory that are there.
+    # Passes of equal shapes can reuse kernels and memory, so the sizes are as equal as possible.
     ends = [count * done // number for done in range(number + 1)]
     again: Any = keras.remat(call)
     kept = kept_state_of(model)
@@ -54,7 +54,7 @@ def calls(
 
 
 def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
-    """Returns some rows of each tensor that has a row for each example, and of its mask."""
+    """Returns some rows, and their masks, of each tensor that has one row per example."""
 
     def rows(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != count:
@@ -69,7 +69,7 @@ def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
 
 
 def _joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Returns the outputs of all passes, one after another, with their masks."""
+    """Returns the outputs of all passes, concatenated, with their masks."""
     leaves: list[Any] = []
     for column in zip(*map(flatten, parts), strict=True):
         if column[0] is None:
@@ -93,7 +93,7 @@ def _require_rows_alone(model: Any) -> None:
         raise passes.refused(
             'weights that are sharded (sharding="full"), which each pass would gather'
         )
-    if model.jit_compile:  # not `_should_torch_compile`, which torch's compiler cannot follow
+    if model.jit_compile:  # not `_should_torch_compile`, because torch's compiler cannot follow it
         raise passes.refused("jit_compile=True")
     passes.require_rows_alone(model)
 
