@@ -1,7 +1,8 @@
-"""A model's calls in a step, for some rows of each device at a time, to need less memory.
+"""Calls a model in a step for some rows of each device at a time, so that it needs less memory.
 
-The passes are a `jax.lax.map` over `jax.checkpoint`, so XLA makes one after another, forward and
-backward, and keeps the inputs of each. What calls the model sees the outputs of all rows.
+The passes are a `jax.lax.map` over `jax.checkpoint`, so XLA computes one pass after another,
+forward and backward, and keeps only the inputs of each. The code that calls the model gets the
+outputs of all rows.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a batch, of which each pass has equally many of each replica.
+    """The rows of a batch, divided so that each pass has the same number of rows of each replica.
 
-    Those that are missing, since replicas or passes do not divide the batch, repeat the last one:
-    their outputs are left out, so they have no gradient.
+    If replicas or passes do not divide the batch evenly, the last row is repeated. The outputs of
+    the repeated rows are dropped, so they have no gradient.
     """
 
     count: int
@@ -38,12 +39,12 @@ class Rows:
 
     @property
     def own(self) -> int:
-        """How many rows a replica has at most."""
+        """The most rows that a replica has."""
         return -(-self.count // self.replicas)
 
     @property
     def size(self) -> int:
-        """How many rows a replica has in a pass."""
+        """How many rows of a replica one pass has."""
         return -(-self.own // self.passes)
 
     def split(self, rows: Any) -> Any:
@@ -55,7 +56,7 @@ class Rows:
         return rows.swapaxes(0, 1).reshape(self.passes, self.replicas * self.size, *rest)
 
     def join(self, rows: Any) -> Any:
-        """Returns the rows of all passes, as they were before `split`."""
+        """Returns the rows of all passes in the order that they had before `split`."""
         rest = rows.shape[2:]
         rows = rows.reshape(self.passes, self.replicas, self.size, *rest).swapaxes(0, 1)
         rows = rows.reshape(self.replicas, self.passes * self.size, *rest)[:, : self.own]
@@ -65,14 +66,14 @@ class Rows:
 def rows_of_passes(
     replicas: ReplicaSet, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Rows | None:
-    """Returns what a call in a step is to be divided into; None if it is one pass."""
+    """Returns the rows into which a call in a step is divided; None if one pass is enough."""
     most, replica = passes.most_rows(), current.replica
     if most is None or replica is None or replica.num_replicas_in_sync > 1:
         return None
     if kwargs.get("training") is False:
         return None
     count, divisor = passes.rows_of(args), replicas.num_replicas
-    divisor = divisor if count >= divisor else 1  # fewer rows are not divided
+    divisor = divisor if count >= divisor else 1  # fewer rows than replicas are not divided
     number = -(-count // (divisor * most))
     return Rows(count, divisor, number) if number > 1 else None
 
@@ -80,9 +81,9 @@ def rows_of_passes(
 def calls(
     trainer: Any, call: Callable[..., Any], state: Sequence[Any], given: Arguments, rows: Rows
 ) -> tuple[Any, list[Any]]:
-    """Returns the outputs of all rows, and the losses that regularizers of weights add.
+    """Returns the outputs of all rows, and the losses of the weights' regularizers.
 
-    `call`: calls the model, and returns outputs, state and losses.
+    `call`: a function that calls the model and returns outputs, state and losses.
     """
     model, arrays = trainer.model, trainer.replicas.arrays
     passes.require_rows_alone(model)
@@ -90,7 +91,7 @@ def calls(
         raise passes.refused("run_eagerly=True, where all rows of a batch come before the next")
     leaves: list[Any] = flatten(given)
     divided = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, rows.count)]
-    forms: list[Any] = []  # the structure of the outputs, which tracing finds
+    forms: list[Any] = []  # the structure of the outputs, known after tracing
 
     def one(own: Any) -> Any:
         every = list(leaves)
