@@ -136,11 +136,11 @@ class Groups:
         self.of = [self.kinds.index(one) for one in shapes]
 
     def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
-        """Traces the code of all replicas. The result has three parts:
+        """Traces the code of all replicas.
 
-        the first group's trace, which has each device's own results in it, padded if their shapes
-        differ; the replicas' components of written variables, by the variable's id; and the shapes
-        of the padded results, by their index.
+        Returns the first group's trace, which has each device's own results in it, padded if their
+        shapes differ; the replicas' components of written variables, by the variable's id; and the
+        shapes of the padded results, by their index.
         """
         ends: list[Traced] = self._ends(trace)
         first = ends[0]
