@@ -32,9 +32,8 @@ from kerasdist.keras_compat import ops
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
 # The norm of a difference that rounding explains, relative to the array's norm. It is more than
-# some
-# roundings of each element in each step of an epoch give, and at most a thousandth for 32 and 64
-# bits. In 16 bits a single rounding is a thousandth.
+# some roundings of each element in each step of an epoch give, and at most a thousandth for 32 and
+# 64 bits. In 16 bits a single rounding is a thousandth.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 # The size of an array is the norm of its deviations from the mean. It is at least this fraction of
@@ -345,12 +344,12 @@ def _variables(model: keras.Model) -> list[Any]:
     return [
         one
         for one in {id(variable): variable for variable in known}.values()
-        # Each worker has its own values of a metric, but moving statistics are equal on all
-        # workers.
+        # Each worker has its own values of a metric, but
+        # moving statistics are equal on all workers.
         if (one.synchronization != "on_read" or one.aggregation == "mean")
         and keras_compat.stored_value(one) is not None
-        # The seeds of augmenting layers are left out, because workers' pipelines read ahead
-        # differently.
+        # The seeds of augmenting layers are left out,
+        # because workers' pipelines read ahead differently.
         and not one.path.endswith("seed_generator_state")
     ]
 

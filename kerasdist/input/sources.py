@@ -152,8 +152,8 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
         return None
     own = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    # torch refuses to set this attribute, because a running loader would ignore it; this one is
-    # new.
+    # torch refuses to set this attribute, because a
+    # running loader would ignore it; this one is new.
     every = getattr(loader, name)
     own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
     object.__setattr__(own, name, own_part)

@@ -28,9 +28,8 @@ _FAILURES = {
     "too large": JobError,
 }
 
-# How long a connection waits for the chief's first message before it is tried again: at first, and
-# at
-# most. If thousands of workers come at once, the kernel drops some connections silently.
+# How long a connection waits for the chief's first message before it is tried again: at first,
+# and at most. If thousands of workers come at once, the kernel drops some connections silently.
 _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 
@@ -86,9 +85,8 @@ class Client:
         self._socket = self._connected(host, port, credentials)
         self.roster = self._admitted()
         self.address = address_in(self.facts)
-        # The signs of life of this worker, and how many there were at the chief's last sign of
-        # life.
-        # They count no time in which this process was suspended.
+        # The signs of life of this worker, and how many there were at the chief's
+        # last sign of life. They count no time in which this process was suspended.
         self._beats = self._heard = 0
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
@@ -146,8 +144,8 @@ class Client:
     def _result(self, channel: str, number: int) -> list[Any]:
         key = channel, number
         with self._changed:
-            # The coordinator ends this wait by its time-out. If the coordinator is lost, `_beat`
-            # ends it.
+            # The coordinator ends this wait by its time-out.
+            # If the coordinator is lost, `_beat` ends it.
             self._changed.wait_for(lambda: key in self._results or self.failure is not None)
             if key in self._results:
                 return self._results.pop(key)
@@ -212,7 +210,7 @@ class Client:
                     raise JobError(f"{self.who} {message['why']}.")
                 case "failure":
                     raise _FAILURES[message["kind"]](f"{self.who} {message['why']}.")
-  # any other message is a sign of life
+                # any other message is a sign of life
 
     def _listen(self) -> None:
         try:
@@ -237,7 +235,7 @@ class Client:
                             self._changed.notify_all()
                     case "failure":
                         self.fail(message["kind"], message["why"])
-  # any other message is a sign of life
+                    # any other message is a sign of life
         except OSError as error:
             self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
         finally:

@@ -152,8 +152,8 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
     connection = socket.create_connection((host, port), timeout=5)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The port of a chief that is still starting may be open before the chief accepts
-        # connections.
+        # The port of a chief that is still starting may
+        # be open before the chief accepts connections.
         connection.settimeout(wait)
         asked = protocol.receive(connection, MAX_BYTES)
         answered = answer(asked, mine)

@@ -154,8 +154,8 @@ PATCHES: tuple[Patch, ...] = (
     # Methods that a layer gets by an extra base class.
     *_of(_LAYER, "named_parameters", "gives the replica's", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
-    # Methods that a variable gets by an extra base class; later versions of Keras define `assign`
-    # and `__repr__` there.
+    # Methods that a variable gets by an extra base class; later
+    # versions of Keras define `assign` and `__repr__` there.
     *_of(
         _VARIABLE,
         "__init__",

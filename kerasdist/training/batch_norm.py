@@ -147,8 +147,8 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # The ones are made on the device, because the host would wait if a number were copied
-        # there.
+        # The ones are made on the device, because the
+        # host would wait if a number were copied there.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 

@@ -319,8 +319,8 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
         return original(optimizer, loss)
     is_weighted = isinstance(optimizer, keras_compat.LossScaleOptimizer)
     if is_weighted:
-        # The weight comes before the loss scale, so that float16 gradients are not larger than
-        # usual.
+        # The weight comes before the loss scale, so that
+        # float16 gradients are not larger than usual.
         loss = numerics.weighted(loss, replica.local_batch.weight)
     loss = original(optimizer, loss)
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)

@@ -61,8 +61,8 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     if losses is None:
         original(layer)
         return
-    # Keras calls this function for the outermost layer only, so inner layers' losses are cleared
-    # too.
+    # Keras calls this function for the outermost layer
+    # only, so inner layers' losses are cleared too.
     layers = [layer, *keras_compat.flat_layers(layer)]
     for inner in layers:
         losses.pop(id(inner), None)

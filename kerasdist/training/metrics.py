@@ -257,8 +257,8 @@ def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     weight = replica.local_batch.weight
     if ops.ndim(values) > 0:
         if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
-            # Keras weights an unreduced loss by its rows, and an empty replica's stand-in row
-            # counts as none.
+            # Keras weights an unreduced loss by its rows, and
+            # an empty replica's stand-in row counts as none.
             sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
     else:
         if not isinstance(weight, float):

@@ -44,8 +44,8 @@ def save(
     def write() -> None:
         # `replacing` writes to the target of a link, so the target's folder is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
-            # Writing fails below before anything is read, but the others wait for the chief in
-            # their reads.
+            # Writing fails below before anything is read, but
+            # the others wait for the chief in their reads.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
         if not is_one_file or Path(path).is_dir():
@@ -61,8 +61,8 @@ def save(
     if job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # This worker joins the chief's reads. Its own copy is used if it cannot see the chief's
-        # file.
+        # This worker joins the chief's reads. Its own
+        # copy is used if it cannot see the chief's file.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
             if not job.is_written_by_chief(path):

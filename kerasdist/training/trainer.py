@@ -171,8 +171,8 @@ class ReplicatedTrainer:
         if self.sums_metrics:
             original = partial(keras_compat.metrics_here, self.model)
         if replica is None:
-            # This does the same as `whole_step`, but without the cost of a context manager in each
-            # step.
+            # This does the same as `whole_step`, but without
+            # the cost of a context manager in each step.
             current.replicas.append(self.strategy.sole_replica_context)
             try:
                 return original()

@@ -256,8 +256,8 @@ class KeptState:
         """Stores the places that users' code is known to use."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # The state at the end of the last step: the first replica's contents, and each replica's
-        # changes.
+        # The state at the end of the last step: the first
+        # replica's contents, and each replica's changes.
         self._left: dict[Any, Any] = {}
         self._own: list[Changes] = []
 

@@ -101,13 +101,12 @@ class StepFunction:
     # JAX traces the following methods, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # Keras keeps the ids of deleted tracers. A new loss may get the id of a loss of an earlier
-        # trace,
-        # and would then be counted twice or not at all.
+        # Keras keeps the ids of deleted tracers. A new loss may get the id of a
+        # loss of an earlier trace, and would then be counted twice or not at all.
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
-        # A step is written for the global batch, so it runs as a single replica, also in an open
-        # scope.
+        # A step is written for the global batch, so it
+        # runs as a single replica, also in an open scope.
         alone = context.default_strategy().sole_replica_context
         with context.replica_scope(alone), context.whole_step(vars(self._model)[TRAINER].strategy):
             return self._user_step(state, batch)

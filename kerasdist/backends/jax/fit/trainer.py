@@ -185,11 +185,10 @@ class JaxTrainer(ReplicatedTrainer):
                 self.replicas.begin_step()
                 outputs, new = run(state, batches)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step.
-                # They are put back after any error, because a variable would start from its
-                # initializer again.
-                # A step that failed on the devices, for example for a lost worker, has already
-                # consumed them.
+                # Keras has taken the values out of the variables for the time of the step. They are
+                # put back after any error, because a variable would start from its initializer
+                # again. A step that failed on the devices, for example for a lost worker, has
+                # already consumed them.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))

@@ -229,16 +229,16 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # Code on the host, which the launch may have to wait for, may itself call
-                    # functions.
+                    # Code on the host, which the launch may have
+                    # to wait for, may itself call functions.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
                 except Incomplete as found:
                     scope = found.scope
                 finally:
-                    # This also runs after a failure, because layers that were built keep their
-                    # variables.
+                    # This also runs after a failure, because
+                    # layers that were built keep their variables.
                     keras_compat.initialize_waiting_variables()
                 executable = self._keep(key, executable.extended(scope), objects)
             else:
@@ -347,13 +347,12 @@ class Executable:
         self.place = place
         self._trainable = {one: variable.trainable for one, variable in variables.items()}
         self._consumed = len(consumed)
-        # The function that JAX traces, set only during a call, because it refers to the user's
-        # function
-        # and arguments, which this object must not keep alive.
+        # The function that JAX traces, set only during a call, because it refers to
+        # the user's function and arguments, which this object must not keep alive.
         self._traced: Callable[..., Any] | None = None
         # Found by tracing: the ids of variables whose new values are returned, the ids of those
-        # whose
-        # components are returned, and the results that are not arrays, with the results' structure.
+        # whose components are returned, and the results that are not arrays, with the results'
+        # structure.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
@@ -405,8 +404,8 @@ class Executable:
                     self._digest = self.place.compare(self._compiled, *arguments)
                 self.place.record(self._digest[:12])
             # This is one call of C code. Python raises KeyboardInterrupt only between its own
-            # instructions,
-            # so not after the old values are consumed and before the new values are kept.
+            # instructions, so not after the old values are consumed and before the new values are
+            # kept.
             results.extend(map(self._compiled, *([one] for one in arguments)))
         finally:
             self._traced = None

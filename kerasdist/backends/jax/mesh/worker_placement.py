@@ -193,8 +193,8 @@ class WorkerPlacement(Placement):
         """Runs a program. Workers compare their first programs; others are only recorded."""
         form: Hashable = _shapes(batch)
         if steps > 1:
-            # All steps are noted first, because a worker with different batches runs its steps
-            # singly.
+            # All steps are noted first, because a worker
+            # with different batches runs its steps singly.
             form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)

@@ -94,8 +94,7 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
     """
     total: Any = known_size(batch)
     # Eagerly every size is known. In a graph, no local batch may have the static size 0, because
-    # Keras
-    # does not take a loss of the shape (0,) for the loss of a batch; nor the size 1: see
+    # Keras does not take a loss of the shape (0,) for the loss of a batch; nor the size 1: see
     # `is_known`.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batch)

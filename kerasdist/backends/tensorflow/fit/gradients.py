@@ -105,8 +105,8 @@ def _gradient(
     **kwargs: object,
 ) -> Any:
     if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() in ours:
-        # Code in a scope reads the first copy, and TensorFlow does not say which copy code has
-        # read.
+        # Code in a scope reads the first copy, and
+        # TensorFlow does not say which copy code has read.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
     replica = current.fit_replica
     if replica is None:
@@ -115,8 +115,8 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # This happens before the backward pass, whose collectives weight what comes from other
-    # replicas.
+    # This happens before the backward pass, whose
+    # collectives weight what comes from other replicas.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [

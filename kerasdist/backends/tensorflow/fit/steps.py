@@ -197,8 +197,8 @@ class FirstStepChecked:
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
-            # This call of a user-defined step builds the rest of the model, so the next call is
-            # checked.
+            # This call of a user-defined step builds the
+            # rest of the model, so the next call is checked.
             self._has_begun = True
             return self._steps(iterator)
         if is_placed and not is_last and not self._check.wants_any:

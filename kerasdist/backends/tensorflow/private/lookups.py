@@ -111,8 +111,8 @@ class Lookups:
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        # Eager indices may come from NumPy and differ, so their sum has the entries of all
-        # replicas.
+        # Eager indices may come from NumPy and differ,
+        # so their sum has the entries of all replicas.
         added = [
             tf.IndexedSlices(value, rows, gradient.dense_shape)
             if own or tf.executing_eagerly()

@@ -179,8 +179,7 @@ class PlacedBatches:
     def __iter__(self) -> PlacedIterator:
         with tf.device(HOST):
             # The source belongs to this iterator alone. If a source is used again, random
-            # operations continue
-            # where they were, but an epoch of plain Keras starts them anew.
+            # operations continue where they were, but an epoch of plain Keras starts them anew.
             source = self._source()
             begun = tf.raw_ops.MultiDeviceIteratorInit(
                 dataset=tf.data.experimental.to_variant(self._parts),

@@ -167,9 +167,8 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
         device_filters=(f"/job:{_JOB}/task:{rank}",),
     )
     # There is no such service, because kerasdist's job detects lost workers. TensorFlow's service
-    # would
-    # catch SIGTERM for good, abort the process if a worker is late, and wait for lost workers at
-    # exit.
+    # would catch SIGTERM for good, abort the process if a worker is late, and wait for lost workers
+    # at exit.
     internals.CONFIGURE_COORDINATION.of(runtime)(service_type="")
     internals.ENABLE_COLLECTIVES.of(runtime)(
         tf.train.ServerDef(
@@ -316,10 +315,8 @@ class _Extended(_Native):
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: object
     ) -> Any:
         # TensorFlow broadcasts the chief's value of each variable separately, and waits forever if
-        # workers
-        # make different variables. `InitialBroadcast` compares the variables first, and then
-        # broadcasts
-        # all values together.
+        # workers make different variables. `InitialBroadcast` compares the variables first, and
+        # then broadcasts all values together.
         return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
 
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:

@@ -110,8 +110,8 @@ class AllReduce:
             placed = self._recorded(placed, self._collectives)
         if len(placed) > 1 and tf.executing_eagerly():
             # Eagerly, the first lane would wait for the second lane, which has not started. A graph
-            # runs both.
-            # A concrete function stays a graph even under `tf.config.run_functions_eagerly`.
+            # runs both. A concrete function stays a graph even under
+            # `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
             with self._one_at_a_time:  # the devices would mix up the sums of two threads
                 return together(placed, hint, seconds)

@@ -221,8 +221,8 @@ class TensorFlowCollectives(Collectives):
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
         def together(parts: Columns) -> tuple[Any, list[Any]]:
-            # In a graph of `fit` a static size cannot depend on the batch, so all replicas have
-            # that size.
+            # In a graph of `fit` a static size cannot depend
+            # on the batch, so all replicas have that size.
             known = self._local_batch is not None and not tf.executing_eagerly()
             equal_sizes = known and parts[0][0].shape[axis] is not None
             return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)

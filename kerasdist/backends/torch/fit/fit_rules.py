@@ -179,14 +179,14 @@ def combined(
             target, aggregation = stored[key], written[key].aggregation
             own = value.to(target.device)
             if aggregation == "sum":
-                # Replica 0 brings the whole new value; the others start from zero, or bring only
-                # changes.
+                # Replica 0 brings the whole new value; the
+                # others start from zero, or bring only changes.
                 if scope.rank and key not in equal and adds_changes(written[key]):
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # The value's part of the weights; it is 1 for a single value, which is then not
-                # rounded.
+                # The value's part of the weights; it is 1 for
+                # a single value, which is then not rounded.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

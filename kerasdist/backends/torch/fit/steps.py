@@ -46,8 +46,8 @@ class Steps:
         self._model = trainer.model
         self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
-        # Set as long as metrics are not yet summed over the workers, because no callback needs
-        # logs.
+        # Set as long as metrics are not yet summed over
+        # the workers, because no callback needs logs.
         self._unsummed: FitRules | None = None
         self._calls: CompiledCalls | None = None
 
