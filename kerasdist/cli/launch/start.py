@@ -28,7 +28,7 @@ from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.protocol import Timeouts
 
-# Variables that configure the frameworks on any machine; PATH, HOME and CUDA_VISIBLE_DEVICES do not.
+# Variables that configure frameworks on any machine; PATH, HOME and CUDA_VISIBLE_DEVICES do not.
 # "TF_" alone would include Terraform's TF_VAR_ and TF_TOKEN_, which are secret.
 _PREFIXES = (
     *("KERAS_", "KERASDIST_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_"),
