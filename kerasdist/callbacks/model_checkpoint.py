@@ -58,7 +58,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             filepath: The file; with ``save="async"`` its name must end in ``.keras`` or
                 ``.weights.h5``.
             *arguments: Positional arguments of Keras's callback: `monitor`, `verbose`,
-            `save_best_only`, ...
+                `save_best_only`, ...
             save: ``"sync"``: in the same way as Keras. ``"async"``: in the background.
             **options: Keyword arguments of Keras's callback.
 

@@ -87,7 +87,7 @@ class MirroredStrategy(Strategy):
                 `kerasdist.Sharding`. On JAX also a ``keras.distribution.LayoutMap`` over a mesh
                 whose first axis divides the batch, and whose other axes divide variables.
             **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for that many
-            `devices`; any other is refused, with what to write instead.
+                `devices`; any other is refused, with what to write instead.
 
         Raises:
             JobError: In a worker of a job of several workers, unless ``kerasdist run --workers

@@ -84,7 +84,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 device of worker 1 if each worker has eight. All devices of one replica must belong
                 to one worker.
             **earlier: `communication`, the name in ``tf.distribute.experimental`` for the
-            `implementation` of the options; and arguments of 2018, as in `MirroredStrategy`.
+                `implementation` of the options; and arguments of 2018, as in `MirroredStrategy`.
 
         Raises:
             TypeError: If an argument has another type.
