@@ -55,8 +55,8 @@ class FirstBatches:
     """The batches that a worker has read of common datasets, and has not yet compared.
 
     Attributes:
-        drawn_by_threads: Whether threads of the source, such as those of a ``PyDataset``, compete
-            for random numbers, so that each worker draws different ones.
+        drawn_by_threads: Whether several threads of the data source, such as of a ``PyDataset``,
+            draw random numbers, so that each worker draws different numbers.
         history: The forms (shapes and types) of global batches that were not yet compared.
     """
 
@@ -137,9 +137,9 @@ class FirstBatches:
     ) -> None:
         """Reports the earliest batch that differs between workers; all workers must call it.
 
-        The report is a warning if threads draw the differing data. It is also one if `ordered` is
-        given and one of these arrays, whose rows differ, is equal, which shows that the order is
-        the same.
+        The report is a warning if threads draw the differing data. It is also a warning if one of
+        the arrays in `ordered` is equal on all workers: the rows of these arrays differ, so the
+        order of the rows is the same.
         """
         job = self._job
         assert job is not None
@@ -173,7 +173,8 @@ class FirstBatches:
         self._drawn.clear()
 
     def compare(self) -> None:
-        """Compares the first batch of the last iteration over the workers, unless it was compared.
+        """Compares the workers' first batches of the last iteration, unless they have been
+        compared.
 
         All workers must call this method before a step.
         """
@@ -182,7 +183,7 @@ class FirstBatches:
             self.require_equal(waiting)
 
     def require_equal(self, beginning: Sequence[Beginning]) -> None:
-        """Checks that all workers have read the same batch. All workers must call it."""
+        """Checks that all workers have read the same batch. All workers must call this method."""
         job, own = self._job, list(beginning)
         if job is None or not self._wanted or job.all_have_one("first batch of a dataset", own):
             return
@@ -191,7 +192,7 @@ class FirstBatches:
 
 
 def _forms(report: Report) -> list[str]:
-    """Returns the form of each batch in a report."""
+    """Returns the shapes and types of each batch in a report."""
     ends = [*(at for at, _ in report["changes"][1:]), report["steps"]]
     each = zip(report["changes"], ends, strict=False)
     return [form for (begin, form), end in each for _ in range(begin, end)]

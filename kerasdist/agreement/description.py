@@ -1,8 +1,9 @@
 """Descriptions of models, calls and any values in them, as JSON, which the workers compare.
 
 A description is equal on workers that run the same script in the same way. It leaves out addresses,
-the order of sets and dictionaries, names that Keras numbers, seeds and initializers, because these
-do not change the computation, and variables start with the chief's values.
+the order of sets and dictionaries, and names that Keras numbers, because these do not change the
+computation. It also leaves out seeds and initializers, because variables start with the chief's
+values.
 """
 
 from __future__ import annotations
@@ -106,12 +107,12 @@ def _kept(instance: object) -> dict[str, Any]:
             continue
         found[name] = value
     if isinstance(instance, keras.layers.InputLayer):
-        # In a model that is built by its data, this size may be the number of a replica's rows.
+        # In a model that is built from data, this size may be the number of a replica's rows.
         found = {**found, "batch_shape": (None, *instance.batch_shape[1:]), "input_tensor": None}
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer
-    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # of a loss or metric that wraps a function
+    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # the function that Keras's class wraps
     return {**found, "options": options} if isinstance(options, dict) and options else found
 
 

@@ -1,9 +1,10 @@
 """Checks whether workers have computed the same: the first step, the programs, the variables.
 
 Code may depend on anything: globals, files, the environment. So workers compare the results of a
-step, not its code. A few numbers that each worker sends tell how far apart their values of an array
-are: all workers multiply the array by the same random signs and add up. The difference of two such
-sums has the size of the norm of the arrays' difference, for any number of elements.
+step, not the code of the step. Each worker sends only a few numbers for an array: all workers
+multiply their values of the array by the same random signs and add them up. The difference of two
+workers' sums is about as large as the norm of the difference of their arrays, for any number of
+elements.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kerasdist.job import comparison
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# All lines have the same signs, except for one more sign for each whole line.
+# All lines have the same signs, except that each line is also multiplied by one sign of its own.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
 # The norm of a difference that rounding explains, relative to the array's norm. It is more than
@@ -121,7 +122,8 @@ def require_equal_results(
 ) -> None:
     """Raises DisagreementError if a step on the same rows gives workers different results.
 
-    All workers must call it. They send digests; if these differ, the chief sends its results.
+    All workers must call it. The workers send digests; if the digests differ, the chief sends its
+    results.
 
     Args:
         job: The job of the workers.
@@ -216,7 +218,7 @@ def require_equal_programs(job: Job, program: str) -> str:
         own = lines[first].strip() if first < len(lines) else "no further line"
         facts = {
             f"line {first + 1} of the program": own[:_CHARACTERS],
-            # The difference may come later in the line than the characters that are shown.
+            # The lines may differ only after the characters that the message shows.
             f"checksum of line {first + 1}": zlib.crc32(own.encode()),
         }
         job.assert_equal("program", facts, _OTHER_PROGRAM)

@@ -1,1 +1,1 @@
-"""The names of `tf.distribute`: the strategies' base class, replica contexts, values, options."""
+"""The API of `tf.distribute`: base class of strategies, replica contexts, values, options."""

@@ -1,4 +1,4 @@
-"""`Strategy.extended`: what libraries need of a strategy, with the names of ``tf.distribute``."""
+"""`Strategy.extended`: members that libraries need of a strategy, named as in ``tf.distribute``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The names of the devices that compute, replica 0's first."""
+        """The names of the devices that compute, beginning with replica 0."""
         replica_set = self._strategy.replica_set
         return () if replica_set is None else tuple(map(str, replica_set.devices))
 
@@ -79,7 +79,7 @@ class StrategyExtended:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Calls a function once per replica. This is `Strategy.run` under another name.
+        """Calls a function once per replica. This method is `Strategy.run` under another name.
 
         Args:
             fn: The function.

@@ -58,10 +58,10 @@ def function(
 def value_and_grad(
     fn: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool = False
 ) -> tuple[Any, list[Any]]:
-    """Calls a function and differentiates its value with respect to variables.
+    """Calls a function and differentiates the function's value with respect to variables.
 
-    Other variables keep what the function assigns to them, such as moving statistics and the state
-    of random generators.
+    Variables to which the function assigns, such as moving statistics and the state of random
+    generators, keep the new values.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Describes which part of a model's variables a device holds."""
+"""Describes which share of a model's variables a device holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kerasdist.core.sharding import size
 
 @final
 class ModelLayout:
-    """Which part of each variable of a model a device holds. It prints as a table.
+    """Which share of each variable of a model a device holds. Printing the object shows a table.
 
     Attributes:
         rows: One row for each variable, also of the optimizer: its path, its shape, how it is
@@ -84,7 +84,8 @@ class ModelLayout:
 
 
 def describe_layout(model: keras.Model) -> ModelLayout:
-    """Returns which part of each variable a device holds. The workers need not call it together.
+    """Returns which share of each variable a device holds. The workers need not call this function
+    together.
 
     Variables that do not exist yet, such as an optimizer's before the first step, are missing.
 

@@ -14,11 +14,12 @@ from kerasdist.keras_compat import ops
 def compute_average_loss(
     per_example_loss: object, sample_weight: object = None, global_batch_size: object = None
 ) -> Any:
-    """Returns a replica's part of the mean loss of the global batch.
+    """Returns a replica's contribution to the mean loss of the global batch.
 
-    The sum of these parts over the replicas is the mean over all examples, and ``optimizer.apply``
-    sums the gradients over the replicas in the same way. The loss of an example is the sum along
-    all other axes; if you want their mean, take it before the call.
+    The sum of these contributions over the replicas is the mean over all examples, and
+    ``optimizer.apply`` sums the gradients over the replicas in the same way. The loss of an example
+    is the sum along all other axes; if you want the mean along these axes, compute the mean before
+    the call.
 
     Example::
 

@@ -61,10 +61,10 @@ class CommunicationOptions:
     """How a collective communicates.
 
     On TensorFlow, workers sum gradients by the options of the strategy; in `fit`, the job's
-    time-out (``KERASDIST_MEETING_TIMEOUT``) replaces `timeout_seconds`. On PyTorch,
-    `bytes_per_pack` and `compression` of the strategy's options count. On JAX no option has an
-    effect, because XLA decides. An option without effect causes a warning, and `compression` an
-    error where it is not supported.
+    time-out (``KERASDIST_MEETING_TIMEOUT``) replaces `timeout_seconds`. On PyTorch, only
+    `bytes_per_pack` and `compression` of the strategy's options have an effect. On JAX no option
+    has an effect, because XLA decides. An option without effect causes a warning, and `compression`
+    an error where it is not supported.
 
     Example::
 
@@ -115,8 +115,8 @@ class RunOptions:
         >>> strategy.run(step, args=(batch,), options=options)
 
     Attributes:
-        experimental_enable_dynamic_batch_size: Whether batches may differ in size. They may, with
-            either value.
+        experimental_enable_dynamic_batch_size: Whether batches may differ in size. Batches may
+            differ in size, with either value.
         experimental_bucketizing_dynamic_shape: Whether to compile less often if shapes differ. JAX
             compiles a function once for each shape, with either value.
         experimental_xla_options: Must be None.

@@ -55,8 +55,8 @@ class ReplicaContext:
     """One replica of a step: its number, and the collectives through which it reaches the others.
 
     `kerasdist.get_replica_context` returns it in the function that `Strategy.run` calls, and in
-    everything that this function calls. It is also a context manager, inside of which it is in
-    force.
+    everything that this function calls. The context is also a context manager, inside of which it
+    is in force.
 
     Example::
 
@@ -159,7 +159,7 @@ class ReplicaContext:
         """Returns the replicas' values, concatenated along an axis, on every replica.
 
         All replicas must call this method, in the same order. The gradient is summed over the
-        replicas, and each replica gets its part of that sum.
+        replicas, and each replica gets the rows of that sum that belong to its tensor.
 
         Args:
             value: A tensor of at least one dimension, or nested lists, tuples and dicts of such
@@ -210,7 +210,7 @@ def global_batch(tensor: object) -> Any:
     Use it in a model, a loss or a `train_step` that itself mixes examples, such as a contrastive
     loss over the batch, because on TensorFlow and PyTorch a replica holds only its own rows.
     Gradients flow through it. On one device, on JAX (where `fit` is one global program), and
-    outside of a replica, it returns `tensor` itself. All replicas must call it.
+    outside of a replica, it returns `tensor` itself. All replicas must call this method.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Which strategy is in force, which replica's code runs, and printing by one worker for all."""
+"""Functions that tell which strategy is in force and which replica runs; `kerasdist.print`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def has_strategy() -> bool:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Opens a strategy's scope for all following code in this thread, as for a notebook's cells.
+    """Opens a strategy's scope for all following code in this thread, such as the cells of a
+    notebook.
 
     Example::
 
@@ -118,9 +119,9 @@ def in_cross_replica_context() -> bool:
 def print(*values: Any, **options: Any) -> None:
     r"""Prints on the chief only, so that a job prints a line once.
 
-    In a single process it is Python's ``print``. Every worker computes the arguments, so a call
-    that needs all workers, such as ``model.evaluate(...)``, may be among them. In a function that
-    `Strategy.run` calls, each of the chief's replicas prints.
+    In a single process this function is Python's ``print``. Every worker computes the arguments, so
+    a call that needs all workers, such as ``model.evaluate(...)``, may be among them. In a function
+    that `Strategy.run` calls, each of the chief's replicas prints.
 
     Example::
 
@@ -134,7 +135,7 @@ def print(*values: Any, **options: Any) -> None:
     job = current_job()
     is_chief = _is_chief_by_environment() if job is None else job.is_chief
     if is_chief:
-        builtins.print(*values, **options)  # noqa: T201 - it is what this function is for
+        builtins.print(*values, **options)  # noqa: T201 - printing is the purpose of this function
 
 
 @cache

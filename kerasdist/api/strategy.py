@@ -70,7 +70,7 @@ class Strategy:
     def is_chief(self) -> bool:
         """Whether this process is the chief: worker 0, which writes files and prints.
 
-        True in a job of a single process.
+        A job of a single process has only the chief.
 
         Example::
 
@@ -84,9 +84,9 @@ class Strategy:
     def chief_first(self) -> Generator[None]:
         """Runs a block on the chief first, and then on all other workers at the same time.
 
-        Use it for work that only one worker needs to do, such as a download into a folder that all
-        workers see. All workers must enter the block, and inside of it nothing may be called that
-        needs all workers. In a single process the block just runs.
+        Use this method for work that only one worker needs to do, such as a download into a folder
+        that all workers see. All workers must enter the block, and inside of it nothing may be
+        called that needs all workers. In a single process the block just runs.
 
         The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds (600 by default) for the block; after
         that time the job ends.
@@ -123,7 +123,7 @@ class Strategy:
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver that describes the cluster; None for one process without a cluster."""
+        """The resolver that describes the cluster; None for a single process without a cluster."""
         return self._resolver
 
     @property
@@ -268,7 +268,7 @@ class Strategy:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Returns a distributed value, of which a function makes each component.
+        """Returns a distributed value whose components are made by a function.
 
         Args:
             value_fn: Called once per replica of this process, with a `ValueContext` that has the
@@ -378,8 +378,7 @@ class Strategy:
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
         """Raises WorkerLostError in place of the errors that a lost worker causes in a call.
 
-        `counts`: whether the call counts as a step of the job. The programs of `run` count
-        themselves.
+        `counts`: whether the call counts as a step of the job. `run` counts its steps itself.
         """
         job = None if self.replica_set is None else self.replica_set.job
         if job is None:

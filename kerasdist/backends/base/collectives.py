@@ -74,7 +74,7 @@ class Collectives(abc.ABC):
     def own_moments(inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
         """Returns mean and variance of this replica's own rows, by a kernel of the framework.
 
-        Both have one value per channel. Returns None if no kernel supports these rows.
+        Mean and variance have one value per channel. Returns None if no kernel supports these rows.
         """
         return None
 
@@ -88,9 +88,9 @@ class Collectives(abc.ABC):
     ) -> list[Any]:
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        Their gradient is also summed over the replicas; in `fit` this sum is weighted by each
-        replica's weight (docs/numerics.md). All replicas must call this method, with the same
-        number of tensors and with the same shapes and types.
+        The gradient of these sums is also summed over the replicas; in `fit` each replica's
+        gradient is multiplied by the weight of the replica (docs/numerics.md). All replicas must
+        call this method, with the same number of tensors and with the same shapes and types.
 
         Args:
             tensors: Tensors of this replica.
@@ -98,7 +98,7 @@ class Collectives(abc.ABC):
         """
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[Any]:
-        """Returns variables that are sums, summed over the replicas; used in `fit`.
+        """Returns the values of variables that hold sums, summed over the replicas; used in `fit`.
 
         Unlike in `all_sum`, the earlier sums of a replica without rows also count.
         """
@@ -127,7 +127,8 @@ class Collectives(abc.ABC):
     def all_stack(self, tensor: Any) -> Any:
         """Stacks the replicas' tensors along a new first axis; the result is differentiable.
 
-        All replicas must call this method. They need not exchange shapes, because these are equal.
+        All replicas must call this method. The replicas need not exchange shapes, because the
+        shapes must be equal.
 
         Args:
             tensor: A tensor of this replica, of the same shape on all replicas.

@@ -1,10 +1,11 @@
 """The interfaces through which all other code of kerasdist uses a framework.
 
 `Backend` gives access to a framework's devices, compiler and gradients. A `ReplicaSet` is a choice
-of devices, together with how `fit` computes on them. Its `Runner` runs user functions there, for
-custom loops. `Collectives` are the calls by which the code of one replica reaches the others.
-`Runner` and `Collectives` have their own files beside this one. All other code reaches a framework
-only through these four classes, and code that imports a framework is in that framework's folder.
+of devices, together with how `fit` computes on them. The `Runner` of a replica set runs user
+functions on these devices, for custom loops. `Collectives` are the calls by which the code of one
+replica reaches the others. `Runner` and `Collectives` have their own files beside this one. All
+other code reaches a framework only through these four classes, and code that imports a framework is
+in that framework's folder.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class ReplicaOptions:
     Attributes:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
             batch. ``"per_replica"``: each replica uses those of its own rows, and the moving
-            statistics are averaged. None: synchronized in `fit`; in custom loops each layer
-            decides.
+            statistics are averaged. None: in `fit` the statistics are synchronized, and in custom
+            loops each layer decides.
         parameter_device: The device that holds the variables; None if every replica's device does.
         devices_per_replica: How many devices a replica has.
         check: What to do if the first training step differs from that of one device.
@@ -216,8 +217,9 @@ class ReplicaSet(abc.ABC):
         local_replicas: The numbers of the replicas in this process.
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs in that call.
-        reads_need_all_workers: Whether reading a variable may be a collective. That is so after a
-            custom loop, on a backend whose steps do not combine what the replicas have assigned.
+        reads_need_all_workers: Whether reading a variable may be a collective. Reading is a
+            collective after a custom loop, on a backend whose steps do not combine the values that
+            the replicas have assigned.
         measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that this time can be measured.
@@ -279,7 +281,7 @@ class ReplicaSet(abc.ABC):
         """Counts a step that needs all workers, and gives new variables the chief's values.
 
         Every step of `fit`, `evaluate` and `predict`, and every call of `run`, begins with this
-        call. All workers must make it. Without a job it does nothing.
+        call. All workers must make this call. Without a job this method does nothing.
         """
         if self.job is not None:
             self.job.step_started()
@@ -293,7 +295,7 @@ class ReplicaSet(abc.ABC):
         Args:
             variables: Keras variables that have values.
         """
-        del variables  # used in a job only
+        del variables  # This method is used only in a job.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns this worker's shards of a variable that the workers divide; otherwise nothing.
@@ -328,7 +330,7 @@ class ReplicaSet(abc.ABC):
         """The class that takes a trial step on one device and on these devices, to compare both.
 
         Raises:
-            UnsupportedError: If there is one device, so that a comparison is impossible.
+            UnsupportedError: If there is only one device, so that there is nothing to compare.
         """
         raise UnsupportedError(
             "Expected a strategy of several devices, to compare it with one device. Received: a "

@@ -1,8 +1,8 @@
 """State that users' code keeps in Python during a step: ``self.z = encoder(x)``.
 
 The replicas of a process share these objects. While one replica waits, the others would set the
-same attributes and fill the same lists. So a replica that stops to wait takes its changes away, and
-puts them back when it goes on. The effect is as if each replica were a process of its own, as
+same attributes and fill the same lists. So a replica removes its changes before it waits, and
+restores them when it continues. The effect is as if each replica were a process of its own, as
 workers are.
 """
 
@@ -42,7 +42,7 @@ class Place:
     Attributes:
         at: The object that holds the state.
         before: The contents at the beginning of the step.
-        is_shared: Whether the object is a global or the like, and does not belong to the model.
+        is_shared: Whether the object, such as a global variable, does not belong to the model.
     """
 
     is_shared = False
@@ -123,7 +123,7 @@ class _Array(Place):
 
 
 class _Numbers(Place):
-    """A generator of random numbers, whose state is the contents."""
+    """A generator of random numbers; the contents of this place are its state."""
 
     def read(self) -> Any:
         if isinstance(self.at, random.Random):
@@ -279,10 +279,10 @@ class KeptState:
             self.put_back(self._own[replica])
 
     def take(self) -> Changes:
-        """Takes away the replica's changes, so that all is as it was before the step."""
+        """Removes the replica's changes, so that all objects are as they were before the step."""
         taken: Changes = {}
         for key, place in self._places.items():
-            if not place.is_same(place.before):  # seldom true, and quick to check
+            if not place.is_same(place.before):  # This condition is seldom true and quick to check.
                 own = self._own_changes(place)
                 if own is not None:
                     taken[key] = own
@@ -299,7 +299,8 @@ class KeptState:
         self._own[replica] = self.take()
 
     def end(self, *, is_last: bool = False) -> None:
-        """Ends the step. The changes of the first replica stay for the code after the step.
+        """Ends the step. Ends the step: the changes of the first replica stay for the code after
+        the step.
 
         After the last step everything is forgotten, because functions of TensorFlow would keep it.
         """
@@ -318,7 +319,8 @@ class KeptState:
     def _own_changes(self, place: Place) -> Any:
         """Returns the new contents of a changed place that are the replica's own.
 
-        Other changes become common: results of first calls, and in shared places all but tensors.
+        Other changes become visible to all replicas: objects that first calls make, and in shared
+        places everything except tensors.
         """
         now = place.read()
         if isinstance(place, Attributes):

@@ -1,8 +1,8 @@
 """Counts the steps of `fit`, and the host's waits in them, only by time stamps of the host.
 
-Nothing here waits for a device. If a framework computes asynchronously, the time stamps tell when
-steps were started. The host runs ahead of the device by a limited number of steps, so the rates
-over many steps equal the rates of the device.
+The functions of this module never wait for a device. If a framework computes asynchronously, the
+time stamps tell when steps were started. The host runs ahead of the device by a limited number of
+steps, so the rates over many steps equal the rates of the device.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Figures:
         steps: The number of steps.
         samples: How many examples of global batches the steps took; None if that is not known.
         seconds: How long the steps took, including the wait for the first batch.
-        step_seconds: How long each step took, in order. If the host starts a group of steps ahead
-            of the device, a group counts by the mean of its steps.
+        step_seconds: How long each step took, in order. If the host starts groups of steps ahead of
+            the device, each group of steps is given by the mean of its steps.
         data: Seconds that the host waited for batches; None if that was not measured.
         collectives: Seconds that the host waited in collectives; None if that was not measured.
     """
@@ -87,7 +87,7 @@ class Window:
 
     def _clear(self) -> None:
         self._seconds = self._data = self._collectives = 0.0
-        self._calls = array("d")  # seconds, steps and samples of each call
+        self._calls = array("d")  # The seconds, steps and samples of each call.
         self._measured: list[Any] = []
         # numbers that `_measured` held, as NumPy arrays
         self._rows: list[np.ndarray[Any, Any]] = []
@@ -143,7 +143,8 @@ class Meter(keras.callbacks.Callback):
     """Records the steps of one `fit`. Its clock runs only during the training steps of an epoch.
 
     Attributes:
-        steps: The most steps that there were; the last call of several steps may have had fewer.
+        steps: How many steps were taken at most; the last call of several steps may have taken
+        fewer.
         logs: The logs that the last step returned.
         source: The data adapter of the call.
         knows_data: Whether the time that the host waits for batches is measured.
@@ -180,7 +181,7 @@ class Meter(keras.callbacks.Callback):
     def follow(self, adapter: Any) -> Any:
         """Returns a data adapter that measures how long Keras's loop waits for batches.
 
-        On TensorFlow a graph reads the batches, so the graph itself measures that.
+        On TensorFlow a graph reads the batches, so the graph itself measures this time.
         """
         self.source = adapter
         return adapter if backend_name() == "tensorflow" else _MeteredAdapter(adapter, self)

@@ -1,4 +1,4 @@
-"""A model's trainer, as code outside of `training` uses it. It is an attribute of the model."""
+"""A model's trainer, as code outside of `training` uses it; it is an attribute of the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TrainerLike(Protocol):
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
         given_metrics: The metrics and weighted metrics that ``compile`` got.
-        made: Which functions, such as that of ``make_train_function``, the trainer has made.
+        made: Which functions, such as the result of ``make_train_function``, the trainer has made.
     """
 
     model: Any

@@ -89,7 +89,8 @@ def seed(number: int) -> None:
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
     """Gives all workers the chief's random states if theirs differ. All workers must call it.
 
-    It warns once, but not of states that are unseeded when a job begins, as these always differ.
+    The function warns once, but not about generators without a seed at the beginning of a job,
+    because their states always differ.
     """
     own = {library: _digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)

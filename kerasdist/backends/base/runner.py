@@ -33,7 +33,8 @@ class Runner(abc.ABC):
 
     Attributes:
         places_ahead: Whether to place the next batch on the devices while a batch is used. On CPUs
-            that does not pay, because the next batch would have left the caches before its use.
+            this would not save time, because the processor's caches would lose the next batch
+            before its use.
     """
 
     places_ahead = True

@@ -38,7 +38,8 @@ class TriedBatch:
     """The batch for a trial.
 
     Attributes:
-        given: The batch in the trainer's form: a global batch, or this worker's rows of one.
+        given: The batch in the trainer's form: a global batch, or this worker's rows of a global
+        batch.
         whole: The global batch, for one device.
         sizes: How many examples of the batch each replica of all workers gets.
     """
@@ -56,15 +57,16 @@ class TriedBatch:
 class Trial(keras.StatelessScope, abc.ABC):
     """One training step of a model: as plain Keras runs it on one device, or on the replicas.
 
-    It is the scope through which the threads that run the step read and write every Keras variable.
-    A variable is copied at its first use, and the copies are dropped with the trial.
+    The trial is the scope through which the threads of the step read and write every Keras
+    variable. A variable is copied at its first use, and the copies are dropped with the trial.
 
     Attributes:
         draws: The random draws of the step.
         seed: The seed for draws to which Keras gives no seed.
         gradients: The gradients, by the number of the optimizer's step and the path of the
             variable.
-        outputs: The outputs of the model's first call, by replica; None stands for one device.
+        outputs: The outputs of the model's first call, by the number of the replica; the key None
+        means the step on one device.
         layer_losses: The losses that layers added by ``add_loss`` on one device.
     """
 

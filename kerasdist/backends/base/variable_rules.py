@@ -64,7 +64,8 @@ def never_synchronized() -> ValueError:
 def require_first_made(variable: keras.Variable) -> None:
     """Refuses a shared variable that a replica other than the first one of this process makes.
 
-    This concerns PyTorch, where replicas run one after another; on TensorFlow all make it together.
+    This error concerns PyTorch, whose replicas run one after another; on TensorFlow all replicas
+    make the variable together.
     """
     replica = current.replica
     if replica is None or replica.local_batch is not None:
@@ -132,9 +133,9 @@ class WithoutCommonValue(keras.Variable):
 
 
 def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:
-    """Divides a sum of integers; returns the first replica's share, and that of the others.
+    """Divides a sum of integers; returns the first replica's share, and the share of each other.
 
-    The first share has the remainder, because equal shares would not add up to the sum.
+    The first share includes the remainder, because equal shares would not add up to the sum.
     """
     share = total // replicas
     return total - share * (replicas - 1), share

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaOptions
     from kerasdist.job.job import Job
 
-_NAMED_DEVICES = 1024  # a script may use that many names, such as gpu:3
+_NAMED_DEVICES = 1024  # A script may use this number of device names, such as gpu:3.
 
 
 def described_devices(platform: str, topology: str, target_config: str | None = None) -> list[Any]:
-    """Returns the devices of a topology. XLA can compile for them, but nothing runs on them.
+    """Returns the devices of a topology. XLA can compile for these devices, but nothing runs on
+    them.
 
     Args:
         platform: ``"tpu"`` (needs the package libtpu) or ``"cuda"`` (needs JAX's plug-in).
@@ -99,7 +100,7 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
 @final
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The result of compiling a program, for each device.
+    """The result of compiling a program; all sizes are for a single device.
 
     Attributes:
         text: XLA's text of the compiled program; empty if XLA refused the program.

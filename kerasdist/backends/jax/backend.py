@@ -66,7 +66,7 @@ class JaxBackend(Backend):
         # threads.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
         if _config.jax_num_cpu_devices >= count:
-            return  # a strategy on fewer devices must not lower the number
+            return  # a later strategy on fewer devices must not lower this number
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError as error:  # JAX has started and cannot make more devices
@@ -94,7 +94,7 @@ class JaxBackend(Backend):
         return {name: str(getattr(_config, name)) for name in _SETTINGS}
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Starts `jax.distributed` and JAX, which numbers this process's GPUs from 0."""
+        """Starts `jax.distributed` and JAX; JAX numbers this process's GPUs from 0."""
         connection.connect(job, gpus)
         return self.devices("gpu") if gpus else ()
 
@@ -194,11 +194,11 @@ def matmul_flops(jaxpr: Any) -> Counter[str]:
             # The zeros between the elements of a dilated input are not multiplied.
             inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
             found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
-        # by cuDNN, with shape (batch, length, head, size)
+        # cuDNN's attention: (batch, length, head, size)
         elif name == "dot_product_attention_fwd_wrapper":
             query, key = (one.aval for one in equation.invars[:2])
             found[str(query.dtype)] += 4 * math.prod(query.shape) * key.shape[1]
-        elif name == "rnn_fwd":  # cuDNN's LSTM has four gates; (batch, length, size)
+        elif name == "rnn_fwd":  # cuDNN's LSTM has four gates; its shapes are (batch, length, size)
             inputs, width = equation.invars[0].aval, parameters["hidden_size"]
             products = 4 * width * (inputs.shape[2] + width)
             found[str(inputs.dtype)] += 2 * math.prod(inputs.shape[:2]) * products

@@ -3,11 +3,11 @@
 JAX's coordination client polls the chief's service over one connection. It aborts the process as
 soon as that connection closes, before kerasdist can report which worker was lost, and with a C++
 stack instead of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if process 0 fails,
-every process will fail"). Its callback for this case cannot be used, because jaxlib fails to hand a
-status to Python, with ``std::bad_cast`` (seen with 0.10.2). So the client talks to a relay in its
-own process. When the chief dies, the relay keeps the client's connection open, and kerasdist's own
-monitor reports the loss. Only the small messages of JAX's coordination pass through the relay;
-collectives have their own connections.
+every process will fail"). The client has a callback for this case, but jaxlib cannot pass the
+status to Python and fails with ``std::bad_cast`` (seen with 0.10.2). So the client talks to a relay
+in its own process. When the chief dies, the relay keeps the client's connection open, and
+kerasdist's own monitor reports the loss. Only the small messages of JAX's coordination pass through
+the relay; collectives have their own connections.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RETRY_SECONDS = 0.1
 
 
 def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
-    """Starts JAX's coordination between the workers. All workers must call it.
+    """Starts JAX's coordination between the workers. All workers must call this function.
 
     Args:
         job: The job of this process.
@@ -59,14 +59,14 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     else:
         relay = Relay(service, job.timeouts.join)
         way = relay.address
-        job.at_leave(relay.close)  # after JAX has disconnected through the relay
+        job.at_leave(relay.close)  # The relay is closed after JAX has disconnected through it.
     try:
         jax.distributed.initialize(
             coordinator_address=way,
             num_processes=job.num_workers,
             process_id=job.rank,
             local_device_ids=gpus or None,
-            # because kerasdist has already found the workers
+            # kerasdist has already found the workers
             cluster_detection_method="deactivate",
             coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
@@ -90,7 +90,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         ) from error
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
-        jax.local_devices()  # starts JAX, and with it Gloo
+        jax.local_devices()  # This call starts JAX, and with it Gloo.
 
 
 def check_way_back(job: Job) -> None:

@@ -46,7 +46,8 @@ class _Placed:
     """A global array that is already on the mesh, in a form that Keras's loop passes on unchanged.
 
     Keras calls ``jax.device_put`` for each array that it reads ahead, but JAX refuses that for an
-    array of several processes. For JAX an object of this class is a structure without arrays.
+    array of several processes. To JAX an object of this class looks like a structure without
+    arrays.
     """
 
     def __init__(self, array: jax.Array) -> None:
@@ -75,8 +76,9 @@ class _PlacedAdapter(WrappedAdapter):
     """Yields batches whose transfer to the replicas' devices has already started.
 
     Keras asks for each batch one step ahead and puts it on the default device, which does not move
-    arrays that are on a mesh. From Keras 3.16 on it asks for stacks of batches if an execution has
-    several steps. It gets single batches nevertheless, because `StepFunction` itself stacks them.
+    arrays that are on a mesh. Since version 3.16 Keras asks for stacks of batches if an execution
+    has several steps. This adapter yields single batches nevertheless, because `StepFunction`
+    itself stacks them.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Calls a model in a step for some rows of each device at a time, so that it needs less memory.
 
 The passes are a `jax.lax.map` over `jax.checkpoint`, so XLA computes one pass after another,
-forward and backward, and keeps only the inputs of each. The code that calls the model gets the
+forward and backward, and keeps only the inputs of each pass. The code that calls the model gets the
 outputs of all rows.
 """
 

@@ -78,7 +78,7 @@ class JaxTrainer(ReplicatedTrainer):
     _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Prepares nothing of the model, but adds a layout map that the model's class may have."""
+        """Only uses the layout map of the model's class, if it has one."""
         install()
         super().__init__(model, strategy, replicas)
         if isinstance(replicas.logical_devices.rule, OverReplicas):
@@ -136,7 +136,7 @@ class JaxTrainer(ReplicatedTrainer):
         return model.predict_function
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
-        """Builds unbuilt layers, after the values of an outer call are back in the variables."""
+        """Puts the values of an outer call back into the variables, then builds unbuilt layers."""
         self._begin()
         super().build_symbolically(original, *args, **kwargs)
 
@@ -203,7 +203,8 @@ class JaxTrainer(ReplicatedTrainer):
     def take_state(
         self, original: Original, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
-        """Returns the values of variables. Keras's loops call it where callbacks may change them.
+        """Returns the values of variables. Keras's loops call this method at points where callbacks
+        may change variables.
 
         When steps begin, the values leave the variables, so that only one copy of them exists.
         """

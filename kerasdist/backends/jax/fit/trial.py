@@ -22,7 +22,8 @@ from kerasdist.backends.jax.mesh.arrays import copied
 class JaxTrial(Trial):
     """A trial of a step that is a function of the state.
 
-    Both programs draw the same numbers. Gradients and outputs are traced, so they are not compared.
+    The program on one device and the program on the mesh draw the same random numbers. Gradients
+    and outputs are traced, so they are not compared.
     """
 
     _is_taken = False

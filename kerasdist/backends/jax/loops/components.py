@@ -47,7 +47,7 @@ def remember(variable: keras.Variable, components: Components) -> None:
 
 
 def recall(variable: keras.Variable) -> Components | None:
-    """Returns a variable's components; None if it has none, or was assigned to since then."""
+    """Returns a variable's components; None if it has none, or has got another value since."""
     components = _of_variable.get(variable)
     if components is None or keras_compat.stored_value(variable) is components.aggregate:
         return components
@@ -61,7 +61,7 @@ def diverged(keys: Any) -> list[int]:
 
 
 def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> jax.Array:
-    """Returns components for a given aggregate, stacked along a new first axis."""
+    """Returns components that have a given aggregate, stacked along a new first axis."""
     first = each = aggregate
     if is_sum_on_read(variable):
         first, each = split_sum(aggregate, replicas)
@@ -72,7 +72,7 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
 
 
 def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the first replica's share of a sum, and the share of each other replica."""
+    """Divides a sum; returns the first replica's share, and the share of each other replica."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
     share = divide(total, replicas)

@@ -135,7 +135,7 @@ class _Kept(Generic[_Value]):
         return entry[0]
 
     def put(self, key: Hashable, value: _Value, objects: Iterable[Any]) -> None:
-        """Keeps a value until an object is deleted that supports weak references."""
+        """Keeps a value until the given object, to which it holds a weak reference, is deleted."""
 
         def forget(_: object) -> None:
             self._entries.pop(key, None)
@@ -184,7 +184,7 @@ class Programs:
         seen = [*cells, *names, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
-            # an object such as a list may later be replaced by another at the same address
+            # a list, for example, may be replaced by another at the same address
             return Program()
         known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
         key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])
@@ -203,7 +203,7 @@ def _names(code: CodeType) -> list[str]:
 
 @final
 class Program:
-    """A function that JAX compiles once for each form of its arguments."""
+    """A function that JAX compiles once for each combination of shapes, types and constants."""
 
     def __init__(self) -> None:
         """Starts without compiled versions."""
@@ -229,8 +229,8 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # Code on the host, which the launch may have
-                    # to wait for, may itself call functions.
+                    # A launch may wait for code on the host that itself calls functions, so the
+                    # lock is not held here.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
@@ -255,8 +255,9 @@ class _Arguments:
     """The arguments of one call of a program.
 
     Attributes:
-        arrays: Those arguments that are arrays, which are the inputs of the program.
-        objects: Those other arguments, compiled in as constants, that are compared by identity.
+        arrays: The arguments that are arrays; these are the inputs of the program.
+        objects: The other arguments that are compared by identity; they are constants of the
+        program.
         form: The key of the compiled version: structure, shapes, types and constants.
     """
 
@@ -275,7 +276,7 @@ class _Arguments:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _entered(self, index: int) -> Hashable:
-        """Adds a leaf to the arrays, or keeps a constant; returns its part of `form`."""
+        """Adds a leaf to the arrays, or keeps a constant; returns the leaf's entry in `form`."""
         leaf = self._leaves[index]
         if is_traced(leaf):
             raise ScopeError(
@@ -305,12 +306,12 @@ def _is_known_by_identity(leaf: object) -> bool:
 
 def _constant(leaf: object) -> Hashable:
     """Returns a key that is the same for equal constants of one type, and keeps them alive."""
-    # As values, 0.0 would equal -0.0, and NaN would equal nothing.
+    # A comparison by value would treat 0.0 and -0.0 as equal, and NaN as equal to nothing.
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
 class Incomplete(Exception):  # noqa: N818  not an error, because a new executable follows
-    """A traced program needs more than it was given: variables, or a mesh.
+    """A traced program needs variables, or a mesh, that it was not given.
 
     Attributes:
         scope: The scope of the trace.
@@ -325,7 +326,8 @@ class Incomplete(Exception):  # noqa: N818  not an error, because a new executab
 class Executable:
     """A program that is compiled for some arguments at its first launch.
 
-    It does not keep its variables alive. Without one of them it cannot be used again.
+    It does not keep its variables alive. If one of its variables is deleted, the executable cannot
+    be used again.
 
     Attributes:
         known: The variables that are inputs of the program, by their ids.
@@ -458,7 +460,7 @@ class Executable:
     def _program(
         self, consumed: Sequence[Any], kept: Sequence[Any], stacks: Sequence[Any], arrays: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Is traced: returns new values and components of variables, and the results' arrays."""
+        """JAX traces this: returns new values and components of variables, and results."""
         known, place = self.variables(), self.place
         assert self._traced is not None
         held = dict(zip(self.held, stacks, strict=False))  # without a mesh `stacks` is empty

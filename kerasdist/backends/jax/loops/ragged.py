@@ -5,13 +5,13 @@ traced once for each size of local batch, with batches cut to that size. Every d
 these traces and selects the result for the size of its own batch. A batch that is divided as evenly
 as possible has at most two sizes.
 
-Replicas exchange values while they compute. So each size is traced up to its next exchange, and the
-trace is abandoned there. When all sizes have come to their exchange, their values are exchanged,
-and each size is traced again from the beginning with the result. The abandoned traces are dead
-code, which XLA drops.
+Replicas exchange values while they compute. So the code for each size of batch is traced up to its
+next exchange, and the trace is abandoned there. When the code for all sizes has come to its
+exchange, the values are exchanged, and the code for each size is traced again from the beginning
+with the result. The abandoned traces are dead code, which XLA drops.
 
-The cost: every device computes each size, so a ragged batch of two sizes takes the time of two
-steps. Each different shape of the arguments counts as a size.
+Every device computes the code for each size, so a ragged batch of two sizes takes the time of two
+steps. Each different shape of the arguments counts as a different size.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Inside(BaseException):
 
 @final
 class _Replay(Exchange):
-    """Returns the results of the exchanges so far, in order; the next exchange raises `_Pause`.
+    """Gives the code the results of earlier exchanges, in order; the next exchange raises `_Pause`.
 
     Attributes:
         base: The scope of the code that makes these exchanges.
@@ -106,7 +106,7 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates this size alone if the function exchanges nothing, else all together."""
+        """Differentiates for this size alone if nothing is exchanged, else for all sizes."""
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1
@@ -163,7 +163,7 @@ class Groups:
         return Traced(first.scope, results, first.form), held, shapes
 
     def _differ(self, column: Sequence[Any]) -> bool:
-        """Returns whether the groups' values are arrays, or numbers that differ."""
+        """Returns whether the groups' values are arrays, or are numbers and differ."""
         if any(map(is_array, column)):
             return True
         if all(isinstance(one, str) for one in column) and len(set(column)) > 1:
@@ -189,7 +189,7 @@ class Groups:
             results.append((pauses[0].kind, self._exchanged(pauses)))
 
     def _exchanged(self, pauses: Sequence[_Pause]) -> Sequence[Any]:
-        """Returns the result of an exchange for each group."""
+        """Exchanges values between groups; returns each group's result."""
         first = pauses[0]
         columns = list(zip(*(pause.brought for pause in pauses), strict=True))
         match first.kind:

@@ -89,7 +89,7 @@ class Exchange(abc.ABC):
 
 @final
 class ByName(Exchange):
-    """JAX's own collectives over the mesh axis; JAX differentiates a `psum` to a `psum`."""
+    """Exchanges by JAX's collectives over the mesh axis; the gradient of `psum` is `psum`."""
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
         """Sums each tensor over the replicas, all of them in one `psum`."""
@@ -102,7 +102,7 @@ class ByName(Exchange):
         return jax.lax.all_gather(tensor, AXIS, axis=axis, tiled=True)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Calls the function inline, because JAX traces it once for all replicas anyway."""
+        """Just calls the function, because JAX traces the code once for all replicas anyway."""
         return call(list(leaves))
 
 
@@ -145,7 +145,7 @@ class ReplicaScope(Scope):
     def beside(
         self, values: Mapping[int, jax.Array], exchange: Exchange, apart: Iterable[int]
     ) -> ReplicaScope:
-        """Returns a scope for cross-replica code that this replica's code calls."""
+        """Returns a scope for cross-replica code that is called from this replica's code."""
         held = {*self._held, *apart}
         return ReplicaScope(values, held, self._outer, self._replicas, exchange)
 
@@ -194,7 +194,7 @@ class ReplicaScope(Scope):
 
     @contextmanager
     def writing(self, manner: Literal["equal", "copy"]) -> Generator[None]:
-        """Opens a context in which all replicas assign equal values, or each only to its copy."""
+        """Opens a context in which replicas assign equal values, or each only to its copy."""
         before, self._writes = self._writes, manner
         try:
             yield
@@ -274,7 +274,7 @@ class JaxCollectives(Collectives):
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> Any:
         """Sums gradients over the replicas; then each replica makes the same update."""
-        if self._applies:  # a wrapping optimizer has already summed the gradients
+        if self._applies:  # an outer optimizer has already summed the gradients
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         # The gradient of a float8 scale, for example, is its next value, so the maximum is taken.

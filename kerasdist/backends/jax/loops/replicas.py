@@ -94,7 +94,7 @@ class JaxReplicaSet(ReplicaSet):
         """The class that tries a training step on the mesh."""
         if self.num_replicas == 1:
             return super().trial_class
-        # imported late, because few programs need it
+        # imported here, because few programs need this module
         from kerasdist.backends.jax.fit.trial import JaxTrial
 
         return JaxTrial
@@ -120,8 +120,8 @@ class JaxReplicaSet(ReplicaSet):
         return worker_placement.shards_of(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns by which axes of the mesh a variable is divided, why, and a shard's shape."""
-        layout = self.logical_devices  # in a plan, the layout has devices of other machines
+        """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
+        layout = self.logical_devices  # the layout of a plan has devices of other machines
         [sharding], shape = layout.of_variables([variable]), tuple(variable.shape)
         if layout.rule is None and sharding.is_fully_replicated:
             return super().held(variable)

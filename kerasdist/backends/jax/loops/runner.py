@@ -88,7 +88,7 @@ class JaxRunner(Runner):
         self._updates = Programs()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Runs the function per replica, in the program that is being traced or in its own."""
+        """Runs the function once per replica, in the program being traced or a new program."""
         if scopes.program() is None:
             whole = partial(self._run_in_program, weakref.ref(strategy), function)
             return self._runs.of(function)(whole, *self._entering(given))
@@ -384,7 +384,7 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components a value has: one per local replica; in a program, one per replica."""
+        """How many components a value has: one per local replica, in programs one per replica."""
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)
@@ -452,7 +452,7 @@ class JaxRunner(Runner):
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:
-    """Returns a value of components that are not arrays, or just None if all are None."""
+    """Returns a distributed value of objects that are not arrays; None if all are None."""
     first = leaves[0]
     same = all(leaf is first for leaf in leaves)
     alone = first is None or (same and is_distributed(first))

@@ -59,7 +59,7 @@ class Scope(keras.StatelessScope, abc.ABC):
 
 @final
 class ProgramScope(Scope):
-    """The variables that a program takes as inputs and returns as outputs.
+    """A scope that records the variables that a program takes as inputs and returns as outputs.
 
     Attributes:
         known: The variables that are inputs of the program.
@@ -134,7 +134,7 @@ class ProgramScope(Scope):
 
 @final
 class OverlayScope(Scope):
-    """Replaces the values of variables by the inputs of a function that is differentiated.
+    """A scope in which variables have the values that a differentiated function gets as inputs.
 
     Attributes:
         variables: Variables that are written inside of the function.
@@ -155,7 +155,7 @@ class OverlayScope(Scope):
         return self.peek(variable)
 
     def peek(self, variable: keras.Variable) -> Any:
-        """Returns the value in this or the outer scope; None if neither has any."""
+        """Returns the value in this or the outer scope; None if neither has a value."""
         value = self.state_mapping.get(id(variable))
         return self._outer.peek(variable) if value is None and self._outer is not None else value
 
@@ -192,7 +192,7 @@ def program() -> ProgramScope | None:
 
 
 def place_of(scope: ProgramScope) -> Placement | None:
-    """Returns the placement on which a program computes, None if it recorded none."""
+    """Returns the placement on which a program computes, None if no placement is recorded."""
     places = list(scope.placements.values())
     if len({tuple(map(str, place.devices)) for place in places}) > 1:
         raise ScopeError(
@@ -204,7 +204,7 @@ def place_of(scope: ProgramScope) -> Placement | None:
 
 
 def read_through(variable: keras.Variable) -> Any:
-    """Returns the value that Keras's own inner scope lacks; None if Keras can read it itself."""
+    """Returns a value that Keras's own inner scope lacks; None if Keras can read the value."""
     scope: Any = keras_compat.get_stateless_scope()
     if isinstance(scope, Scope) or current() is None:
         return None

@@ -21,7 +21,7 @@ from kerasdist.errors import UnsupportedError
 
 
 class Source(Sequence[Any]):
-    """The components of a value in one array, from which each is read when it is needed.
+    """The components of a value in one array; a component is read when it is needed.
 
     On a mesh of several workers the array has the components of all replicas. The elements of this
     sequence are this worker's components; inside of a program, which all workers run, they are all
@@ -110,7 +110,7 @@ class Equal(Source):
     """Components that are equal: one global array, which each device holds whole."""
 
     def stacked(self) -> Any:
-        """Repeats the array along a new first axis, once per component."""
+        """Returns the array, repeated along a new first axis, once per component."""
         return jnp.broadcast_to(self.array, (self.replicas, *self.shape))
 
     def elements(self) -> Sequence[Any]:
@@ -126,7 +126,7 @@ class Equal(Source):
 
 @final
 class Own(Source):
-    """In replica code: the component of this replica; an all-gather brings the others."""
+    """In replica code: the component of this replica; an all-gather fetches the others."""
 
     def stacked(self) -> Any:
         """Gathers the components of all replicas."""
@@ -245,7 +245,7 @@ def joined(value: DistributedValues, replicas: int | None = None) -> Source | No
 
 
 def stacked(array: Any, shapes: Sequence[tuple[int, ...]]) -> Stacked:
-    """Returns the components of these shapes, of which each row of an array holds one."""
+    """Returns components with these shapes from an array that has one component per row."""
     return Stacked(array, tuple(shapes) if len(set(shapes)) > 1 else len(shapes))
 
 

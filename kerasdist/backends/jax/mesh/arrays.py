@@ -49,7 +49,7 @@ def is_placed(leaf: object, sharding: Sharding) -> bool:
 
 
 def local_copy(leaf: object) -> Any:
-    """Returns this process's copy of a global array that all hold whole; others unchanged."""
+    """Returns this process's copy of a replicated global array; other arrays unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
         return leaf
     return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
@@ -63,7 +63,7 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
         for device, index in places.items()
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
-    return jax.block_until_ready(made)  # waits, because the caller may change the array
+    return jax.block_until_ready(made)  # this waits, because the caller may change the array
 
 
 def is_sharded(array: jax.Array) -> bool:

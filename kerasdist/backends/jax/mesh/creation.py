@@ -32,7 +32,7 @@ def _made(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Lets a variable be made inside of a program from a value, and not only an initializer."""
+    """Lets a program make a variable from a value, and not only from an initializer."""
     if (
         scopes.current() is not None
         and not callable(initializer)

@@ -1,16 +1,16 @@
 """Gathers sharded weights only where a step uses them (`sharding="full"`).
 
-For the backward pass JAX keeps what each operation has read. That would be every gathered weight,
-so the whole model at once. Therefore a traced step is evaluated once more, operation by operation.
-In this evaluation a gathered weight is not an array but a recipe, and so is any value that is made
-only of weights, such as a cast or a slice. Each operation that reads a recipe carries it out anew,
-and so gathers the weight again.
+For the backward pass JAX keeps what each operation has read. In a step these would be all gathered
+weights, so the entire model at once. Therefore a traced step is evaluated once more, operation by
+operation. In this evaluation a gathered weight is not an array but a recipe, and so is any value
+that is made only of weights, such as a cast or a slice. Each operation that reads a recipe carries
+out the recipe anew, and so gathers the weight again.
 
-Consecutive operations that read weights form groups: a group reads one weight, or several that are
-small together. While one group computes, the weights of the next group are gathered, and the
-gradients of the group before are scattered. XLA's optimization barrier enforces this order, and
-also separates the gathers of the forward pass from those of the backward pass. So the weights of
-two groups and the gradients of one group are whole at any time.
+Consecutive operations that read weights form groups: a group reads one weight, or several small
+weights. While one group computes, the weights of the next group are gathered, and the gradients of
+the previous group are scattered. XLA's optimization barrier enforces this order, and also separates
+the gathers of the forward pass from those of the backward pass. So at any time a device holds the
+gathered weights of only two groups and the full gradients of one group.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def in_groups(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Returns a step, a function of state and batch, that gathers weights group by group."""
 
     def run(state: object, batch: object) -> Any:
-        # A new function is made, because JAX does not trace a function again that it knows.
+        # A new function is made, because JAX does not trace the same function again.
         traced, form = jax.make_jaxpr(partial(step), return_shape=True)(state, batch)
         own, others = jax.tree.leaves(state), jax.tree.leaves(batch)
         is_state = [True] * len(own) + [False] * len(others)
@@ -186,7 +186,7 @@ class _Reader:
         self._products: dict[Hashable, NamedSharding] = {}
 
     def read(self, jaxpr: Any, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
-        """Adds the operations of a function to those of the step; returns its results."""
+        """Adds a function's operations to the operations of the step; returns its results."""
         known: dict[object, _Value] = dict(zip(jaxpr.invars, given, strict=True))
         known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
 
@@ -205,8 +205,8 @@ class _Reader:
 
     def _inline(self, equation: _Equation, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-            # As in JAX, what is repeated for the backward pass is kept apart from the forward pass.
-            # Weights are left out, because they are gathered elsewhere.
+            # As in JAX, operations that are repeated for the backward pass are kept apart from the
+            # forward pass. Weights are left out, because they are gathered elsewhere.
             apart = [one for one in inputs if not (one.sources or _is_weight(one))]
             made = self._add(_Operation(None, apart), [one.type for one in apart])
             again = dict(zip(apart, made, strict=True))
@@ -267,7 +267,7 @@ def _recipe(
 
 
 def _recast(value: _Value) -> _Value:
-    """Lets the cast of a variable, as by a mixed-precision policy, also be a recipe."""
+    """Lets the cast of a variable, as with mixed precision, also be a recipe."""
     cast = (
         None if value.maker is None or value.sources or not value.is_state else value.maker.equation
     )
@@ -339,7 +339,7 @@ class _Run:
     def __init__(self, operations: Sequence[_Operation]) -> None:
         self._operations = operations
         self._groups = _groups(operations)
-        self._shards: dict[_Value, jax.Array] = {}  # of this group and the next one
+        self._shards: dict[_Value, jax.Array] = {}  # weights of this group and the next one
         self._whole: dict[_Value, jax.Array] = {}  # of this group
         self._scattered: list[_Value] = []  # gradients for which no group waits yet
 
@@ -357,7 +357,7 @@ class _Run:
         return [self._array(one) for one in results]
 
     def _begin(self, number: int) -> None:
-        """Drops the weights of the group before, and lets those of the next group be gathered."""
+        """Drops the weights of the previous group, and lets the next group be gathered."""
         own = self._groups[number].sources
         self._whole = {one: array for one, array in self._whole.items() if one.sources <= own}
         self._shards = {one: array for one, array in self._shards.items() if one in own}
@@ -373,7 +373,7 @@ class _Run:
                 one.array = array
 
     def _ties(self, number: int) -> list[_Value]:
-        """Returns values that exist when a group begins, but not when the group before began."""
+        """Returns values that exist when a group begins, but not when the previous one began."""
         first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
         given = [one for one in first.inputs if not (one.sources or one.is_state)]
         since = before.last.number if number else -1

@@ -33,15 +33,15 @@ from kerasdist.errors import DeviceError, UnsupportedError
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"
-# the least fraction of the bytes that replicas should divide; below it, a warning is given
+# If replicas divide less than this fraction of the bytes, a warning is given.
 _MUCH = 0.9
 WHOLE = PartitionSpec()
 
 # The weight to which each variable of an optimizer belongs, if it belongs to one.
 _weights: VariableTable[Any] = VariableTable()
 
-# By weight: the axis that the map of a model's class gives to the batch, and the map's key.
-# They are stored when the weight is made, because other classes may add their maps later.
+# By weight: the axis that the layout map of the model's class gives to the batch, and the map's
+# key. They are stored when the weight is made, because other classes may add their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 # The weight for which an optimizer is making a variable in this thread.
@@ -64,7 +64,7 @@ def _make_slot(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Makes an optimizer's variable for a weight, and remembers the weight during that."""
+    """Makes an optimizer's variable for a weight; `_note_new` then knows the weight."""
     token = _weight.set(reference_variable)
     try:
         return original(optimizer, reference_variable, *args, **kwargs)
@@ -177,7 +177,7 @@ class OverReplicas:
         return own if axis == wanted else f"largest dimension that {self._replicas} divides"
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Warns once if much stays whole because the replicas cannot divide its dimensions."""
+        """Warns once if the replicas cannot divide many variables' dimensions evenly."""
         large = [
             (keras_compat.nbytes(one), one)
             for one in variables
@@ -216,8 +216,8 @@ class ByLayoutMap:
         self._map = layout_map
         self._sizes = sizes
         self._names = names
-        self._paths: set[str] = set()  # of all variables that were looked up in the map
-        self._looked_through = 0, 0  # the numbers of paths and of keys at the last check
+        self._paths: set[str] = set()  # paths of all variables that were looked up
+        self._looked_through = 0, 0  # the numbers of paths and keys at the last check
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
         """Raises a ValueError if a key of the map fits no existing variable."""
@@ -236,7 +236,7 @@ class ByLayoutMap:
         self._looked_through = there
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns the map's entry for a variable; an optimizer's variable has its weight's."""
+        """Returns the map's entry for a variable, or for the weight of an optimizer's variable."""
         owner = weight_of(variable)
         self._paths.add(owner.path)
         layout = self._map[owner.path]
@@ -258,7 +258,7 @@ class ByLayoutMap:
         return PartitionSpec(*axes) if any(axes) else WHOLE
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns the map's entry for the weight."""
+        """Returns the layout map's entry for the weight."""
         return self.spec(weight)
 
     def why(self, variable: keras.Variable) -> str:
@@ -277,8 +277,8 @@ class Layout:
 
     Attributes:
         mesh: The JAX mesh of all devices.
-        shard_mesh: The mesh for global arrays: `mesh`, or one by machine if each machine has all
-            state.
+        shard_mesh: The mesh for global arrays: `mesh`, or a mesh with an axis of machines if each
+            machine has all state.
         by_replica: The axis, or axes, of `shard_mesh` along which the replicas lie.
         replicas: How many replicas there are.
         local: The devices of this process.
@@ -286,7 +286,7 @@ class Layout:
         spans_workers: Whether the mesh has devices of other processes.
         splits: Which variables are cut over the logical devices.
         sharding: The strategy's argument `sharding`.
-        rule: Which variables that argument divides; None if it was not given.
+        rule: Decides which variables `sharding` divides; None if the argument was not given.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
         stacked_rows: The sharding of several such arrays that are stacked along a new first axis.
@@ -338,7 +338,7 @@ class Layout:
         return self.stacked_rows if stacked else self.rows
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
-        """Returns the shardings of variables' values; None in the list means a whole value."""
+        """Returns the shardings of variables' values; None means that each device has all."""
         if not self.shards_state:
             return [self.whole] * len(variables)
         return [self.whole if one is None else self.of_variable(one) for one in variables]
@@ -354,7 +354,7 @@ class Layout:
         return NamedSharding(self.shard_mesh, spec)
 
     def adopt(self, other: Layout) -> None:
-        """Takes over what a script has set on another layout, except `sharding`."""
+        """Copies the settings that a script has made on another layout, except `sharding`."""
         self.split_variables(other.splits.rules)
         if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
             self.rule.own_maps |= other.rule.own_maps
@@ -366,7 +366,7 @@ class Layout:
 
     @property
     def shards_state(self) -> bool:
-        """Whether a variable may exist that is not whole on every device."""
+        """Whether there may be a variable of which a device holds only a shard."""
         return self.rule is not None or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
@@ -443,7 +443,7 @@ def _mapped(
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
         known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
-        fits = wanted == list(known)  # because a replica's devices are neighbours in one process
+        fits = wanted == list(known)  # a replica's devices are consecutive devices of one process
     else:
         known = {f"{one.platform}:{one.id}": one for one in devices}
         fits = sorted(wanted) == sorted(known)

@@ -27,12 +27,12 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 STEPS_AHEAD = 8
 """After so many steps the host has waited for the device at least once (`_wait_sometimes`)."""
 
-# One counter is enough, because all strategies of a process launch into the same queues.
+# One counter is enough for all strategies, because all programs of a process use the same queues.
 _launches = itertools.count(1)
 
 
 class OtherStateError(Exception):
-    """A step returns a state of other shapes or types than it takes; XLA's loops cannot."""
+    """A step changes the shapes or types of its state, which XLA's loops do not support."""
 
 
 def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
@@ -62,9 +62,10 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
 class Placement:
     """Keeps state on every device of a mesh, and divides batches along the axis of their examples.
 
-    A batch that can be divided evenly is divided before it enters a step. JAX cannot do that with
-    other batches. They enter whole, on every device, and are divided inside of the step, where XLA
-    pads an uneven axis without changing results: of 17 examples on 4 devices, each computes 5 rows.
+    A batch that can be divided evenly is divided before it enters a step. JAX cannot divide other
+    batches before a step. Every device gets all rows of such a batch, which the step itself
+    divides. XLA then pads an uneven axis without changing results: of 17 examples on 4 devices,
+    each device computes 5 rows.
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
@@ -74,7 +75,7 @@ class Placement:
         devices: The devices on which programs run.
         keeps_state: Whether variables keep the arrays that programs take and return.
         after_launch: Called with the outputs and the state of each program, and its number of
-            steps. It limits how far the host runs ahead of the devices.
+            steps. This function limits how far the host runs ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
@@ -129,7 +130,8 @@ class Placement:
     def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
         """Returns a context for work on a sharded variable between programs.
 
-        All workers must enter it. It yields whether the result of `fact` is equal on all of them.
+        All workers must enter the context. The context yields whether the result of `fact` is equal
+        on all workers.
         """
         return contextlib.nullcontext(True)
 
@@ -225,9 +227,9 @@ class Placement:
         outputs are rows that Keras keeps, as in `predict`.
 
         With `in_loop` the program takes a list of batches, all of the same shapes and types, and
-        runs a step with each. It returns the outputs of the last step, or a list of all outputs if
-        it keeps rows. It raises `OtherStateError`, before anything has run, if XLA cannot loop over
-        the step.
+        runs a step with each. The program returns the outputs of the last step, or a list of all
+        outputs if Keras keeps the rows. The program raises `OtherStateError`, before anything has
+        run, if XLA cannot loop over the step.
         """
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
@@ -251,8 +253,8 @@ class Placement:
     ) -> tuple[Any, Any]:
         """Runs a program of `steps` steps.
 
-        If several workers compare their programs, `seen` has those that have run, by the shapes of
-        their batches.
+        If several workers compare their programs, `seen` has the programs that have run, by the
+        shapes of their batches.
         """
         with donation.launching:
             return program(state, batch)

@@ -1,9 +1,9 @@
-"""State that a mesh divides (`sharding=`): how it is made, read, written and used in a step.
+"""Sharded state (`sharding=`): how it is made, read, written and used in a step.
 
 Code outside of compiled programs reads whole values, so each read of a sharded variable gathers it.
 With several workers, all of them must make, read and write the variable together, and they wait for
-each other. A worker that did it alone would exchange its shards with a different program of the
-other workers.
+each other. If one worker did so alone, its collective would meet a different program of the other
+workers.
 
 Inside of a step of `fit`, XLA's programs hold each device's shard. A weight that the replicas
 divide is gathered for each use (`gathers.py`), and the optimizer updates shards.
@@ -85,7 +85,7 @@ def _place_of(variable: keras.Variable) -> Placement | None:
 
 
 def _initialize(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
-    """Lets each device draw its shard of an initial value, so that the value is never whole."""
+    """Lets each device draw its shard of an initial value, so no device holds all of it."""
     place = _place_of(variable)
     if place is None:
         original(variable, initializer)
@@ -133,10 +133,10 @@ def _kind_of(initializer: Any) -> tuple[str, int]:
     if not isinstance(seed, int) or not keras_compat.is_builtin(type(initializer)):
         return "", 0
     config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
-    config["config"]["seed"] = 0  # without a seed it would draw one, which changes later draws
+    config["config"]["seed"] = 0  # without a seed, this would draw a seed and so change later draws
     try:
         return json.dumps(config), seed
-    except TypeError:  # the configuration has, for example, a tensor in place of a number
+    except TypeError:  # for example, the configuration has a tensor in place of a number
         return "", 0
 
 
@@ -189,18 +189,18 @@ class _Writes(keras.StatelessScope):
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
-    """Divides a value assigned between programs, so that no two values are whole at a time."""
+    """Shards a value that is assigned between programs, one value after another."""
     in_scope = keras_compat.get_stateless_scope() is not None
     place = None if in_scope or is_traced(value) else _place_of(variable)
     if place is None:
         return original(variable, value)
     sharding, dtype = place.layout.of_variable(variable), variable.dtype
-    # A NumPy array usually comes from a file; it is divided without a second whole value.
+    # A NumPy array usually comes from a file, and is divided without a second copy.
     on_host = isinstance(value, np.ndarray)
     if not on_host:
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if is_placed(value, sharding) or tuple(value.shape) != tuple(variable.shape):
-        return original(variable, value)  # Keras itself refuses another shape
+        return original(variable, value)  # Keras itself refuses a value of another shape
 
     def checksum() -> Any:
         if isinstance(value, np.ndarray):
@@ -234,7 +234,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 
 
 def whole(variable: keras.Variable, value: object) -> Any:
-    """Returns a variable's value as a whole array. All workers must call it."""
+    """Returns a variable's value as a whole array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
     for place in [cast("Placement", replicas.arrays) for replicas in _replica_sets]:

@@ -24,7 +24,7 @@ from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import Job
 
-# The most bytes of variables that are on the host a second time, unless one is larger.
+# The most bytes of variables that are copied to the host at a time, unless one variable is larger.
 _BUNDLE = 1 << 26
 
 # The most bytes that a device gets at a time when workers exchange data from host to host.
@@ -45,7 +45,7 @@ class WorkerPlacement(Placement):
     """Keeps variables as global arrays, of which each process holds the shards of its devices.
 
     All processes must take part when one of them computes with a global array. Between programs a
-    process may do something alone, such as saving. So code that reads a variable gets this
+    process may work alone, for example to save a model. So code that reads a variable gets this
     process's own copy, which is a view of the same memory (`arrays.local_copy`). Sharded variables
     are read by all workers together (`read`).
 
@@ -173,7 +173,7 @@ class WorkerPlacement(Placement):
         return numbers if rest else numbers[here.start * share : here.stop * share]
 
     def chosen_rows(self, batch: Any, total: int) -> Any:
-        """Makes a global batch of `total` rows from those that `chosen` selected on this worker."""
+        """Makes a global batch of `total` rows from this worker's rows, which `chosen` selected."""
         if total % self.layout.replicas:
             return jax.tree.map(lambda leaf: self.put(leaf, self.whole), batch)
 
@@ -193,15 +193,16 @@ class WorkerPlacement(Placement):
         """Runs a program. Workers compare their first programs; others are only recorded."""
         form: Hashable = _shapes(batch)
         if steps > 1:
-            # All steps are noted first, because a worker
-            # with different batches runs its steps singly.
+            # All steps are recorded first, because a worker with different batches runs its steps
+            # singly.
             form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
         else:
             if form not in seen:
-                # This does not wait for the others, because their batch may have another shape.
+                # This does not wait for the other workers, because their batch may have another
+                # shape.
                 seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
@@ -245,7 +246,7 @@ def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
 
 @cache
 def _summed_over_workers(sharding: Sharding) -> Callable[..., Any]:
-    """Returns a program that sums the rows of all workers. All of them must call it."""
+    """Returns a program that sums the rows of all workers. All workers must call this function."""
     return jax.jit(lambda rows: jnp.sum(rows, 0, dtype=rows.dtype), out_shardings=sharding)
 
 

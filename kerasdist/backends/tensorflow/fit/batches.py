@@ -34,7 +34,7 @@ _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 @dataclass(frozen=True)
 class LocalRows:
-    """One replica's part of a global batch.
+    """One replica's rows of a global batch.
 
     Attributes:
         data: The replica's rows, in the structure of the batch; a stand-in row if it has none.
@@ -167,7 +167,7 @@ def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
 def rows_on_devices(
     batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
 ) -> list[LocalRows]:
-    """Returns the local batches that the devices hold, which equal those of the global batch."""
+    """Returns the local batches that the devices hold, as `split` would make them."""
     total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
     local_rows = []
     for replica, part, device in zip(own, batch.parts, devices, strict=True):
@@ -218,7 +218,7 @@ def counted_rows(value: Any, local_batch: LocalBatch) -> Any:
 
 
 def none_for_optional(leaf: object) -> Any:
-    """Returns None for an empty ``tf.experimental.Optional``, a dataset's form of None."""
+    """Returns None for an empty ``tf.experimental.Optional``, by which datasets represent None."""
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
@@ -262,7 +262,7 @@ def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
 
 
 def _with_stand_in(begin: Any, end: Any, held: Any) -> tuple[Any, Any]:
-    """Returns a local batch's bounds; an empty one gets those of the last row, its stand-in."""
+    """Returns a local batch's bounds; an empty batch gets the last row as its stand-in."""
     least, most = (min, max) if isinstance(held, int) else (tf.minimum, tf.maximum)
     begin = least(begin, most(held - 1, 0))
     return begin, most(end, begin + 1)

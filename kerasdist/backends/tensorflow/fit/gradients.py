@@ -1,9 +1,9 @@
-"""Gradients on TensorFlow: weighted, added up, and those of losses that are vectors.
+"""Gradients on TensorFlow: weighted gradients, their sums, and gradients of vector losses.
 
 A vector loss has one value per example, as in keras.io's siamese network. ``tape.gradient`` of a
 vector is the gradient of the sum of its values. On one device this sum is over the global batch,
 but in a replica over the replica's rows, and `optimizer.apply` then multiplies each replica's
-gradients by its weight. So here they are divided by the weight, and then the replicas' gradients
+gradients by its weight. So here each replica's gradients are divided by the weight, and then they
 add up to the gradient of the sum over all examples.
 """
 
@@ -25,7 +25,7 @@ from kerasdist.core.context import current
 
 
 def on_values(function: Callable[[Any], Any], gradient: object) -> Any:
-    """Applies a function to a gradient; for a sparse gradient, to the values of its rows."""
+    """Applies a function to a gradient, or to the values of a sparse gradient."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -115,8 +115,7 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # This happens before the backward pass, whose
-    # collectives weight what comes from other replicas.
+    # This happens before the backward pass, because its collectives apply the weights.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [

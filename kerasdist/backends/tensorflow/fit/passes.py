@@ -99,7 +99,8 @@ class _Pass:
     def gradients(self) -> Any:
         """Returns a function of rows, weights, and gradients of those outputs that are floats.
 
-        It returns two lists for `assembled`: values to join over the passes, and values to add up.
+        This function returns two lists for `assembled`: values to join over the passes, and values
+        to add up.
         """
         outputs = _floats(self.outputs.structured_outputs)
         upstream = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in outputs]
@@ -301,7 +302,7 @@ def _masked(found: Sequence[tf.Tensor], masked: list[int]) -> list[tf.Tensor]:
 
 
 def _require_rows(leaves: Sequence[tf.Tensor], count: tf.Tensor, what: str) -> None:
-    """Lets a step check sizes that are not known while it is traced."""
+    """Lets a step check sizes that are not known while the step is traced."""
     for leaf in leaves:
         message = str(passes.refused(f"{what} of another number of rows, of shape {leaf.shape}"))
         tf.debugging.assert_equal(tf.shape(leaf)[0], count, message)

@@ -38,7 +38,7 @@ def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., An
     """Compiles a function to a graph that other batch sizes do not retrace."""
     if eagerly:
         return function
-    # AutoGraph does not convert user code in Keras's own step either.
+    # In Keras's own steps AutoGraph does not convert user code either.
     function = tf.autograph.experimental.do_not_convert(function)
     return tf.function(function, reduce_retracing=True)
 
@@ -56,9 +56,10 @@ class StepsOnIterator:
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
-        `step` takes a batch, and a list to which it adds the variables that it reads. It returns
-        the batch's first rows, the number of examples with checksums, the logs, and the values of
-        the variables. With `trains`, the function reports its steps to a meter, if there is one.
+        `step` takes a batch, and a list to which it adds the variables that it reads. `step`
+        returns the batch's first rows, the number of examples with checksums, the logs, and the
+        values of the variables. With `trains`, the function reports its steps to a meter, if there
+        is one.
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
@@ -175,9 +176,10 @@ def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) 
 class FirstStepChecked:
     """``train_function`` until its steps are checked; then the model gets `steps` in its place.
 
-    The graph of a step takes its batches from Keras's iterator. Two calls read their batches here
-    instead: the first call, and the last call of the first epoch, whose batch may have another
-    size. They pass the batches on in an iterator of the same type, which needs no other graph.
+    The graph of a step takes its batches from Keras's iterator. In two calls this function reads
+    the batches itself: in the first call, and in the last call of the first epoch, whose batch may
+    have another size. The function passes these batches on in an iterator of the same type, so that
+    no other graph is needed.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.
@@ -205,7 +207,7 @@ class FirstStepChecked:
             return self._steps(iterator)
         batches = list(itertools.islice(_batches(iterator), self._steps.count))
         if not batches:
-            return self._steps(iterator)  # raises at the end of the data
+            return self._steps(iterator)  # this raises an error at the end of the data
         for batch in map(on_host, batches):
             if self._check.wants(_total(batch)):
                 self._check.look(batch, _total(batch))

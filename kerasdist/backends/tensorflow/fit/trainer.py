@@ -203,8 +203,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.model.optimizer
         )
         waits = own and is_direct and self._group.has_collectives
-        # Code that runs once for all replicas in this
-        # thread, such as an optimizer's update, sees it.
+        # Code that runs once for all replicas in this thread, such as an optimizer's update, sees
+        # this attribute.
         with whole_step(self.strategy):
             done = self.replicas.run(
                 self.strategy, replica_step, batch, kept=kept, updates_wait=waits
@@ -216,7 +216,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
             rows = compared.first_rows
             totals.append(compared.checksums)
         if own:
-            # whose values a collective has brought
+            # their values were summed by a collective
             with KnownValues(zip(read, values, strict=True)):
                 return rows, totals, self.model.get_metrics_result(), values
         logs = self._group.mean_over_rows(
@@ -335,7 +335,7 @@ _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
 def _build_from(model: keras.Model, batch: object) -> None:
-    with state_kept(model):  # plain Keras would not call the model here
+    with state_kept(model):  # Keras itself would not call the model here
         keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 
 

@@ -38,7 +38,7 @@ def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     return trial.draws.draw(original.__name__, lambda: original(*args, **kwargs), given)
 
 
-# This is installed here, because few programs import this module.
+# The hook is installed here, because few programs import this module.
 keras_compat.install(draw=_draw)
 
 

@@ -24,7 +24,7 @@ def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
 def error_with_own_type(error: Exception) -> Exception:
     """Returns the user's own error for the error that AutoGraph raised in its place.
 
-    AutoGraph recreates errors of common types with a message that shows the user's lines. It
+    AutoGraph recreates errors of common types with a message that shows the user's lines. AutoGraph
     replaces errors of other types by types of its own.
     """
     own = error.__context__
@@ -37,7 +37,7 @@ def error_with_own_type(error: Exception) -> Exception:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the code of a ``tf.function``, converted by AutoGraph; others unchanged."""
+    """Returns the code of a ``tf.function``, converted by AutoGraph; other functions unchanged."""
     if not isinstance(function, tf.types.experimental.PolymorphicFunction):
         return function
     code: Any = function.python_function  # type: ignore[attr-defined]

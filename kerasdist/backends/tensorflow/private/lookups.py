@@ -1,11 +1,11 @@
 """Finds the entries of a sparse gradient that one device would have once for the whole batch.
 
 The gradient of a lookup in a table is a ``tf.IndexedSlices`` with one entry per index. Keras's
-optimizers square and clip entry by entry, so it matters which entries there are. Indices from the
-batch, such as tokens, are looked up for each row, so one device has the entries of all replicas,
-one after another. Indices that do not depend on the batch, such as the positions ``ops.arange(n)``,
-are the same in all replicas; one device looks them up once, and has the sums of the replicas'
-entries.
+optimizers square and clip entry by entry, so the result depends on how the gradient is divided into
+entries. Indices from the batch, such as tokens, are looked up for each row, so one device has the
+entries of all replicas, one after another. Indices that do not depend on the batch, such as the
+positions ``ops.arange(n)``, are the same in all replicas; one device looks them up once, and has
+the sums of the replicas' entries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kerasdist.backends.tensorflow.private.strategies import mirrored
 
 # Parts of the names of operations that return different values on each replica.
 _DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
-# Marks integers that an eager operation has made from floats: more often tokens than positions.
+# Marks integers that an eager operation has made from floats, which are more often tokens than
+# positions.
 _OF_FLOATS = "Floats"
 
 
@@ -158,7 +159,8 @@ class Lookups:
     def _is_repeated(self, indices: Any) -> bool:
         """Returns whether indices are repeated for each row of a batch whose size is known.
 
-        User code uses a known size as a number, so no operation shows that it is the batch's.
+        User code uses a known size as a number, so no operation shows that the number is the size
+        of the batch.
         """
         count = indices.shape.num_elements()
         sizes = [size for size in self._sizes if count and count % size == 0]
@@ -194,7 +196,7 @@ class Lookups:
         if name in ("Shape", "ReadVariableOp"):
             inputs = ()
         elif any(one.dtype.is_floating for one in inputs):
-            name, inputs = _OF_FLOATS, ()  # the inputs are not kept alive
+            name, inputs = _OF_FLOATS, ()  # this does not keep the inputs alive
         for one in outputs:
             if one.dtype.is_integer or one.dtype == tf.bool:
                 self._made[id(one)] = one, name, inputs

@@ -43,8 +43,8 @@ def let_variables_be_read() -> None:
     """Lets the mirrored variables of kerasdist be converted to numbers, as ``tf.Variable`` can.
 
     ``int``, ``float``, ``bool`` and ``np.array`` of a mirrored or sync-on-read variable then return
-    the value of ``.numpy()``. TensorFlow does not define them, and variables of a user's own
-    strategy stay without: ``bool`` is always True, and the others raise.
+    the value of ``.numpy()``. TensorFlow does not define these conversions. Variables of a user's
+    own strategy stay unchanged: their ``bool`` is always True, and the other conversions raise.
     """
     if not internals.DISTRIBUTED_VARIABLE.is_there():
         return
@@ -61,7 +61,7 @@ def let_variables_be_read() -> None:
 
 def _array(variable: Any) -> Callable[..., np.ndarray]:
     if variable.distribute_strategy not in ours:
-        raise AttributeError("__array__")  # then Python uses TensorFlow's own `__getattr__`
+        raise AttributeError("__array__")  # Python then calls TensorFlow's own `__getattr__`
     # `numpy()` already returns a copy.
     return lambda dtype=None, copy=None: np.asarray(variable.numpy(), dtype)
 
@@ -85,5 +85,5 @@ def _truth(variable: Any) -> bool:
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
-    """Returns False for a warning about eager replicas in a trial, which runs eagerly by design."""
+    """Filters out a warning about eager replicas in a trial, which is meant to run eagerly."""
     return current.trial is None or "eagerly has significant overhead" not in str(record.msg)

@@ -63,7 +63,7 @@ def _reserve_keys(native_class: type) -> None:
 def group_key(native_class: type = tf.distribute.MirroredStrategy) -> int:
     """Returns the group key of kerasdist's own collectives, for the newest strategy of a class.
 
-    It is the last key of the reserved range; TensorFlow numbers its own groups from the first.
+    The key is the last of the reserved range; TensorFlow numbers its own groups from the first key.
     """
     return (_reserved[native_class] + 1) * KEYS_OF_A_STRATEGY - 1
 
@@ -102,8 +102,8 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
     """Restores the devices of a strategy's input pipelines when the block ends.
 
     A dataset with one pipeline per replica changes these devices permanently. Then every later
-    dataset of the strategy would also get one pipeline per replica, and each replica the same
-    batches (seen with 2.21). A central storage strategy does not store the devices.
+    dataset of the strategy would also get one pipeline per replica, and all replicas would get the
+    same batches (seen with 2.21). A central storage strategy does not store the devices.
     """
     if keeps_one_copy(native_strategy):
         yield
@@ -148,7 +148,7 @@ def has_started() -> bool:
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
-    except RuntimeError:  # a runtime that has started already has its threads
+    except RuntimeError:  # a started runtime already has its threads
         return True
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     return False

@@ -113,7 +113,7 @@ class AllReduce:
             # runs both. A concrete function stays a graph even under
             # `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
-            with self._one_at_a_time:  # the devices would mix up the sums of two threads
+            with self._one_at_a_time:  # otherwise devices could mix up the sums of two threads
                 return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
 
@@ -138,11 +138,11 @@ class AllReduce:
     def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
         """Runs one collective, in which each lane takes part once.
 
-        ``tf.distribute`` asks the chief for a new instance key for each call. That takes a
-        millisecond, and it fails with ``steps_per_execution``, because functions in loops get no
-        such keys. Here the ordering token runs the collectives one after another, so that a key can
-        be reused. A key depends only on type and size, so that it is equal on all workers even if
-        only some of them retrace.
+        ``tf.distribute`` asks the chief for a new instance key for each call. Asking takes a
+        millisecond, and fails with ``steps_per_execution``, because functions in loops get no such
+        keys. Here the ordering token runs the collectives one after another, so that a key can be
+        reused. A key depends only on type and size, so that it is equal on all workers even if only
+        some of them retrace.
         """
 
         def collective(vector: tf.Tensor, order: tf.Variable) -> tf.Tensor:
@@ -184,8 +184,9 @@ def _on_gpus(devices: Sequence[str]) -> bool:
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
     """Returns packs of indices of values: one type per pack, and at most `bytes_per_pack` (0: any).
 
-    A value that is larger is a pack of its own. The last values come first, because the collectives
-    run in the order of the packs, and the backward pass computes the last layers' gradients first.
+    A value with more bytes is a pack of its own. The last values come first, because the
+    collectives run in the order of the packs, and the backward pass computes the last layers'
+    gradients first.
     """
     packs: list[list[int]] = []
     open_packs: dict[tf.DType, tuple[list[int], int]] = {}

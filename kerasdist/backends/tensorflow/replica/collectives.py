@@ -95,8 +95,8 @@ class Deferred:
 def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance of each channel of a replica's rows; zeros if it has no rows.
 
-    These are the operations of plain Keras. Their gradient takes one pass, because it does not
-    follow the mean into the variance, on which the mean has no effect.
+    The operations are the same as in plain Keras. Their gradient takes one pass over the rows,
+    because the mean inside of the variance counts as a constant; its gradient there is zero.
     """
     mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
     if inputs.shape.num_elements():  # the number is known, and is not zero
@@ -152,7 +152,8 @@ class TensorFlowCollectives(Collectives):
     def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a tape's ``gradient`` for a loss, which may be weighted or not.
 
-        Recomputed code calls this inside of another backward pass, whose loss then decides.
+        If recomputed code calls this method inside of another backward pass, the loss of that pass
+        decides.
         """
         is_outermost = not self._differentiates
         if is_outermost:
@@ -342,8 +343,9 @@ class TensorFlowCollectives(Collectives):
 
         In `fit` the replicas' changes are combined. ``tf.distribute`` combines the assigned values
         instead: a sum would count the old value once per replica, and a mean would ignore how many
-        rows each replica has. Custom loops keep that behaviour, which users expect. The exception
-        is a sum on read that has one copy, such as a metric's: each replica adds to it.
+        rows each replica has. Custom loops keep that behaviour, which users expect. An exception is
+        a variable that is summed on read and has one copy, such as a variable of a metric: each
+        replica adds to it.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):

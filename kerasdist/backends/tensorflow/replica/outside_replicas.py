@@ -47,7 +47,7 @@ def _install() -> None:
 def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
     """Leaves a loss unscaled outside of replicas, where it covers the whole batch.
 
-    Keras divides it by the number of replicas in any open scope of a strategy.
+    Keras divides a loss by the number of replicas in any open scope of a strategy.
     """
     if current.replica is None and tf.distribute.get_strategy() in ours:
         return value
@@ -57,7 +57,7 @@ def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
 def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    """Updates all copies of the variables equally, from a single set of gradients.
+    """Updates all copies of the variables equally, by a single list of gradients.
 
     Keras's own ``apply`` would call ``merge_call``, which only replicas can call.
     """
