@@ -20,9 +20,10 @@ def set_logical_cpu_devices(count: int) -> None:
     """Prepares several CPU devices, to try a strategy on a machine without accelerators.
 
     The devices share the machine's cores. On JAX and TensorFlow this must be called before the
-    framework starts, that is before the first model, tensor or random seed; on PyTorch at any time.
-    The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the first strategy is
-    made, and also makes strategies without named devices compute on CPUs even if there are GPUs.
+    framework starts, that is before the first model, tensor or random seed; on PyTorch it can be
+    called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the
+    first strategy is made, and also makes strategies without named devices compute on CPUs even if
+    there are GPUs.
 
     Args:
         count: The number of devices, at least 1.
@@ -60,17 +61,18 @@ def apply_cpu_devices_variable() -> None:
 def set_draws(draws: Draws) -> None:
     """Sets whether dropout and noise in `fit` depend on the number of replicas.
 
-    On JAX they do not depend on it. On TensorFlow and PyTorch each replica draws its own numbers by
-    default (``"replica"``), as with `tf.distribute`. Such a run is reproducible, but it drops other
-    units than one device does, or than another number of replicas. With ``"global"`` each replica
-    draws for the whole global batch and keeps the draws of its own rows, so that the run has the
-    numbers of one device. The cost is that each replica draws for the whole batch.
+    On JAX dropout and noise do not depend on the number of replicas. On TensorFlow and PyTorch each
+    replica draws its own numbers by default (``"replica"``), as with `tf.distribute`. Such a run is
+    reproducible, but it drops other units than one device does, or than another number of replicas.
+    With ``"global"`` each replica draws for the whole global batch and keeps the draws of its own
+    rows, so that the run has the numbers of one device. The cost is that each replica draws for the
+    whole batch.
 
     The setting applies to `keras.random.normal`, `uniform`, `truncated_normal`, `randint`,
     `categorical` and `dropout`, and to the layers that use them, in `fit`, `evaluate` and
     `predict`. Other draws, and draws in `Strategy.run`, always differ between replicas. If several
-    batches are stacked along axis 0, as a GAN does with real and generated examples, the draws of
-    their rows are not those of one device; call the layer once for each batch instead.
+    batches are stacked along axis 0, as a GAN does with real and generated examples, the draws for
+    their rows differ from one device; call the layer once for each batch instead.
 
     All workers must call it with the same value before the first step.
 
@@ -99,18 +101,18 @@ def set_most_examples_at_once(count: int | None) -> None:
     """Sets how many examples a replica computes at once in training.
 
     If a replica has more examples, the model is called in several passes. The loss, the metrics and
-    the single update are those of all examples, so the numbers do not change. A job of fewer
+    the single update of the weights use all examples, so the numbers do not change. A job of fewer
     workers, each of which has more rows of the global batch, then needs no more memory for
     activations: set the number that fits on one device, and each start of the job makes as many
     passes as it needs. A pass keeps only its inputs and outputs, and is computed once more in the
     backward pass, which takes a third more time.
 
     On PyTorch dropout without a seed draws in each pass, so its draws depend on the number of
-    passes, as they do on the number of replicas. Some things are an error, because a pass cannot
+    passes, as they do on the number of replicas. The following are an error, because a pass cannot
     know the other rows: training `BatchNormalization`, losses that layers add, and seeded draws or
     other state that a call changes; on JAX and TensorFlow all draws; on PyTorch and TensorFlow
     ``jit_compile=True``; on PyTorch ``sharding="full"``, and `set_draws("global")` with layers that
-    draw. A layer of your own that mixes the rows of a batch mixes only the rows of a pass.
+    draw. A user-defined layer that mixes the rows of a batch mixes only the rows of a pass.
 
     All workers must call it with the same value before the first step.
 

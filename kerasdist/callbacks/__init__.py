@@ -1,15 +1,16 @@
 """Callbacks for `fit` on many workers, which also work on a single worker.
 
-Keras's own callbacks work without them: those that write do so on the chief, and those that make
-decisions get the logs of the global batch. The callbacks here do what one process does not need, or
-what Keras's callbacks cannot do:
+Keras's own callbacks work without these: callbacks that write files run on the chief, and callbacks
+that make decisions get the logs of the global batch. The callbacks here serve jobs of several
+workers, or do what Keras's callbacks cannot do:
 
 - `BackupAndRestore` saves backups of a run, which continues at the exact batch after a restart.
 - `ModelCheckpoint` is Keras's callback; with ``save="async"`` it writes files during training.
-- `Telemetry` writes how fast training is, and on what its time is spent.
-- `ChiefOnly` lets another callback act only on the chief, for your own that write or print.
+- `Telemetry` writes how fast training is, and how its time is spent.
+- `ChiefOnly` lets another callback run only on the chief, for your own callbacks that write or
+print.
 
-Users of Horovod know three of them:
+Users of Horovod know three of the callbacks:
 
 - `LearningRateWarmup` lets the learning rate grow in the first epochs.
 - `BroadcastGlobalVariables` gives all workers the chief's variables as training begins.

@@ -55,19 +55,19 @@ class BackupAndRestore(Callback):
     the random generators, the epoch and the batch, the changed attributes of other callbacks and of
     the data sources, and the place in the data. ``tf.data`` and Grain pipelines, and loaders with
     ``state_dict()`` and ``load_state_dict(state)``, continue at their place. Of other data, the
-    batches of an epoch that were already used are read again and skipped; of generators with
-    ``steps_per_epoch`` the batches of all epochs. Other callbacks get no events for skipped
-    batches.
+    batches of an epoch that were already used are read again and skipped. Of generators with
+    ``steps_per_epoch``, the batches of all epochs are read again and skipped. Other callbacks get
+    no events for skipped batches.
 
-    Of your own callbacks and data sources it saves attributes that are numbers, strings, arrays,
-    and lists and dicts of these, and random generators and objects that exist when `fit` begins.
-    For anything else, give them ``state_dict()`` and ``load_state_dict(state)``. When a backup is
-    written, a warning says what it cannot restore.
+    Of your own callbacks and data sources, a backup contains attributes that are numbers, strings,
+    arrays, and lists and dicts of these, and random generators and objects that exist when `fit`
+    begins. For anything else, define ``state_dict()`` and ``load_state_dict(state)`` in their
+    classes. When a backup is written, a warning says what it cannot restore.
 
-    The chief writes the files, each under another name first, so that no file is incomplete. It
-    reads the newest complete backup, reports which ones it refuses and why, and sends the values to
-    the other workers. A backup of another script (layers, optimizer, losses, form of the data) is
-    an error, and so is a folder that another run uses. If the workers divide the state
+    The chief writes the files, each under another name first, so that no file is incomplete. The
+    chief reads the newest complete backup, reports which backups it refuses and why, and sends the
+    values to the other workers. A backup of another script (layers, optimizer, losses, form of the
+    data) is an error, and so is a folder that another run uses. If the workers divide the state
     (``sharding=``) and all of them see the folder, each worker writes and reads its own shards; a
     backup exists after the chief has written its file, which it writes after all parts. Any number
     of workers, with any ``sharding``, can restore either kind of backup. `fit` calls this callback
@@ -172,7 +172,7 @@ class BackupAndRestore(Callback):
     def ask_to_leave(self) -> bool:
         """Asks for a backup after the next batch, and for the end of the script after that.
 
-        Returns False outside of training, or if it was asked before.
+        Returns False outside of training, or if a backup was already asked for.
         """
         heard = self._in_training and not self.asked_to_leave
         self.asked_to_leave = True
@@ -259,7 +259,7 @@ class BackupAndRestore(Callback):
 
     @contextlib.contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Adds the backup's name to errors about values that it should not have."""
+        """Adds the backup's name to errors about values that do not belong into a backup."""
         try:
             yield
         except KerasdistError:
@@ -330,7 +330,7 @@ class BackupAndRestore(Callback):
         if done <= self._skipped:
             return
         self._interval.batches_passed(done, self._wait_for_devices)
-        if self.asked_to_leave and current_job() is None:  # with other workers, they vote on it
+        if self.asked_to_leave and current_job() is None:  # several workers vote on this
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
@@ -356,7 +356,7 @@ class BackupAndRestore(Callback):
         self._files.training_ended(removes=self._delete)
 
     def _save_and_choose(self, epoch: int, batches: int) -> None:
-        """Saves a backup, and the first time a second one, if the number of batches must be chosen.
+        """Saves a backup; the first one is saved again if the number of batches must be chosen.
 
         All workers must call this method.
         """
@@ -384,7 +384,7 @@ class BackupAndRestore(Callback):
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        if batches and trainer is not None:  # at the end of an epoch they were already compared
+        if batches and trainer is not None:  # the end of an epoch has already compared them
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(model, trainer.replicas, when)

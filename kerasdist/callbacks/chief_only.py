@@ -30,7 +30,7 @@ class DelegatingCallback(keras.callbacks.Callback):
         self.inner.set_params(params)
 
     def set_model(self, model: object) -> None:
-        """Passes the model on to the inner callback, which is when TensorBoard writes its graph."""
+        """Passes the model on to the inner callback; TensorBoard then writes its graph."""
         super().set_model(model)
         if self._is_heard:
             self.inner.set_model(self.model_for(model))
@@ -42,10 +42,10 @@ class DelegatingCallback(keras.callbacks.Callback):
 
 @final
 class ChiefOnly(DelegatingCallback):
-    """Lets a callback act on the chief, and on no other worker.
+    """Lets a callback run only on the chief.
 
-    Use it for callbacks that write or print. The callback must not need the other workers: it must
-    not call a collective, ``evaluate`` or ``predict``.
+    Use this class for callbacks that write or print. The callback must not need the other workers:
+    it must not call a collective, ``evaluate`` or ``predict``.
 
     Example::
 

@@ -19,8 +19,8 @@ from kerasdist.keras_compat import ops
 class BroadcastGlobalVariables(keras.callbacks.Callback):
     """Gives every worker the chief's variables of the model and the optimizer when `fit` begins.
 
-    New variables are equal anyway. Use it for variables that changed afterwards on the chief only,
-    such as weights that only the chief has loaded.
+    New variables are equal on all workers anyway. Use this callback for variables that changed
+    afterwards on the chief only, such as weights that only the chief has loaded.
 
     Example::
 
@@ -89,9 +89,9 @@ _REDUCTIONS = {
 class MetricsReduction(keras.callbacks.Callback):
     """Reduces the logs of an epoch over the workers, before later callbacks see them.
 
-    What `fit` itself reports is already for the global batch on every worker, and stays unchanged.
-    Use this callback for values that a worker's own code adds to the logs: put it after the
-    callback that adds them, and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
+    The values that `fit` itself reports are already for the global batch on every worker, and stay
+    unchanged. Use this callback for values that a worker's own code adds to the logs: put it after
+    the callback that adds them, and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
 
     Example::
 
@@ -140,11 +140,12 @@ class MetricsReduction(keras.callbacks.Callback):
 
 @final
 class LearningRateWarmup(keras.callbacks.Callback):
-    """Lets the learning rate grow from one replica's to that of all replicas in the first epochs.
+    """Lets the learning rate grow in the first epochs, from the rate for one replica to the set
+    rate.
 
-    Use it if the learning rate was multiplied by the number of replicas together with the global
-    batch size. The rate is set before every batch, in equal steps; after the warm-up it is not
-    touched.
+    Use this callback if you have multiplied both the learning rate and the global batch size by the
+    number of replicas. The callback sets the rate before every batch, in equal steps; after the
+    warm-up it no longer changes the rate.
 
     Example::
 

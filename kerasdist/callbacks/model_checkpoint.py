@@ -30,10 +30,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     An error of the thread, such as a full disk, is raised in `fit`: after the next batch, at the
     beginning or end of an epoch, by the next save, or at the end of training. Neither `fit` nor the
-    process ends before the last file is written. If `fit` ends with an error, this is true only for
-    models made in a scope; for other models call `wait`.
+    process ends before the last file is written. If `fit` ends with an error, it waits only for
+    models that were made in a scope; for other models call `wait`.
 
-    In a job of several workers the chief writes; the others wait for it at the end of training.
+    In a job of several workers the chief writes; the other workers wait for the chief at the end of
+    training.
 
     With ``verbose=1``, Keras's message "finished saving" means that the copy was made.
 
@@ -168,7 +169,7 @@ class BackgroundFile:
 
     def write(self, snapshot: keras_compat.Snapshot, path: str) -> None:
         """Starts to write a file; `wait` must have been called before."""
-        atexit.register(self.settle)  # runs after the end of all threads
+        atexit.register(self.settle)  # this runs after the end of all threads
         threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
         self._writing = threads.submit(_write, snapshot, path)
         threads.shutdown(wait=False)
@@ -201,7 +202,7 @@ class BackgroundFile:
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        failed = self._writing.exception()  # waits, but an interrupt may end the wait
+        failed = self._writing.exception()  # this waits, but an interrupt may end the wait
         self._writing = None
         atexit.unregister(self.settle)
         return failed

@@ -1,4 +1,4 @@
-"""Keras's callbacks in `fit` on many workers: writers act on the chief, deciders on all.
+"""Keras's callbacks in `fit` on many workers: on the chief if they write, else on all workers.
 
 On every worker the logs are those of the global batch, so callbacks that decide by the logs decide
 equally. Workers vote on ``stop_training``, which a single worker may set.
@@ -75,7 +75,7 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
             listed.insert(0, Progress(meter, channel, replicas))
         if profiled is not None:
             listed.insert(0, Profile(profiled, meter, replicas))
-        listed.insert(0, meter)  # before the callbacks that read the meter
+        listed.insert(0, meter)  # the meter comes before the callbacks that read it
         if is_benchmark:
             listed.append(Bench(meter))
     if isinstance(callbacks, keras.callbacks.CallbackList):

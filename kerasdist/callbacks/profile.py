@@ -47,7 +47,7 @@ class Profile(keras.callbacks.Callback):
         self._replicas = replicas
         self._profiler = registry.current().profiler()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._ends: list[tuple[int, int]] = []  # numbers of steps, and nanoseconds
+        self._ends: list[tuple[int, int]] = []  # numbers of steps, and times in nanoseconds
         self._is_done = False
         meter.watch(self._watch)
 
@@ -110,7 +110,7 @@ class Profile(keras.callbacks.Callback):
 def aligned(events: Iterable[Event], offset: float) -> list[Event]:
     """Returns events with times in microseconds since 1970 by the chief's clock.
 
-    One of the events is the mark that this file made, whose name is the time by this clock.
+    One of the events is a mark of this module, whose name is the time by the clock of this worker.
     """
     events = list(events)
     marks = [(match, one) for one in events if (match := _MARK.match(str(one.get("name"))))]

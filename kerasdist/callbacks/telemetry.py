@@ -55,7 +55,7 @@ _STATM = Path("/proc/self/statm")
 
 @final
 class Telemetry(keras.callbacks.Callback):
-    """Writes, while `fit` runs, how fast training is and on what its time is spent.
+    """Writes, while `fit` runs, how fast training is and how its time is spent.
 
     Each worker writes a file ``telemetry-worker-0.jsonl``, with one line of JSON for each window of
     time and for each epoch. The chief also writes a file for TensorBoard. A line has
@@ -64,8 +64,8 @@ class Telemetry(keras.callbacks.Callback):
       `OneDeviceStrategy` on TensorFlow, unless the data are arrays;
     - ``step_ms``: the median time of a step, and the time below which 95 % of the steps stay;
     - ``share``: the fractions of the time in which the host waited for data, waited in collectives,
-      and did the rest (``compute``). They add up to 1. A fraction that is not measured is null, and
-      its time is in the rest;
+      and did the rest (``compute``). The fractions add up to 1. A fraction that is not measured is
+      null, and its time counts as ``compute``;
     - ``mfu``: model FLOP utilization: the operations that the model needs, as a fraction of what
       the devices can do, from 0 to 1; null on CPUs and other devices that `kerasdist plan` does not
       know;
@@ -76,15 +76,16 @@ class Telemetry(keras.callbacks.Callback):
     What is measured depends on the backend:
 
     - ``data`` is the time in which Keras's loop waits for the next batch, including the time to
-      divide and to send it. On TensorFlow the graph measures it; under `OneDeviceStrategy` it is
-      not measured.
+      divide and to send it. On TensorFlow the graph measures this time; under `OneDeviceStrategy`
+      it is not measured.
     - ``collectives`` is measured on PyTorch with several workers on CPUs: it is the time in which
       the host waits for the others, without the time that overlaps with the backward pass. On JAX
-      and TensorFlow collectives are a part of the compiled step, and on GPUs they run beside the
-      host. In these cases a profile shows them (``kerasdist run --profile``).
+      and TensorFlow collectives are a part of the compiled step, and on GPUs they run
+      asynchronously to the host. In these cases a profile shows the collectives (``kerasdist run
+      --profile``).
     - The time of a step is measured on the host. If the host runs ahead of the device (JAX, all
-      GPUs), the time of a single step only shows how long it takes to start the step. So eight
-      steps count together, with their mean.
+      GPUs), the time of a single step only shows how long it takes to start the step. So
+      ``step_ms`` then uses the means of eight steps.
 
     Measuring never waits for a device, and workers do not wait for each other except at the end of
     an epoch, when they do so anyway. All workers must have the callback.
@@ -207,7 +208,7 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, object]) -> None:
-        if self._lines is None or self._replicas is None:  # after a failure of `fit`
+        if self._lines is None or self._replicas is None:  # set after a failure of `fit`
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._replicas.rank}
         try:
@@ -377,7 +378,7 @@ class Progress(keras.callbacks.Callback):
 class Bench(keras.callbacks.Callback):
     """Measures the epochs of a `fit`, and a sum as large as its gradients, for `kerasdist bench`.
 
-    It has no batch events, because each step would wait for its logs then.
+    The callback has no batch events, because then each step would wait for its logs.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -439,7 +440,7 @@ def all_reduce(strategy: Strategy, count: int) -> AllReduce:
     for _ in range(2 + _TRIES):  # the first calls trace and compile
         began = time.perf_counter()
         for part in strategy.experimental_local_results(step(value)):
-            ops.convert_to_numpy(part[:1])  # waits for a value that is still being computed
+            ops.convert_to_numpy(part[:1])  # this waits for a value that is still being computed
         seconds.append(time.perf_counter() - began)
     return AllReduce(4 * count, float(np.median(seconds[2:])), strategy.num_replicas_in_sync)
 

@@ -29,14 +29,15 @@ _ADVICE = (
 class Vote(keras.callbacks.Callback):
     """Stops training on all workers at the same step if one of them wants to stop.
 
-    It is the last callback. Workers vote after each epoch. They can also vote after a batch, if one
-    of them asks for it, in case one of them has a user-defined callback that acts on batches, or
-    may be preempted. Keras's own callbacks decide by the logs, which are equal. If all workers want
-    to stop, they stop at once; otherwise after the next batch, which another worker may have begun.
+    Vote is the last callback. Workers vote after each epoch. They can also vote after a batch if a
+    worker asks for it. This is possible only if a worker has a user-defined callback that acts on
+    batches, or may be preempted. Keras's own callbacks decide by the logs, which are equal. If all
+    workers want to stop, they stop at once; otherwise they stop after the next batch, which another
+    worker may have begun.
 
     With each vote the workers compare which variables are trainable. If a user-defined callback
-    acts at the beginning of an epoch, they also compare then. Workers that train different weights
-    would wait forever for each other's gradients.
+    acts at the beginning of an epoch, the workers also compare then. Workers that train different
+    weights would wait forever for each other's gradients.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Vote(keras.callbacks.Callback):
         super().__init__()
         self._job = job
         self._epoch = 0
-        self._wanted_to_stop = False  # at the last point where they could have met
+        self._wanted_to_stop = False  # the last point at which the workers could have voted
         self._backups = [one for one in backups if one.listens]
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
@@ -81,7 +82,7 @@ class Vote(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call it."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
-        self._job.meets_here(wants=False)  # because they meet here in any case
+        self._job.meets_here(wants=False)  # all workers come here in any case
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)
 
@@ -122,7 +123,7 @@ class Vote(keras.callbacks.Callback):
     def _vote(
         self, label: str, own: list[bool], epoch: int, batches: int
     ) -> list[tuple[bool, ...]]:
-        """Returns all workers' values for each of `own`, after a backup if one must leave."""
+        """Returns the workers' values for each of `own`; first saves a backup if one must leave."""
         asked = [backup.asked_to_leave for backup in self._backups]
         everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))
         for backup, leaves in zip(self._backups, everyone[len(own) :], strict=True):
@@ -160,10 +161,10 @@ def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> boo
 class InSync(keras.callbacks.Callback):
     """Compares the weights of all workers at the end of each epoch, by checksums.
 
-    It also compares the sizes of the batches. If each worker itself `shuffles` arrays, it compares
-    the states of the generators that draw the order, because a callback of one worker may have
-    drawn from them. It runs after the callbacks that may change weights, and before those that save
-    backups.
+    The callback also compares the sizes of the batches. If each worker itself `shuffles` arrays,
+    the callback compares the states of the generators that draw the order, because a callback of
+    one worker may have drawn from these generators. This callback runs after the callbacks that may
+    change weights, and before the callbacks that save backups.
     """
 
     def __init__(self, replicas: ReplicaSet, job: Job, *, shuffles: bool = False) -> None:

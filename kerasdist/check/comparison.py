@@ -1,7 +1,7 @@
 """Compares a training step under the strategy with the same step on one device.
 
 Each step runs on copies of the state (`kerasdist.backends.base.trial`), so that nothing must be
-restored, and other threads see nothing of it.
+restored, and other threads do not notice the steps.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Steps:
     def take_step(
         self, *, alone: bool, change: float = 0.0, number: int = 0
     ) -> tuple[StepResult, Trial]:
-        """Runs the step; with a number, weights and unrepeated draws are changed a little."""
+        """Runs the step; a number changes weights and unrepeated draws a little."""
         is_fresh = self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
         trial: Trial = self.trainer.replicas.trial_class(
@@ -96,7 +96,8 @@ class _Steps:
         hidden = {id(one) for one in state.seeds} | {id(one) for one in state.metrics}
         seen = [one for one in self.model.variables if id(one) not in hidden]
         with keras_compat.in_trial(trial):  # the step reads and writes copies of the variables
-            # Reads all variables in the same order on all workers, which may have to gather them.
+            # All variables are read in the same order on all workers, because a read may gather
+            # shards.
             keras_compat.stored_values(state.all)
             if change:
                 trial.change(change)
@@ -206,7 +207,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             again = _under_strategy(job, steps, expected, alone, precision)
             found, suspicious = min((found, suspicious), again, key=lambda one: len(one[1]))
             is_any = _is_any(job, bool(suspicious))
-        del alone  # frees the copies of the state
+        del alone  # this frees the copies of the state
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
         keeps_state = False
@@ -269,8 +270,8 @@ def _is_any(job: Job | None, suspicious: bool) -> bool:
 def _keeps_state(steps: _Steps, expected: StepResult, precision: Precision) -> bool:
     """Returns whether one device's step differs when it is repeated, though it draws nothing.
 
-    Then the replicas differ for a reason: they share the state that the step keeps in Python.
-    Workers have one replica each, so they share nothing.
+    Then the replicas differ because they share the state that the step keeps in Python. Workers
+    with one replica each share no such state.
     """
     if may_draw(steps.model):
         return False
@@ -322,7 +323,7 @@ def _of_outputs(
 def _common(
     job: Job | None, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
-    """Returns the findings of the first worker that has any, else those of the chief."""
+    """Returns the findings of the first worker that has findings, else of the chief."""
     if job is None:
         return found, beyond, misfit
     own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
@@ -353,7 +354,7 @@ def _compute_dtypes(model: keras.Model) -> list[str]:
     return [str(layer.compute_dtype) for layer in [model, *keras_compat.flat_layers(model)]]
 
 
-# Draws that drop, scale or reorder their argument: a trial returns the argument unchanged.
+# Random functions that drop, scale or reorder their argument; in a trial they return it unchanged.
 _LEFT_OUT = ("dropout", "shuffle")
 
 
@@ -366,9 +367,11 @@ class RecordedDraws:
     """Records the draws of the first step of a trial, and repeats them in its other steps.
 
     Attributes:
-        misfit: Why a draw could not be repeated; None if all could be. The step then drew anew.
+        misfit: Why a draw could not be repeated; None if all draws could be repeated. In that case
+        the step has drawn anew.
         may_be_stacked: Whether a draw has several entries for each row.
-        are_stacked: Whether such a draw has its entries as batches, one after the other.
+        are_stacked: Whether a draw of that kind has its entries as several batches, one after the
+        other.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:

@@ -57,9 +57,10 @@ def _can_be_compared(model: Any) -> bool:
 
 @final
 class FirstBatchCheck:
-    """Compares a model's first training step with one device, and the first of a second batch size.
+    """Compares a model's first training step, and the first of a second batch size, with one
+    device.
 
-    The rows of the first batch may be divided evenly, while those of a later batch are not.
+    The rows of the first batch may be divided evenly, while the rows of a later batch may not.
     """
 
     def __init__(self, model: Any) -> None:
@@ -105,13 +106,13 @@ class FirstBatchCheck:
             return
         finally:
             if not self._replicas.on_cpu:
-                gc.collect()  # copies of the state in reference cycles may take the step's memory
+                gc.collect()  # copies of the state may stay in reference cycles
         if message is None:
             return
         self.is_done = True
         replicas = self._replicas
         if replicas.options.check == "raise":
-            self.is_done, self._compared = False, None  # the next call shall raise again
+            self.is_done, self._compared = False, None  # the next call shall raise the error again
             raise NotOneDeviceError(message)
         if replicas.job is None or replicas.job.is_chief:
             warn_user(message)

@@ -122,8 +122,8 @@ def compare_with_one_device(
 
     Both steps run on copies of the model's state, get the same batch, and draw the same random
     numbers, or leave out dropout. The model, the optimizer and the metrics are not changed, and
-    other threads may use them meanwhile. `fit` does the same with its first batch if your code
-    could mix examples, and warns if the steps differ.
+    other threads may use them meanwhile. `fit` makes the same comparison with its first batch if
+    your code could mix examples, and warns if the steps differ.
 
     Random draws are made equal if code draws by ``keras.random``, or on PyTorch by any function of
     torch. Draws of ``tf.random``, NumPy and Python differ; then a difference counts only if it is
@@ -189,8 +189,9 @@ def compare_with_one_device(
 def places(model: keras.Model, comparison: Comparison) -> str:
     """Returns the user code that may make the step differ, with file and line.
 
-    If only metrics differ, that is the code of the metrics. If the model's outputs are equal, it is
-    the code of the losses and the step. If the gradients are equal too, it is the optimizer's code.
+    If only metrics differ, this is the code of the metrics. If the model's outputs are equal, this
+    is the code of the losses and the step. If the gradients are equal too, this is the optimizer's
+    code.
     """
     differ = {one.name for one in comparison.beyond_rounding}
     changes = {f"change of {one.name}" for one in comparison.found.weights}

@@ -47,7 +47,7 @@ app = typer.Typer(
     name="kerasdist",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # because rich's tables give a flag the type <bool>
+    rich_markup_mode=None,  # rich's tables show <bool> as the type of a flag
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -21,7 +21,7 @@ DEFAULT_HOST = "metadata.google.internal"
 _PATH = "computeMetadata/v1/instance/attributes"
 _SECONDS, _TRIES, _PAUSE = 5.0, 3, 0.5
 
-# The attributes of a TPU VM that contain its place, and the variable that forbids their use.
+# The attributes of a TPU VM that describe its slice, and the variable that forbids their use.
 _ATTRIBUTES = ("agent-worker-number", "worker-network-endpoints", "tpu-env")
 _NO_METADATA = "TPU_SKIP_MDS_QUERY"
 

@@ -42,8 +42,8 @@ class Finding:
 
     Attributes:
         source: The source.
-        answer: This process's place; or why the source describes none; or what is wrong with the
-            source.
+        answer: This process's place in a job; or why the source describes no job; or the source's
+            error.
     """
 
     source: Source

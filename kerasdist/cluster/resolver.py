@@ -15,7 +15,7 @@ from kerasdist.core.earlier_names import refuse_arguments, resolve
 class ClusterResolver(ABC):
     """Tells a process which workers its job has, and which of these workers it is.
 
-    It is modelled on ``tf.distribute.cluster_resolver.ClusterResolver``, and works on every
+    The class is modelled on ``tf.distribute.cluster_resolver.ClusterResolver``, and works on every
     backend. A strategy for several workers calls `detect`, unless it gets a resolver as an
     argument.
 
@@ -268,7 +268,7 @@ class OpenMPIClusterResolver(EnvironmentResolver):
 
 @final
 class PMIClusterResolver(EnvironmentResolver):
-    """The cluster of processes that the ``mpirun`` of MPICH, or of a relative, has started."""
+    """The cluster of processes that ``mpirun`` of MPICH, Intel MPI or a similar MPI has started."""
 
     _source = sources.PMI
 

@@ -24,7 +24,7 @@ _EXAMPLE = (
 
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
-    """Reads ``TF_CONFIG``. TensorFlow's servers listen at its addresses, kerasdist elsewhere."""
+    """Reads ``TF_CONFIG``. Reads ``TF_CONFIG``, at whose addresses TensorFlow's servers listen."""
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:
@@ -172,7 +172,7 @@ _URI = "OMPI_MCA_orte_hnp_uri"  # Open MPI 4: <job>.0;tcp://<addresses of mpirun
 def _read_open_mpi(variables: Variables) -> Membership | Absent:
     """Reads the variables of Open MPI's ``mpirun``, which starts any program, MPI or not.
 
-    Rank 0 is assumed to be on the machine of ``mpirun``. That is right unless a list of hosts
+    Rank 0 is assumed to be on the machine of ``mpirun``. This is right unless a list of hosts
     leaves out that machine.
     """
     rank = variables.integer("OMPI_COMM_WORLD_RANK")

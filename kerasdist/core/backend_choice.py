@@ -35,7 +35,7 @@ TESTED = {
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which several GPUs compute faster with a process each than in one process."""
 
-_OTHERS = ("numpy", "openvino")  # Keras has these backends for inference only
+_OTHERS = ("numpy", "openvino")  # these backends of Keras are for inference only
 
 _DISTRIBUTIONS = {
     "keras": ("keras", "keras-nightly"),
@@ -174,7 +174,7 @@ def too_old(package: str) -> str | None:
         # 2.9.0a0, for example, and count as 2.9.0.
         if Version(Version(version).base_version) >= Version(floor):
             return None
-    except InvalidVersion:  # a version that a user's own build gave itself
+    except InvalidVersion:  # the version of a user's own build
         return None
     return (
         f"Expected {package}>={floor}, the lowest version that kerasdist works with. Received: "

@@ -1,4 +1,4 @@
-"""Which strategy is in force, and which replica the running code belongs to.
+"""Knows which strategy is in force, and to which replica the running code belongs.
 
 Each thread has its own strategy and replica, as in ``tf.distribute``: a scope that one thread has
 entered does not count in another. Outside every scope a default strategy of one replica is in
@@ -21,7 +21,7 @@ from kerasdist.errors import ScopeError
 
 
 class StrategyLike(Protocol):
-    """What the lower layers use of a `kerasdist.Strategy`."""
+    """The members of a `kerasdist.Strategy` that the lower layers use."""
 
     is_used: bool
 
@@ -70,7 +70,7 @@ class StrategyLike(Protocol):
 
 
 class ReplicaLike(Protocol):
-    """What the lower layers use of a `kerasdist.ReplicaContext`."""
+    """The members of a `kerasdist.ReplicaContext` that the lower layers use."""
 
     @property
     def strategy(self) -> StrategyLike:
@@ -104,7 +104,7 @@ class ReplicaLike(Protocol):
 
 
 class Current(threading.local):
-    """What the code of the calling thread belongs to.
+    """The strategy, replica and other contexts to which the code of the calling thread belongs.
 
     Attributes:
         replica: The replica, for kerasdist's own code; None in cross-replica code and under the
@@ -114,9 +114,9 @@ class Current(threading.local):
         updates_copies: Whether the function given to `StrategyExtended.update` is running.
         meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
         scopes: The strategies whose scopes are open, the innermost last.
-        replicas: What `get_replica_context` returns, the innermost last. None stands for
+        replicas: The values for `get_replica_context`, the innermost last. None stands for
             cross-replica code that a replica has called. Within `whole_step` this list has an
-            entry, while `replica` is None.
+            entry, although `replica` is None.
         placements: The open placements, the innermost last.
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
@@ -136,7 +136,7 @@ class Current(threading.local):
 current = Current()
 _default: list[StrategyLike] = []
 
-# The module is imported by its name, because it imports this one.
+# This module is imported by its name, because it imports `kerasdist.core.context` itself.
 _DEFAULT_HOME = "kerasdist.api.strategy"
 
 
@@ -149,7 +149,7 @@ def default_strategy() -> StrategyLike:
 
 @contextmanager
 def strategy_scope(strategy: StrategyLike) -> Generator[None]:
-    """Makes `strategy` the one in force in this thread."""
+    """Puts `strategy` in force in this thread, inside of the block."""
     inside = current.replica
     if inside is not None:
         raise ScopeError(
@@ -191,7 +191,7 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
 def whole_step(strategy: StrategyLike) -> Generator[None]:
     """Runs code that handles the whole global batch.
 
-    A user's code sees one replica of the strategy there; `current.replica` stays None for
+    User code then sees a single replica of the strategy; `current.replica` stays None for
     kerasdist.
     """
     current.replicas.append(strategy.sole_replica_context)

@@ -1,8 +1,8 @@
-"""Names that `tf.distribute` has or had and kerasdist has not, with what to write instead.
+"""Names of `tf.distribute` that kerasdist does not have, with the code to write instead.
 
-One table each is for names with a new name, for names without one, and for arguments. A renamed
-attribute is found under its earlier name. For any other, `hasattr` is False, and the error says
-what to write instead.
+There is a table for names that have a new name, a table for names that have none, and a table for
+arguments. A renamed attribute is found under its earlier name. For any other earlier name,
+`hasattr` is False, and the error says what to write instead.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _TPU_ON_VM = "Run the script on the TPU's own VMs, and leave it out."
 _TOPOLOGY = "Write topology = kerasdist.tpu.initialize_tpu_system(resolver), which describes it."
 
 # The new name of an earlier one, by module or class.
-# The new name may be that of a member's member.
-# An empty name, or a dot at the end, stands for the earlier name in the same or that place.
-# Here and in the tables below a key may be several names, separated by spaces.
+# The new name may be a member of a member, such as ``a.b``. An empty new name stands for the
+# earlier name itself, and ``a.`` for the earlier name as a member of ``a``. Here and in the tables
+# below a key may be several names, separated by spaces.
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "kerasdist": {
         "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",
@@ -193,7 +193,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Further values that are accepted, because kerasdist does what they ask for in any case.
+# Further values of arguments that are accepted, because kerasdist always does what they ask for.
 _ACCEPTED = {
     "auto_shard_dataset": (None, False, True),
     "prefetch_on_device": (None, True),

@@ -1,8 +1,8 @@
 """Finds the GPUs that this process may use, without starting a framework.
 
-NVIDIA's GPUs are found by NVML, which shows those that a container or a scheduler's cgroup leaves
-to the process, and which works under WSL2. AMD's GPUs are found by the files of Linux's driver.
-Environment variables such as ``CUDA_VISIBLE_DEVICES`` limit both.
+NVIDIA's GPUs are found by NVML, which also works under WSL2 and shows only the GPUs that a
+container or a scheduler's cgroup leaves to the process. AMD's GPUs are found by the files of
+Linux's driver. Environment variables such as ``CUDA_VISIBLE_DEVICES`` hide some of these GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 _INDEX = re.compile(r"\d+")
 _MIG = "MIG-"
 _NAME = re.compile(r"\d|GPU-|MIG-")
-# The numbers by which AMD's driver marks memory that is on a GPU.
+# The numbers with which AMD's driver marks memory that is on a GPU.
 _OF_GPU = (1, 2)
 
 
@@ -52,9 +52,9 @@ class Gpu:
 def visible(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Gpu, ...]:
     """Returns the GPUs that a process with these environment variables sees; none without a driver.
 
-    The GPUs come in the order in which CUDA or ROCm numbers them for the process. One case cannot
-    be known here: if a machine has GPUs of several models, and ``CUDA_DEVICE_ORDER`` is not
-    ``PCI_BUS_ID``, CUDA may count the faster GPUs first.
+    The GPUs come in the order in which CUDA or ROCm numbers them for the process. The order may be
+    wrong if a machine has GPUs of several models and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``,
+    because CUDA may then count the faster GPUs first.
 
     Args:
         environ: The environment variables of the process.
@@ -136,7 +136,7 @@ def opened_nvml() -> Generator[Any]:
 
 
 def handles(nvml: Any) -> Iterator[tuple[int, Any]]:
-    """Yields number and handle of each GPU, but of none of other containers and jobs."""
+    """Yields the number and the handle of each GPU that the container or job may use."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = ask("nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
@@ -318,10 +318,10 @@ def _amd(root: Path) -> Iterator[Gpu]:
             facts = _properties(node / "properties")
             minor = facts.get("drm_render_minor", 0)
             if not facts.get("simd_count") or not (root / f"dev/dri/renderD{minor}").exists():
-                continue  # the node is a processor, or a GPU of another container
+                continue  # a processor, or a GPU of another container
             banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
             name = (node / "name").read_text(encoding="utf-8").strip()
-        except OSError:  # another job's GPU, which this process may not read
+        except OSError:  # a GPU of another job, which this process may not read
             continue
         serial = facts.get("unique_id")  # some GPUs have no id
         place = f"{platform.node()}/{facts.get('domain', 0)}/{facts['location_id']:08x}"

@@ -1,4 +1,4 @@
-"""What accelerators and their networks can do, by their makers' numbers and by measurements.
+"""The rates of accelerators and of their networks, as their makers state them or as measured.
 
 All rates are for one chip and one direction, in bytes or floating-point operations a second.
 """
@@ -162,7 +162,7 @@ def _tpu(name: str) -> Chip:
 CHIPS = {**{name: _gpu(name) for name in _GPUS}, **{name: _tpu(name) for name in _TPUS}}
 """The accelerators that a plan can be made for, by name."""
 
-_OTHERS = {"pcie", "nvl", "mig"}  # slower models of the same name, and MIG parts
+_OTHERS = {"pcie", "nvl", "mig"}  # These are slower models of the same name, and MIG parts.
 
 
 def chip_of(name: str) -> Chip | None:
@@ -187,7 +187,8 @@ _REGISTERS = """
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 """
-# Per architecture: multiprocessors, units of each, clock, sizes of caches, compute capability.
+# By architecture: number of multiprocessors, their units, clock, sizes of caches, compute
+# capability.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
     # CUDA 13 builds kernels for 7.5 and newer only, so these GPUs get the kernels of an A100.
@@ -322,7 +323,7 @@ def _wrong(text: str, hint: str) -> DeviceError:
 
 
 def group_of(chip: Chip, devices: int) -> Target:
-    """Returns a target with that many devices: full machines, or slices that are nearly cubes.
+    """Returns a target with so many devices, in full machines or in slices that are nearly cubes.
 
     Args:
         chip: The kind of accelerator.

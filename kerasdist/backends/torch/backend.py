@@ -96,7 +96,7 @@ class TorchBackend(Backend):
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Counts the operations of a call by torch's own counter, with tensors without storage."""
-        # imported here, because few programs need it
+        # imported here, because few programs need this
         from torch.utils.flop_counter import FlopCounterMode
 
         def empty(one: keras.KerasTensor) -> torch.Tensor:

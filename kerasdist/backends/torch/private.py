@@ -28,7 +28,8 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# The first call replaces each of these by torch's own function, so that no wrapper stays.
+# The first call replaces each of these functions by torch's own, so that later calls need no
+# wrapper.
 
 
 def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:

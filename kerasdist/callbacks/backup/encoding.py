@@ -1,12 +1,12 @@
 """Converts the state of callbacks and data sources to JSON and arrays, and back.
 
-A value is converted to a form, which is JSON except for NumPy arrays in it. In a file, numbers
-stand for the arrays.
+A value is converted to a *form*, which is JSON but may contain NumPy arrays. In a file, numbers
+replace the arrays of a form.
 
-There is no pickle, so reading a backup runs no code. Mutable values (lists, arrays, random
+Pickle is not used, so reading a backup runs no code. Mutable values (lists, arrays, random
 generators, objects) are restored by filling the existing object, so that other code that refers to
-it sees the restored value. But if the run has replaced the script's list or array by another, the
-restored one is a new object.
+it sees the restored value. But if the run has replaced the script's list or array by another
+object, the restored value is a new object.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Encoder:
         }
 
     def held(self) -> list[object]:
-        """Returns the values whose ids `filled` has."""
+        """Returns the values with the ids that `filled` contains."""
         return [value for value, *_ in self._seen.values()]
 
     def attributes(self, values: Mapping[str, object], name: str) -> dict[str, Form]:
@@ -104,7 +104,7 @@ class Encoder:
         return forms
 
     def encode(self, value: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of a value."""
+        """Returns a value's form (JSON and arrays)."""
         if type(value) in _PLAIN:
             return value
         if id(value) in self._seen:
@@ -159,7 +159,7 @@ class Encoder:
         return {_TAG: "same", "as": form.setdefault("named", first)}
 
     def _state(self, state: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of a state, which is an object made only for this call."""
+        """Returns the form of the dict that `state_dict()` has made only for this call."""
         before, self._is_state = self._is_state, True
         form = self.encode(state, where, depth)
         self._is_state = before
@@ -168,8 +168,8 @@ class Encoder:
     def _is_there(self, value: object, where: str) -> bool:
         """Returns whether the script makes a value of this type here, which can be filled.
 
-        An object of Keras must also have as many variables; an optimizer gets them in its first
-        update.
+        An object of Keras must also have as many variables; an optimizer gets its variables in its
+        first update.
         """
         count = len(_variables(value)) if isinstance(value, _OF_KERAS) else None
         one = where, (type(value), count)
@@ -247,7 +247,7 @@ def numbered(form: object, arrays: list[np.ndarray]) -> Any:
 
 
 def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
-    """Returns the form that `numbered` has converted, with its arrays."""
+    """Returns the form that `numbered` has converted, again with its arrays."""
 
     def fill(one: dict[str, Any]) -> Any:
         return arrays[one[_NUMBER]] if _NUMBER in one else one
@@ -415,8 +415,7 @@ class Remembering:
         ]
         self._elsewhere = [*elsewhere, *self._objects]
         self._there: list[Container[tuple[str, object]] | None] = [None] * len(self._objects)
-        # The values that `_there` has. They are kept, so
-        # that their replacements do not get their ids.
+        # The values of `_there`, which are kept so that their replacements do not get their ids.
         self._held: list[object] = []
         self._lost: list[Mapping[str, str]] = []
         self._at_begin: list[dict[str, int]] = []
@@ -533,7 +532,7 @@ def _write_again(logger: Any, content: bytes) -> None:
 
 
 def _lines_elsewhere(callback: object) -> list[str]:
-    """Returns a message about a CSVLogger's file, if that is not on this machine."""
+    """Returns a message if the file of a CSVLogger is not on this machine."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
     is_here = Path(callback.filename).is_file()

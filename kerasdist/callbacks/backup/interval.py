@@ -1,8 +1,8 @@
-"""After how many batches a backup is due, and how that number is chosen if the user leaves it open.
+"""Decides after how many batches a backup is due, and chooses this number if the user sets none.
 
 The number is chosen once for a run, after its first backup, and later backups contain it. So a
 restarted run saves its backups at the same batches as an uninterrupted run. If each process chose
-it anew, its clock would decide at which batches sums of metrics are rounded.
+the number anew, clocks would decide at which batches sums of metrics are rounded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _logger = logging.getLogger("kerasdist")
 def best_seconds(cost: float, between_failures: float) -> float:
     """Returns how many seconds to train between two backups, so that the least time is lost.
 
-    This is Daly's formula (2006), which improves Young's (1974), ``sqrt(2 * cost * mtbf)``.
+    This is the formula of Daly (2006), which improves that of Young (1974), ``sqrt(2 * cost *
+    mtbf)``.
 
     Args:
         cost: The seconds for which training stops for a backup.
@@ -43,10 +44,10 @@ def best_seconds(cost: float, between_failures: float) -> float:
 class Interval:
     """After how many batches of training a backup is due.
 
-    With a number, a backup is due after every so many batches of an epoch, and at its end. With
-    ``"auto"``, batches are counted from one backup to the next, across the ends of epochs. At the
-    end of an epoch a backup is made if half of the batches have passed, because it is cheaper to
-    continue from there.
+    With a number, a backup is due after every such number of batches of an epoch, and at its end.
+    With ``"auto"``, batches are counted from one backup to the next, across the ends of epochs. At
+    the end of an epoch a backup is made if half of the batches have passed, because it is cheaper
+    to continue from there.
 
     Attributes:
         is_open: Whether the number of batches is still to be chosen.
@@ -68,7 +69,7 @@ class Interval:
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Takes over what a backup has saved; ``at_once`` is the number of batches per call."""
+        """Restores the values of a backup; ``at_once`` is the number of batches per call."""
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
         if self._is_auto:

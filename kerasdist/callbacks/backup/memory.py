@@ -2,8 +2,8 @@
 
 A restart ends all processes, so a copy is a file in the memory of a host (``/dev/shm``), which
 outlives them. The chief writes one copy, and on each other host one worker writes a copy of the
-variables that it holds itself. So a lost host takes nothing away that others lack. The launcher
-names the folder, which is the same in all attempts of a job, and removes it.
+variables that it holds itself. So no data are lost with a host. The launcher names the folder,
+which is the same in all attempts of a job, and removes it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
     """Returns this host's folder for copies of backups; None if another process writes them.
 
     Afterwards the chief has the newest copy. All workers must call it. ``sends``: whether the model
-    belongs to a strategy, which can send what only the chief knows.
+    belongs to a strategy, which can send data that only the chief has.
 
     Raises:
         UnsupportedError: If copies are impossible.
@@ -100,10 +100,10 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
 
 
 def bring_newest(memory: Path, disk: Path, job: Job) -> None:
-    """Gives the chief the newest copy, unless it has a backup that is as new.
+    """Gives the chief the newest copy, unless the chief has a backup that is as new.
 
-    That is needed if the chief is on a host that had no copy, in the place of a lost host. All
-    workers must call it. If the chief cannot write the copy, it continues without, with a warning.
+    This is needed if the chief now runs on a host without a copy, because its host was lost. All
+    workers must call it. If the chief cannot write the copy, it warns and continues without a copy.
     """
     listed = storage.newest_first(memory)
     own = [storage.number_of(listed[0]), listed[0].stat().st_size] if listed else [0, 0]

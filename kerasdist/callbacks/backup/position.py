@@ -5,8 +5,8 @@ the data source that have changed. (If `fit` has ``steps_per_epoch`` and the dat
 epoch to epoch, that is done only before the first epoch.) A source that is read again from this
 state yields the same batches, and the batches that were trained on are skipped.
 
-Iterators of ``tf.data`` and Grain pipelines have places, from which they can continue; so have
-loaders with ``state_dict`` and ``load_state_dict``. These are read from the last saved place.
+Iterators of ``tf.data`` and Grain pipelines can save their place and continue from it. Loaders with
+``state_dict`` and ``load_state_dict`` can, too. Such sources are read from the last saved place.
 Keras's loops may read ahead of the steps. So for data that Python reads, places are saved as
 batches are read, namely after batches at which a backup may be made.
 """
@@ -44,9 +44,9 @@ class Places:
 
     Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
     the place between two epochs is the beginning of the next epoch: that iterator is made in
-    advance, and is used when Keras asks for it. A place within an epoch is saved together with that
-    of the next epoch, because a pipeline that has read its shuffle to the end no longer has the
-    seeds in its own place.
+    advance, and is used when Keras asks for it. A place within an epoch is saved together with the
+    place of the next epoch, because a pipeline that has read its shuffle to the end no longer has
+    the seeds in its own place.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Places:
 
     def newest(self, count: int) -> Place | None:
         """Returns the last place at or before so many batches, and forgets earlier places."""
-        if self._to is not None:  # nothing was read since: its batches were the epoch's last
+        if self._to is not None:  # its batches were the last ones of the epoch
             return self._to
         if not self._read_by_python and self._last is not None and self._is_due(count):
             self._kept = self._now(self._last, count)
@@ -113,8 +113,8 @@ class Places:
         return there[-1] if there else None
 
     def next(self) -> Place | None:
-        """Returns where the next iteration begins; None if all iterations begin equally."""
-        if self._to is not None:  # nothing was read since then
+        """Returns the place at which the next iteration begins; None if all begin equally."""
+        if self._to is not None:  # since then nothing was read
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self._source):
             return None
@@ -264,7 +264,7 @@ class Position:
     def _is_due(self, count: int) -> bool:
         """Returns whether a backup may be made after so many batches and begin at that place."""
         if self._draws or not self._read_by_python:
-            return not self._draws  # a pipeline's own draws are not a part of its place
+            return not self._draws  # a place does not include random draws of the pipeline
         if self._steps is not None:
             count %= self._steps
         if count in (0, self._length):
@@ -325,8 +325,8 @@ class Position:
     ) -> None:
         """Sets the random generators to the states of a backup, after batches were read.
 
-        TensorFlow reads Python sources ahead, in another thread. If that thread draws from the
-        global generators, they already have the right states.
+        TensorFlow reads Python sources ahead, in another thread. If the thread that reads ahead
+        draws from the global generators, these already have the right states.
         """
         if self._reads_aside:
             before = begin or (self._begin["random"] if self._begin is not None else None)
@@ -426,7 +426,8 @@ class Position:
         """Returns the state with which Keras began the next iteration at the end of an epoch."""
         if self._ends_later:
             return self._now(random)
-        # These determine the order of the rows, which Keras draws when it reads the first batch.
+        # The random states determine the order of the rows, which Keras draws when it reads the
+        # first batch.
         return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:

@@ -1,8 +1,8 @@
 """The backup files of one run, in a folder that only one run can use at a time.
 
-The first run holds a lock, and other runs are refused. The lock is a kernel lock on a file that
-names its owner. Shared file systems (NFS, Lustre, GPFS) pass the lock on to their servers. If a
-process ends for any reason, its locks end too.
+The first run that uses the folder holds a lock, and other runs are refused. The lock is a kernel
+lock on a file that names its owner. Shared file systems (NFS, Lustre, GPFS) pass the lock on to
+their servers. If a process ends for any reason, its locks end too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _ENDED: Counter[Path] = Counter()
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
 # This file names the launcher's run in which a call of `fit` has ended, but not the script.
-# If the job then restarts, it may be for an error after `fit`, which has no epoch left to train.
+# If the job then restarts because of an error after `fit`, the call of `fit` has no epoch left to
+# train.
 _MARK = "finished"
 
 
@@ -191,15 +192,15 @@ class RunFiles:
         return self._job.all_gather_object(label, value)
 
     def begin_next(self) -> None:
-        """Takes the next number for a backup, after the backup before it is on the disk."""
+        """Takes the number of the next backup, after the previous backup is on the disk."""
         self.wait()
         self.number += 1
 
     def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
         """Writes this worker's part of a backup; returns, on the chief, the facts about all parts.
 
-        All workers must call it. When it returns, all parts are on the disk. If a worker could not
-        write, all workers get None.
+        All workers must call it. When the method returns, all parts are on the disk. If a worker
+        could not write, all workers get None.
 
         Args:
             shards: The shards that this worker holds, by the number of the variable.
@@ -227,9 +228,9 @@ class RunFiles:
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
         """Writes a backup and removes old ones; returns whether it did, on the chief only.
 
-        If there is enough memory, the backup is written there, and a thread copies the chief's to
-        the disk. All workers must call it, because workers that do not write take part in the
-        reads.
+        If there is enough memory, the backup is written to memory, and a thread copies the chief's
+        file to the disk. All workers must call it, because workers that do not write take part in
+        the reads.
         """
         folder = self._folder
         if self._memory is not None and memory.has_room(self._memory, arrays):
@@ -286,7 +287,7 @@ class RunFiles:
         if self._memory is not None:
             with contextlib.suppress(OSError):
                 storage.remove(path for path in self._own() if path.parent == self._memory)
-                self._memory.rmdir()  # fails if a later call has copies there
+                self._memory.rmdir()  # this fails if a later call has copies there
                 self._memory.parent.rmdir()
         if not self._is_chiefs:
             return
@@ -315,7 +316,7 @@ class RunFiles:
         variables.remove_orphans(folder, up_to=self.number)
 
     def _all(self) -> list[Path]:
-        """Returns all backups, newest first; of two copies of one, the copy in memory first."""
+        """Returns all backups, newest first; a copy in memory comes before the copy on disk."""
         folders = [self._folder] if self._memory is None else [self._memory, self._folder]
         found = [path for folder in folders for path in storage.newest_first(folder)]
         return sorted(found, key=storage.number_of, reverse=True)
@@ -348,7 +349,7 @@ def _mark_of(folder: Path) -> str | None:
 def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
     """Removes the backups of calls that have ended, unless another run has removed them.
 
-    `ended`: how many calls have ended; None for all. Backups of calls to come are not removed.
+    `ended`: how many calls have ended; None for all. Backups of later calls are not removed.
     """
     with contextlib.suppress(OSError):
         if _mark_of(folder) == run:
@@ -359,7 +360,7 @@ def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
 
 
 def _fit_of(path: Path) -> int:
-    """Returns how many calls of `fit` had ended before the backup's call; 0 if it is damaged."""
+    """Returns how many calls of `fit` had ended before the backup's; 0 for a damaged file."""
     try:
         return int(StoredFile(path).facts["fit"])
     except _UNUSABLE:
@@ -379,8 +380,8 @@ _PAUSE = 1.0
 _IS_HELD = (errno.EACCES, errno.EAGAIN)
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# The files that this process holds. It must not open any of them again, because closing any copy
-# of a file ends all locks of the process on it.
+# The files that this process holds. It must not open any of them again, because closing a file ends
+# all locks of the process on this file.
 _held: dict[Path, int] = {}
 
 
@@ -439,7 +440,7 @@ def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
                 return _owner(opened.read())
         _warn_of_lock(path, error)
         return None
-    if not _is_still(path, file):  # the owner has ended meanwhile and removed the file
+    if not _is_still(path, file):  # meanwhile the owner has ended and removed the file
         os.close(file)
         return _try_lock(path, mode)
     _held[path] = file

@@ -1,9 +1,9 @@
-"""Backups on disk: a file is complete or absent.
+"""Backups on disk; a file is either complete or absent.
 
 A file consists of a line that identifies it, the length of a JSON header, the header, the bytes of
-the arrays, and a SHA-256 over all of that. It is written under another name, flushed to the disk,
-and then renamed, which replaces a file completely or not at all. Arrays are read, written and
-checked one after another, so that memory need not hold them all.
+the arrays, and a SHA-256 over all of that. The file is written under another name, flushed to the
+disk, and then renamed, which replaces an older file completely or not at all. Arrays are read,
+written and checked one after another, so that memory need not hold them all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRIVATE = 0o600
 @final
 @dataclass(frozen=True)
 class Unread:
-    """An array that is read only while it is written, so that no copy of it stays in memory.
+    """An array that is read only when it is written, so that no copy stays in memory.
 
     Attributes:
         dtype: The type of NumPy.
@@ -63,7 +63,7 @@ class StoredFile:
         """Reads only the header; `require_whole` checks the file.
 
         Raises:
-            BackupError: If the header does not have the form that `write_file` gives it.
+            BackupError: If the header does not have the form in which `write_file` writes headers.
         """
         self.path = path
         with path.open("rb") as file:

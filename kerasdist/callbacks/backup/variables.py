@@ -126,7 +126,8 @@ _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
 class StoredVariables:
     """The variables of a backup, in the chief's file and in the parts.
 
-    A worker that holds the same shards as the worker that wrote its part reads only that header.
+    A worker that has the same shards as the worker that wrote a part reads only the header of that
+    part.
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
@@ -166,7 +167,7 @@ class StoredVariables:
         )
 
     def part(self, variable: int, region: Region) -> np.ndarray:
-        """Reads a region of a variable, and nothing else if the files allow that."""
+        """Reads a region of a variable, and, if the files allow it, no other data."""
         if self.chiefs.forms[variable] is not None:
             return self.chiefs.columns(variable, region)
         for one, file, index in self._own.get(variable, ()):
@@ -264,7 +265,7 @@ def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Se
 
 
 def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
-    """Returns variables' values for a file; those without aggregation are read when written.
+    """Returns variables' values for a file; values without aggregation are read when written.
 
     All workers must call it, and then either write the file or call `read_along`.
 

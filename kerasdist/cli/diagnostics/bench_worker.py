@@ -2,7 +2,8 @@
 
     python -m kerasdist.cli.diagnostics.bench_worker [CORES COMMAND...]
 
-Without that limit, one worker would use all cores, and two would share them without speed-up.
+Without the limit to some cores, one worker would use all cores, and two workers would share them
+without speed-up.
 """
 
 from __future__ import annotations

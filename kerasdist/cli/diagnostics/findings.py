@@ -1,4 +1,4 @@
-"""Findings: the results of checks, and how they are shown."""
+"""Findings, which are the results of checks, and functions that show them."""
 
 from __future__ import annotations
 

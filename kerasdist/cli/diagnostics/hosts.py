@@ -66,7 +66,7 @@ class Agent:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            start_new_session=True,  # because Ctrl-C shall reach only this process
+            start_new_session=True,  # Ctrl-C shall reach only this process
         )
         self.send({} if host is None else start.for_another_machine(os.environ))
 

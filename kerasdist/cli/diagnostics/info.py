@@ -47,7 +47,7 @@ class SourceFacts:
         verdict: ``"believed"``, ``"agrees"``, ``"contradicts"``, ``"wrong"``, ``"absent"``, or
             ``"outer"``, which means that it describes the task in which a launcher runs.
         reason: Why the source has this verdict.
-        variables: Those of the source's environment variables that are set.
+        variables: The environment variables of the source that are set.
     """
 
     name: str
@@ -83,13 +83,13 @@ class Facts:
 
     Attributes:
         membership: This process's place in its job; None if it is the only process of its job.
-        error: What is wrong with the environment; None if nothing is.
+        error: What is wrong with the environment; None if nothing is wrong.
         independent: Whether this process is always a job of its own, whatever the sources say.
         sources: What each source says, in the order in which the sources are asked.
         backend: The backend that Keras will choose.
-        backend_reason: Where that choice comes from.
+        backend_reason: Where the choice of the backend comes from.
         backend_problem: Why the backend cannot be used here; None if it can.
-        devices: Those environment variables that choose devices and are set.
+        devices: The environment variables that are set and choose devices.
         gpus: The GPUs that this process sees.
         gpu_problem: Why NVIDIA's driver does not work; None if it works or is not installed.
         strategy: The strategy that `kerasdist.auto` would return.

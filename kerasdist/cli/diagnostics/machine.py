@@ -47,7 +47,7 @@ _LEAST_FILES = 4096
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _JAX_CUDA = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _BUSY = 0.1
-_SECONDS_TO_IMPORT = 45.0  # less than the time for which other hosts wait for the findings
+_SECONDS_TO_IMPORT = 45.0  # Less than the time for which other hosts wait for the findings.
 # Bytes per second of one PCIe lane in one direction, by generation, after encoding.
 _PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _MAX_NVLINKS = 18
@@ -137,7 +137,7 @@ def tell_internals() -> None:
 
 
 def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
-    """Yields a finding about each missing internal; if none is missing, one that says so."""
+    """Yields a finding for each missing internal, or one finding that none is missing."""
     gone = [one for one in used if one.is_gone()]
     for one in gone:
         found = f"{one.package} {framework_version(one.package)} has no {next(iter(one.spellings))}"
@@ -168,7 +168,7 @@ def _backend() -> Iterator[Finding]:
 def _is_built_for_gpus(backend: str) -> bool | None:
     """Returns whether an installed framework is built for GPUs; None if that is not known."""
     if backend == "jax":
-        # otherwise it may be the user's own build, or one for AMD
+        # another version may be the user's own build, or a build for AMD
         return any(map(is_installed, _JAX_CUDA)) or None
     if backend == "torch":
         return False if (version_of("torch") or "").endswith("+cpu") else None

@@ -51,7 +51,7 @@ def _main(folder: Path, rank: int) -> None:
             (folder / RESULT).write_bytes(pickler().dumps(value))
     except Exception as error:
         written = pickle.dumps("".join(traceback.format_exception(error)))
-        with contextlib.suppress(Exception):  # because some errors cannot be pickled
+        with contextlib.suppress(Exception):  # some errors cannot be pickled
             written += pickler().dumps(error)
         _failure_file(folder, rank).write_bytes(written)
         raise

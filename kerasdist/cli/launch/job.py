@@ -292,7 +292,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
-        """Removes what workers have left in memory; where `fit` ends, it removes that itself."""
+        """Removes the copies of backups that workers have left in memory when `fit` did not end."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The state of the workers as the launcher knows it, in a file and as a table on the terminal."""
+"""Shows the state of the workers, as the launcher knows it, in a file and in a table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Starts the other workers of a script from the script itself, which becomes their rank 0.
 
-A thread of rank 0 does here what `kerasdist.cli.launch.job` does in the launcher: when one worker
-fails, the others end, and so does rank 0, with the message and the exit code of ``kerasdist run``.
-The workers' supervisors hold a pipe from rank 0, so that no worker outlives it.
+A thread of rank 0 does the work of `kerasdist.cli.launch.job` here: when one worker fails, the
+other workers end, and so does rank 0, with the message and the exit code of ``kerasdist run``. The
+workers' supervisors hold a pipe from rank 0, so that no worker outlives it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Ranks:
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
         interruption.register(self.finish)
-        # registered before the job's own function, so that it runs after that
+        # registered before the job's own function, so that it runs after that one
         atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:

@@ -79,12 +79,12 @@ class WorkerExit:
 
     Attributes:
         rank: The worker's number.
-        exit_code: Its exit code; 128 + n if signal n ended it.
+        exit_code: The worker's exit code; 128 + n if signal n ended the worker.
         seconds: How long it ran.
-        stopped: Whether the launcher had told it to stop.
-        killed: Whether the launcher had to kill it by SIGKILL.
-        joined: Whether it joined the job, as a strategy of several workers does.
-        last_lines: The last lines of its output.
+        stopped: Whether the launcher had told the worker to stop.
+        killed: Whether the launcher had to kill the worker by SIGKILL.
+        joined: Whether the worker joined the job, which a strategy of several workers does.
+        last_lines: The last lines of the worker's output.
     """
 
     rank: int
@@ -134,7 +134,7 @@ class AttemptResult:
 
     @property
     def cause(self) -> WorkerExit | None:
-        """The worker that failed first by itself, and not because another one was lost."""
+        """The worker that failed first by itself, and not because another worker was lost."""
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
         consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         return min(
@@ -167,7 +167,7 @@ class AttemptResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a restart may help: after no success, no preemption and no stop by a signal."""
+        """Whether a restart may help: not after success, preemption, or a stop by a signal."""
         return self.exit_code not in (0, ExitCode.PREEMPTED) and self.signal is None
 
     @property

@@ -94,7 +94,7 @@ _SSH = (
 )
 
 
-# It starts in 20 ms, because it is run by its path, isolated and without site packages.
+# The supervisor starts in 20 ms, because it is run by its path, isolated and without site packages.
 SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
 
 
@@ -222,7 +222,7 @@ def begin_others(
 ) -> Iterator[Worker]:
     """Starts all workers but rank 0, which this process is, and yields each.
 
-    All of them see all devices, just as this process does.
+    All of these workers see all devices, just as this process does.
     """
     coordinator, listener = open_coordinator(slots)
     assert listener is not None  # because rank 0 is on this machine

@@ -1,10 +1,10 @@
-"""A worker's supervisor: the process between it and the launcher, on the worker's machine.
+"""A worker's supervisor: a process between worker and launcher, on the worker's machine.
 
 It leaves no orphans. The launcher holds the other end of its standard input, through ssh if the
-worker is on another machine. The first input line has its `Orders`, as JSON, because every user of
-a machine can see the arguments of all processes. A line ``signal 15`` is passed on to the worker.
-The end of the input means that the launcher has ended, for whatever reason (SIGKILL, a lost
-connection); then the supervisor ends the worker too.
+worker is on another machine. The first input line has the supervisor's `Orders`, as JSON, and not
+its arguments, because every user of a machine can see the arguments of all processes. A line
+``signal 15`` is passed on to the worker. The end of the input means that the launcher has ended,
+for whatever reason (SIGKILL, a lost connection); then the supervisor ends the worker too.
 
 The worker leads a process group, and any process that it leaves behind in that group is ended with
 it. Signals go only to the worker, because the processes of a data loader would end by SIGTERM, and
@@ -13,11 +13,13 @@ the worker would fail before it has saved a backup.
 For a worker on a machine that has joined, this file takes the place of ssh: it is run with the
 number of a connection, and the supervisor is at the other end of that connection.
 
-It ends a worker that has been stopped (by SIGSTOP) for longer than the others wait for a sign of
-life. Nobody else would notice if the worker has no others, or has not joined them yet.
+The supervisor ends a worker that has been stopped (by SIGSTOP) for longer than the others wait for
+its heartbeat. Nobody else would notice this in a job of one worker, or before the worker has joined
+the job.
 
 In an elastic job the worker may be forked by a process that has already imported the frameworks
-(`kerasdist.cli.launch.elastic.warm`). Then the worker's parent does what only a parent can do.
+(`kerasdist.cli.launch.elastic.warm`). Then the worker's parent does the work that only a parent can
+do.
 
 This file is run by its path, so it imports only the standard library. On another machine it is run
 as a module.
@@ -75,7 +77,8 @@ class Orders(TypedDict):
         seconds_to_stop: How long the worker has from SIGTERM to SIGKILL.
         heartbeat: How long the worker may be stopped (`kerasdist.job.protocol.Timeouts`).
         local_workers: How many workers this machine has.
-        gpus_of: The worker's number among them, if GPUs are divided here; None if they are not.
+        gpus_of: The worker's number among the workers of its machine, if they divide GPUs;
+        otherwise None.
         inherited: The files that the worker inherits.
         sends_reports: Whether the worker's reports are passed on within its output.
         must_join: Whether it is a failure if the worker ends well without joining the job.
@@ -165,7 +168,7 @@ def end(worker: Worker, grace: float) -> NoReturn:
 def end_group(worker: Worker) -> None:
     """Ends the worker's process group, whose number is that of the worker."""
     if isinstance(worker, Forked):
-        return  # the worker's parent does so as soon as this process has ended
+        return  # the parent does this as soon as this process has ended
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signal.SIGKILL)
 
@@ -276,7 +279,7 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
-    for number in inherited:  # only the worker may hold them, so that its port closes with it
+    for number in inherited:  # only the worker may hold these, so that its port closes with it
         os.close(number)
     listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]
     threading.Thread(target=listen, args=listening, daemon=True).start()

@@ -84,7 +84,7 @@ class Screen:
                 self._console.print(shown, soft_wrap=True)
                 return
             if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # not through the stream, which may hold half a line of the script
+                while text:  # not through the stream, whose buffer may have half a line
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
@@ -368,7 +368,7 @@ class Worker:
 
 @final
 class ThisProcess:
-    """Rank 0, which is this process, in the form of a worker of an attempt.
+    """Represents this process, which is rank 0, as a worker of an attempt.
 
     Attributes:
         told_to_stop: Whether the attempt has told this process to stop.
@@ -404,7 +404,7 @@ class ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Handles a signal as the script would; SIGINT has already reached the script."""
+        """Handles a signal in the way of the script, which has already got a SIGINT."""
         if number == signal.SIGINT:
             return
         self.told_to_stop = True

@@ -3,8 +3,8 @@
 On JAX the gathers are read from the program, because XLA places them. PyTorch's gathers are known
 without a program (ADR 62): a group has the weights of one layer, or those of several small layers.
 Each group is gathered in the forward pass. It is gathered again in the backward pass, except for
-the last group, which is still there. Its gradients are summed once. While one group computes, the
-next is being gathered.
+the last group, which is still there. The gradients of each group are summed once. While one group
+computes, the next is being gathered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class WeightGroups:
 
     Attributes:
         sizes: The bytes of each group's weights, in the order of the model's layers.
-        whole: The bytes of weights that are too small to be sharded; their gradients have as many.
+        whole: The bytes of weights that are too small to be sharded; their gradients have as many
+        bytes.
         held: The bytes of variables and gradients that a worker keeps.
     """
 
@@ -44,14 +45,14 @@ class WeightGroups:
 
     @property
     def gathered(self) -> int:
-        """The most bytes of gathered weights at any time: those of two consecutive groups."""
+        """The most bytes of gathered weights at any time: the bytes of two consecutive groups."""
         return max(map(sum, pairwise([*self.sizes, 0])), default=0)
 
     def collectives(self) -> list[Collective]:
         """Returns the collectives of a step.
 
-        A collective is hidden by the work of the group that computes at the same time. That work is
-        estimated by the group's fraction of all bytes, which is too much for embeddings and too
+        A collective is hidden by the work of the group that computes at the same time. The work of
+        a group is estimated by its fraction of all bytes, which is too much for embeddings and too
         little for convolutions.
         """
         work = [_PASS * size / sum(self.sizes) for size in self.sizes]

@@ -18,7 +18,7 @@ _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
 # groups along some axes of a mesh
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
-# the axis, or a part of it with so many devices
+# the axis, or a part of the axis with so many devices
 _GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate
@@ -46,7 +46,7 @@ class Collective:
 
     Attributes:
         kind: XLA's name for the operation, such as ``"all-reduce"``.
-        bytes: The size of the whole array: of the sum, the gathered array, or the array to scatter.
+        bytes: The size of the full array: the sum, the gathered array, or the array to scatter.
         devices: How many devices take part; 0 means all devices.
         overlap: The fraction of the step's other work that XLA has put between the start and the
             end of this collective, by the bytes that instructions write.
@@ -169,9 +169,9 @@ def device_work(text: str) -> tuple[float, float]:
     """Returns the work of one device in a compiled program, besides collectives.
 
     The first number is the bytes that move between the chip and its memory: each kernel reads its
-    operands and writes its results once, except those in on-chip memory. The second is the clock
-    cycles of all instructions by XLA's estimate, or 0 if there is no estimate. Loops count as often
-    as they run.
+    operands and writes its results once, except those in on-chip memory. The second number is the
+    clock cycles of all instructions by XLA's estimate, or 0 if there is no estimate. Loops count as
+    often as they run.
 
     Args:
         text: The program, as for `collectives`.
@@ -265,7 +265,7 @@ def _size(kind: str, sizes: str) -> int:
 
 
 def _bits(kind: str) -> int:
-    digits = re.search(r"\d+", kind)  # the first number; others belong to a name such as f8e4m3fn
+    digits = re.search(r"\d+", kind)  # the first number, because a name such as f8e4m3fn has others
     return int(digits[0]) if digits else 8  # booleans have 8 bits
 
 

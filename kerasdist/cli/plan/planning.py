@@ -1,10 +1,10 @@
 """Makes a plan from the results of compiling a training step.
 
-The time of a device is the longest of three: the time of its matrix units at their full rate, the
-time of its memory at its full rate, and XLA's estimate for its instructions. No program is faster,
-and most are slower. Collectives are added, except for the part that XLA has put between other work.
-Their times follow the usual model of latency and bandwidth, with ring sums over the fast links;
-between machines or slices each chip sends its part.
+The time of a device is the longest of three times: the time of its matrix units at their full rate,
+the time of its memory at its full rate, and XLA's estimate for its instructions. No program is
+faster than that, and most are slower. Collectives are added, except for the part that XLA has put
+between other work. Their times follow the usual model of latency and bandwidth, with ring sums over
+the fast links; between machines or slices each chip sends its part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTS = (1, 8, 64, 512, 4096)
 """The numbers of devices of the scaling table."""
 
 _WRAPPED = 4  # from this many chips on, the ends of an axis of a TPU v5p are connected
-_WRAPPED_2D = 16  # the same for a TPU v5e or v6e, whose slices are parts of a 16 x 16 pod
+_WRAPPED_2D = 16  # The same number for a TPU v5e or v6e, whose slices are parts of a 16 x 16 pod.
 
 
 @final
@@ -55,7 +55,7 @@ class StepTime:
         compute: The time of the matrix units.
         memory: The time of the memory.
         estimate: XLA's estimate for the instructions; 0 if there is none.
-        own: The time of a device without the others: the largest of these, or the measured time.
+        own: The time of a device alone: the largest of the times above, or the measured time.
         network: The time of all collectives.
         exposed: The part of the network time that the device's own work does not hide.
     """
@@ -86,7 +86,7 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """What takes most of the time.
+        """The resource that takes most of the time.
 
         The value is ``"compute"``, ``"memory"``, ``"network"``, or ``"instructions"`` if these are
         so many and so short that neither units nor memory are busy.
@@ -130,8 +130,8 @@ def scaling(
 ) -> list[StepTime]:
     """Predicts the step for groups of other sizes, with the same batch on each device.
 
-    The replicas exchange sums of gradients, and also gathered weights if they divide weights. These
-    are the same collectives in groups of all sizes.
+    The replicas exchange sums of gradients, and also gathered weights if they divide weights.
+    Groups of all sizes have the same collectives.
     """
     counts = sorted({*COUNTS, target.devices})
     groups = [target if n == target.devices else group_of(target.chip, n) for n in counts]
@@ -183,7 +183,7 @@ _TRIALS = 3  # the most compilations to find the largest batch, besides the plan
 _CLOSE = 0.97  # the fraction of the memory at which the search ends
 _AIM = 0.985  # the fraction of the memory at which the search aims
 _GROWTH = 64  # the factor for the next batch if memory does not grow with the batch
-# kinds of memory that no example adds to
+# Kinds of memory that do not depend on the number of examples.
 _CONSTANT = ("parameters", "optimizer", "metrics", "program")
 
 
@@ -236,7 +236,7 @@ class Subject:
         sharding: What the replicas divide among them: ``"optimizer"``, ``"full"``, ``"auto"`` or
             ``"LayoutMap"``; None if they divide nothing.
         groups: The groups in which PyTorch's workers gather weights; None if they do not gather.
-        layout: The part of the model that a device holds.
+        layout: The share of the model that a device holds.
     """
 
     script: str
@@ -255,7 +255,7 @@ class LargestBatch:
 
     Attributes:
         examples: The number of examples.
-        limit: Why it is not larger: ``"memory"``; ``"data"`` if the script has no more data;
+        limit: Why the batch is not larger: ``"memory"``; ``"data"`` if the script has no more data;
             ``"search"`` if the search ended before the memory was full.
         room: If the data are the limit, how many examples the memory may hold, by a line through
             two compilations; otherwise None.
@@ -269,7 +269,7 @@ class LargestBatch:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a training step needs and takes on a target.
+    """The memory and the time of a training step on a target.
 
     Attributes:
         subject: The script and its model.
@@ -401,10 +401,10 @@ def _largest_that_fits(tried: Sequence[Compilation], target: Target) -> Compilat
 
 
 def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
-    """Returns where the line through the last two compilations reaches a number of bytes.
+    """Returns for how many examples the line through two compilations reaches some bytes.
 
-    After only one compilation, the line starts at the bytes that no example adds to, so it is too
-    steep. Returns None if the bytes do not grow, or a size is not known.
+    After only one compilation, the line starts at the bytes that do not depend on the number of
+    examples, so it is too steep. Returns None if the bytes do not grow, or a size is not known.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:

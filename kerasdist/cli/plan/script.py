@@ -152,7 +152,7 @@ def _examples_in(given: Mapping[str, Any]) -> int | None:
     shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in leaves]
     if not shapes or not all(shapes):
         return None
-    # It is rounded in the same way as in Keras.
+    # The number is rounded in the same way as in Keras.
     return math.floor(shapes[0][0] * (1.0 - (given.get("validation_split") or 0.0)))
 
 
@@ -195,7 +195,7 @@ def sharding_of(model: keras.Model) -> Any:
 
 
 def described(model: keras.Model) -> ModelLayout:
-    """Returns what a device of the target holds of a model whose variables exist.
+    """Returns which share of a model, whose variables exist, a device of the target holds.
 
     Raises:
         InputError: If a LayoutMap does not fit the variables of the model.

@@ -217,7 +217,7 @@ class TensorFlowRunner(Runner):
         return [self.broadcast(one) for one in sums]
 
     def _fitting(self, parts: Sequence[Any], axis: int | None = None) -> Sequence[Any]:
-        """Returns components after a check that shapes are equal, if eager on all workers.
+        """Returns the components; in eager code, first checks that all shapes are equal.
 
         Collectives of different sizes would wait for each other forever. Scalars are not compared
         between workers, because that takes 0.2 ms, and a loop reduces one scalar per step.
@@ -241,8 +241,8 @@ class TensorFlowRunner(Runner):
     ) -> Sequence[Any]:
         """Calls the function once per copy of a variable; each call sees only that copy.
 
-        For a ``tf.Variable`` the function gets the copy. For a Keras variable it gets the variable
-        itself, which stands for the copy during the call.
+        For a ``tf.Variable`` the function gets the copy. For a Keras variable the function gets the
+        variable itself, which stands for the copy during the call.
         """
         converted = converted_as_here(function)
         is_native = native(variable) is variable
@@ -303,7 +303,7 @@ class TensorFlowRunner(Runner):
 
     def _tensors(self, value: Any) -> list[Any]:
         parts = copies(to_native(self._native_strategy, native(value)))
-        if len(parts) == 1:  # one value counts for all replicas
+        if len(parts) == 1:  # the function has only one such value for all replicas
             parts = [parts[0]] * len(self._group.local)
         return [
             part if isinstance(part, _COMPOSITE) else tf.convert_to_tensor(part) for part in parts

@@ -101,7 +101,7 @@ def shape_of(part: Any) -> list[int | None] | None:
 
 
 def among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
-    """Pads a tensor with zeros, so that the replicas' tensors sum to their concatenation."""
+    """Pads a tensor with zeros, so that the sum over the replicas is the concatenation."""
     around = [[0, 0]] * part.shape.rank
     around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
     return tf.pad(part, around)

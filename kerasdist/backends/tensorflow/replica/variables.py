@@ -97,7 +97,7 @@ def install() -> None:
 
 
 def _assign(original: Callable[..., Any], variable: keras.Variable, value: object) -> Any:
-    """Combines the values that replicas assign; on other backends the replicas' scopes do so."""
+    """Combines values that replicas assign; on other backends the replicas' scopes do so."""
     replica = current.replica
     if replica is None or keras_compat.get_stateless_scope() is not None:
         return original(variable, value)
@@ -149,9 +149,10 @@ def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy
 
 
 def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy) -> bool:
-    """Recreates variables that are `is_foreign` with a copy on every device and the same value.
+    """Recreates each `is_foreign` variable with the same value and a copy on every device.
 
-    Returns whether any was recreated. Functions compiled earlier still hold the old variables.
+    Returns whether any variable was recreated. Functions compiled earlier still hold the old
+    variables.
     """
     recreated = False
     for variable in variables:
@@ -161,7 +162,8 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            # The variable is read as the sum of its components, so only the first gets the value.
+            # The variable is read as the sum of its components, so only the first component gets
+            # the value.
             first, *others = copies(variable)
             first.assign(
                 value if native_strategy.extended.should_checkpoint else tf.zeros_like(first)
@@ -178,7 +180,7 @@ def adopt(
     *,
     recreated: bool = False,
 ) -> None:
-    """Moves an optimizer that was made outside of the scope into it, with its state."""
+    """Moves an optimizer, with its state, into the scope outside of which it was made."""
     recreated |= adopt_all(variables, native_strategy)
     optimizers = with_inner(optimizer)
     for one in optimizers:

@@ -42,7 +42,8 @@ class TensorFlowAdapter(WrappedAdapter):
     def get_tf_dataset(self, begin: Callable[[Callable[[], Any]], Any] | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
-        If `begin` is given, it makes each iterator, from the function that would make it otherwise.
+        If `begin` is given, it makes each iterator; its argument is the function that makes
+        iterators otherwise.
         """
         inner, group = self._inner, self._group
         if group is not None:
@@ -114,7 +115,7 @@ def _sized_class(own: type[Any]) -> type[Any]:
     def describe(body: dict[str, Any]) -> None:
         body.update(__module__=own.__module__, __qualname__=own.__qualname__, __doc__=own.__doc__)
         body["__len__"] = lambda dataset: len(equivalent(dataset))
-        body["__bool__"] = lambda _: True  # an empty one is also true, like a `tf.data.Dataset`
+        body["__bool__"] = lambda _: True  # an empty dataset is also true, as for `tf.data`
 
     return types.new_class(own.__name__, (own,), exec_body=describe)
 
@@ -123,7 +124,7 @@ def _native_options(
     options: InputOptions, native_strategy: tf.distribute.Strategy
 ) -> tf.distribute.InputOptions | None:
     """Converts kerasdist's input options to ``tf.distribute``'s; a central storage takes none."""
-    if keeps_one_copy(native_strategy):  # it would read a field that options do not have (2.21)
+    if keeps_one_copy(native_strategy):  # TensorFlow would read a field that options lack (2.21)
         return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
     mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]

@@ -62,7 +62,8 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     unequal steps, shards it by file, and warns about that.
 
     Attributes:
-        begin: If set, it makes each iterator, from the function that would make it otherwise.
+        begin: If set, this function makes each iterator; its argument is the function that makes
+        iterators otherwise.
         prefetched: Makes an iterator whose batches wait on the devices. Its saved state lacks the
             batches that it has read ahead, so a run that saves its position in the data cannot use
             it.
@@ -88,9 +89,9 @@ def read_alike(
 ) -> tf.data.Dataset:
     """Returns a dataset of ``cut(number, batch)`` for the batches of a pipeline.
 
-    It has the same operations for any number of workers, so that a backup of its iterator can be
-    restored with another number. The batches that are read ahead are whole, because all workers
-    need them; therefore TensorFlow must not read ahead the results of `cut`.
+    The dataset has the same operations for any number of workers, so that a backup of its iterator
+    can be restored with another number. The batches that are read ahead are whole, because all
+    workers need them; therefore TensorFlow must not read ahead the results of `cut`.
     """
     whole = pipeline.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -226,7 +227,7 @@ class Group:
             return [gradients.summed(tensors)]
 
     def _put_together(self, parts: Parts) -> Any:
-        """Combines the parts of a value that `_travels` excludes; None if there are none."""
+        """Combines a value's parts without a collective; None if there are no parts."""
         parts = [part for part in parts if part is not None]
         if not parts or not _are_slices(parts):
             return gradients.summed(parts) if parts else None
@@ -269,7 +270,8 @@ class Group:
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
         """Combines the results of the steps of this process's replicas: floats by their mean.
 
-        All other results, and those that are equal on all replicas, are the first replica's.
+        For other types, and for results that are equal on all replicas, the first replica's result
+        is returned.
         """
 
         def to_sum(parts: Parts) -> Parts:
@@ -308,8 +310,8 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # Replica 0's part is enough, even for a sum,
-                # because `assign` divides its value equally.
+                # Replica 0's value is enough, even for a sum, because `assign` divides the value
+                # equally.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
@@ -331,7 +333,7 @@ class Group:
 
 @final
 class WorkerGroup(Group):
-    """The replicas of all workers, of which each worker has the same number."""
+    """The replicas of all workers; each worker has the same number of replicas."""
 
     native_strategy: WorkersStrategy
     is_of_workers = True
@@ -495,7 +497,7 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
-    """Returns the rows of each of some replicas, without stand-in rows."""
+    """Returns the rows of each of the given replicas, without stand-in rows."""
     local_rows = split(own_rows(batch, replicas, own), len(own), stand_ins=False)
     return [local.data for local in local_rows]
 

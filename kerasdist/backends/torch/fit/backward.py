@@ -1,4 +1,4 @@
-"""Lets code of Keras or the user that runs in the backward pass find the replica it belongs to.
+"""Lets code that runs in the backward pass find its replica.
 
 On a GPU torch runs the backward pass in a thread of the device, which does not have the replica and
 Keras's scopes of the forward pass. In two cases Keras calls Python code in that thread:
@@ -50,7 +50,7 @@ class _Place:
 
 
 def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """Keras's ``remat``, which computes the function's result once more in the backward pass."""
+    """Replaces Keras's ``remat``, which computes a result again in the backward pass."""
     outside = original(function)
 
     def wrapped(*args: object, **kwargs: object) -> Any:
@@ -94,7 +94,7 @@ def _with_custom_gradient(
 
     def placed(*args: object, **kwargs: object) -> Any:
         result = forward(*args, **kwargs)
-        if not isinstance(result, tuple):  # Keras allows a function that returns no gradient
+        if not isinstance(result, tuple):  # Keras allows functions that return no gradient
             return result
         output, gradient = result
 

@@ -1,9 +1,9 @@
 """Batch normalization on GPUs by the fused kernels of ``torch.nn.SyncBatchNorm``.
 
-Keras composes batch normalization of elementary operations, and torch differentiates each of them.
-This takes some twenty passes over the memory, while torch's fused kernels take four. Those kernels
-compute the statistics themselves, but here the statistics may come from the global batch. Therefore
-two functions compute the statistics (`_Moments`) and normalize (`_Normalized`).
+Keras computes batch normalization by elementary operations, and torch differentiates each of them.
+This needs about twenty passes over the memory, while torch's fused kernels need four. The layers of
+torch compute the statistics themselves, but here the statistics may come from the global batch.
+Therefore two functions compute the statistics (`_Moments`) and normalize (`_Normalized`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool:
-    """Returns whether torch's kernels apply: float32 rows, contiguous, not in compiled code."""
+    """Returns whether torch's kernels apply: to contiguous float32 rows, in uncompiled code."""
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False
@@ -67,7 +67,7 @@ def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool
         and inputs.numel() > 0
         and inputs.is_contiguous()
         and private.can_fuse_batch_norm()
-        and not torch.compiler.is_compiling()  # the compiler can fuse Keras's own operations itself
+        and not torch.compiler.is_compiling()  # the compiler fuses Keras's own operations
     )
 
 

@@ -2,8 +2,8 @@
 
 Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch this changes the
 weights of the batch itself. So code that reads the weights later in the step, such as a weighted
-metric, gets them masked and, for a mean, multiplied by ``total / valid`` (seen in Keras 3.15). One
-device's numbers need this factor computed over the global batch.
+metric, gets masked weights, which for a mean are also multiplied by ``total / valid`` (seen in
+Keras 3.15). To match one device, this factor must be computed over the global batch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def divide(
 ) -> list[Part] | None:
     """Cuts a batch into consecutive local batches of sizes as equal as possible.
 
-    Nones and scalars go to every replica. If a batch has fewer examples than replicas, there are
+    Every replica gets all Nones and scalars. If a batch has fewer examples than replicas, there are
     fewer local batches than replicas.
 
     Args:
@@ -116,7 +116,7 @@ def join(outputs: Sequence[Any]) -> Any:
 
 def _joined(parts: Sequence[Any]) -> Any:
     if not has_rows(parts[0]):
-        return parts[0]  # None, or a scalar, which does not belong to an example
+        return parts[0]  # None, or a scalar, which has no rows
     if all(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat([part.to(parts[0].device) for part in parts])
     return keras_compat.ops.concatenate(parts)
@@ -139,7 +139,7 @@ def _apply_mask(
     replica = current.fit_replica if is_masked else None
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
-    # weights given to `train_on_batch` are the user's and must not change
+    # the user's weights (`train_on_batch`) must not change
     if not isinstance(sample_weight, torch.Tensor):
         sample_weight = keras_compat.ops.convert_to_tensor(np.array(sample_weight))
     # The loss keeps this copy for its backward pass; the weights of the batch change below.

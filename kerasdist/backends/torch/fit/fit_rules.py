@@ -11,8 +11,8 @@ process assigned are combined by the aggregation of the variable:
 - buffers of torch's own modules, which have no aggregation: the weighted mean.
 
 Then the workers combine their values by the same rules, in one message per step. Sums may wait for
-a later step; until then the variable holds only this worker's part of the sum. Values that are
-equal on all replicas are not sent: seed generators, and the moving statistics of a synchronized
+a later step; until then the variable holds only this worker's own sum. Values that are equal on all
+replicas are not sent: seed generators, and the moving statistics of a synchronized
 BatchNormalization.
 """
 
@@ -41,7 +41,8 @@ class FitRules(Rules):
     Attributes:
         reducer: Sums gradients over the workers during the backward pass; None if they are summed
             later.
-        sums_are_parts: Whether variables with the aggregation "sum" hold only this worker's part.
+        sums_are_parts: Whether variables with the aggregation "sum" hold only this worker's own
+        sum.
     """
 
     is_fit = True
@@ -104,7 +105,7 @@ class FitRules(Rules):
     def _adds_changes(self, variable: keras.Variable) -> bool:
         """Returns whether replicas start from a sum's value, so that their changes are added up.
 
-        Compiled code is excluded, because it writes to the variable, whose old value is then lost.
+        Compiled code is excluded, because it overwrites the variable's old value.
         """
         if variable.aggregation != "sum" or variable.synchronization == "on_read":
             return False
@@ -179,14 +180,14 @@ def combined(
             target, aggregation = stored[key], written[key].aggregation
             own = value.to(target.device)
             if aggregation == "sum":
-                # Replica 0 brings the whole new value; the
-                # others start from zero, or bring only changes.
+                # Replica 0 gives its new value; the others start from zero, or give only their
+                # changes.
                 if scope.rank and key not in equal and adds_changes(written[key]):
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # The value's part of the weights; it is 1 for
-                # a single value, which is then not rounded.
+                # The value's share of all weights; it is 1 for a single value, which is then not
+                # rounded.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

@@ -1,8 +1,8 @@
 """Collectives as custom operations of torch, which ``torch.compile`` takes into its graphs.
 
 Compiled code cannot contain Python objects, so an operation gets a number and finds its replica by
-that. An operation sends the same as without a compiler, so not all workers need to compile. The tag
-keeps the compiler from merging two equal operations.
+that. An operation sends the same messages as uncompiled code, so not all workers need to compile.
+A tag keeps the compiler from merging two equal operations.
 """
 
 from __future__ import annotations

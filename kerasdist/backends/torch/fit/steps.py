@@ -1,4 +1,4 @@
-"""How the steps of `fit`, `evaluate` and `predict` run on the replicas."""
+"""Runs the steps of `fit`, `evaluate` and `predict` on the replicas."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Steps:
         self._model = trainer.model
         self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
-        # Set as long as metrics are not yet summed over
-        # the workers, because no callback needs logs.
+        # Set as long as metrics are not summed over the workers, which waits until a callback needs
+        # logs.
         self._unsummed: FitRules | None = None
         self._calls: CompiledCalls | None = None
 
@@ -153,7 +153,7 @@ class Steps:
         return lambda batches: join([predictions(batch) for batch in batches])
 
     def _alone(self, step: Step, batch: Any) -> Any:
-        """Runs plain Keras's step with the whole batch and with whole weights, on every worker."""
+        """Runs plain Keras's step on every worker, with the global batch and full weights."""
         is_divided = self._replicas.divides_state
         with (
             shards.held_whole(self._model.variables) if is_divided else nullcontext(),
@@ -180,7 +180,7 @@ class Steps:
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch and its parts; None for the parts if every worker computes all rows."""
+        """Returns a batch and its local batches; None for these if every worker computes all."""
         replicas = self._replicas
         if isinstance(batch, WorkerShard) and not batch.least:
             # Some workers have no more data, so they compute some rows of the other workers.
@@ -199,7 +199,7 @@ class Steps:
 def layers_with_buffers(model: Any) -> list[Any]:
     """Returns those of a model and its layers that have registered torch buffers themselves."""
     layers = [model, *keras_compat.flat_layers(model)]
-    # each replica has its own buffers of the wrapped module
+    # each replica has its own buffers of that module
     wrapper = keras.layers.TorchModuleWrapper
     return [
         one
@@ -271,7 +271,8 @@ def _combined_logs(
 ) -> Any:
     """Returns the logs of the global batch: for floats the mean over this process's replicas.
 
-    All other logs, and those that are equal on all replicas, are the first replica's.
+    For other types, and for logs that are equal on all replicas, the first replica's log is
+    returned.
     """
     leaves: list[Any] = []
     own: list[torch.Tensor] = []

@@ -23,7 +23,7 @@ from kerasdist.input.sharding import WorkerShard
 
 @final
 class TorchTrial(Trial):
-    """Gives the step clones of the variables, which replicas read like variables."""
+    """Gives the step clones of the variables, which replicas read in place of variables."""
 
     is_only = False  # torch's own modules read this attribute of a `ReplicaScope`
 
@@ -119,7 +119,8 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 class _Drawing:
     """Passes each random operation that torch runs in this thread to a trial's draws.
 
-    They draw from the trial's own generator, not from the generator that all threads share.
+    Random operations draw from the trial's own generator, not from the generator that all threads
+    share.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
@@ -168,6 +169,6 @@ class _Drawing:
         return self._generators[device]
 
 
-# Overloads of random operations, with the variant that takes a generator.
+# For random operations, the variant that takes a generator.
 _WITH_GENERATOR = {"default": "generator", "low": "low_generator"}
 _LIKE = {"aten.rand_like": "uniform_", "aten.randn_like": "normal_"}

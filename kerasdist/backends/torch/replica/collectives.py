@@ -1,8 +1,8 @@
 """Collectives between replicas: sums, gathers, and the update of the variables.
 
 The replicas of a process are threads that wait for each other (`threads.py`). The last thread to
-arrive combines the values of the threads, and combines the result with the other processes'
-(`process_group.py`). The only replica of a process waits for no thread.
+arrive combines the values of the threads, and then combines the result with the results of the
+other processes (`process_group.py`). The only replica of a process waits for no thread.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class TorchCollectives(Collectives):
     def collect(
         self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
     ) -> tuple[torch.Tensor, int]:
-        """Concatenates the tensors of all replicas; returns also where this replica's begins.
+        """Concatenates the tensors of all replicas; also returns where this replica's begins.
 
         Args:
             label: The name of the operation, which must be the same on all replicas.
@@ -332,8 +332,9 @@ def gradient_of_global(
 class WeightedLoss(torch.autograd.Function):
     """Returns a loss unchanged that was already multiplied by the replica's weight.
 
-    While the backward pass of this loss runs, its gradients have that weight, so that `GlobalSum`
-    must not apply it again. Other losses of a step may not be weighted.
+    While the backward pass of this loss runs, its gradients have that weight already, so
+    `GlobalSum` must not apply the weight again. Other losses of the same step may be without the
+    weight.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
 """The forward pass of a worker's replica, compiled by ``torch.compile``.
 
-With ``jit_compile=True`` Keras compiles its whole step. But a replica's step waits for the other
-workers when the optimizer updates the variables. So here only the calls of models are compiled,
-together with their backward passes. Gradients reach the same hooks as without a compiler.
-Collectives in layers, and draws from a replica's own generator, are custom operations in the
-compiled code (`graph_ops.py`).
+With ``jit_compile=True`` Keras compiles its whole step. But in a replica the update of the
+variables waits for the other workers, which compiled code cannot do. So here only the calls of
+models are compiled, together with their backward passes. The hooks on gradients work as without a
+compiler. Collectives in layers, and draws from a replica's own generator, are custom operations in
+the compiled code (`graph_ops.py`).
 
 The only replica of a process reads the variables themselves. So the compiled code can run outside
 of the replica's scope, where it looks to the compiler like plain Keras; afterwards the scope gets
@@ -45,7 +45,7 @@ class CompiledCalls:
         if self._gave_up:
             return plain(*args, **kwargs)
         if any(variable.aggregation == "sum" for variable in model.non_trainable_variables):
-            # All replicas but the first would have to read zeros, which compiled code cannot.
+            # All replicas but the first would have to read zeros, which compiled code cannot do.
             self._give_up(model, "a layer of it counts in a variable with aggregation='sum'")
             return plain(*args, **kwargs)
         scope, before = collectives.scope, collectives.calls
@@ -54,7 +54,7 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except private.compiler_errors() as error:
-            # too late to fall back: other workers wait for the rest of the call
+            # too late for `plain`, because other workers wait for the rest
             if collectives.calls > before:
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise

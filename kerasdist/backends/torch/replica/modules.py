@@ -1,4 +1,4 @@
-"""Gives torch's own modules the parameters of the replica that runs them.
+"""Gives a torch module the parameters of the replica that runs the module.
 
 Keras reads its variables through the replica's scope, but torch's code takes parameters from the
 modules. So each method of a Keras layer that gives access to parameters is replaced by a method

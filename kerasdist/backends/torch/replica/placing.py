@@ -25,7 +25,7 @@ def computing_on(device: Device) -> AbstractContextManager[object]:
     """Returns a context in which Keras makes tensors on a device, CUDA's default device too."""
     if device.kind == "gpu":
         return _computing_on_gpu(device)
-    # All logical CPU devices are torch's one CPU. The one GPU of a Mac is "mps" for Keras.
+    # All logical CPU devices are torch's one CPU. Keras calls the only GPU of a Mac "mps".
     return keras.device(device.kind if device.kind in ("cpu", "mps") else str(device))
 
 
@@ -37,7 +37,7 @@ def _computing_on_gpu(device: Device) -> Iterator[None]:
 
 
 def move(device: torch.device, leaf: object) -> Any:
-    """Returns a tensor on a device, anything else unchanged; a copy to a GPU is not awaited."""
+    """Moves a tensor, anything else is unchanged; does not wait for a copy to a GPU."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     if device.type == "cpu":

@@ -50,7 +50,8 @@ class StepDraws:
     The first replica that draws in a step seeds the generators of all replicas, by one draw from
     torch's own generator. So ``keras.utils.set_random_seed`` determines the draws of all replicas.
     If each replica draws for the global batch (`kerasdist.config.set_draws`), its generator starts
-    from the state of torch's own generator, which afterwards goes on from the replicas' state.
+    from the state of torch's own generator. After the step torch's own generator gets the state
+    that the replicas' generators have then.
     """
 
     def __init__(self, ranks: range) -> None:
@@ -85,7 +86,7 @@ class StepDraws:
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
         """Returns a context in which a replica draws as it did after a `state` of this step."""
-        if self._first is None:  # nothing was drawn before that state
+        if self._first is None:  # before that state nothing was drawn
             yield
             return
         generator = self._generators[rank]
@@ -169,7 +170,8 @@ def part_from_other_gpus(rank: int, device: torch.device) -> None:
 def chiefs_draws(group: Group, device: torch.device) -> Iterator[None]:
     """Lets every worker draw the chief's numbers from torch's generators inside the block.
 
-    All workers must enter it. Afterwards a generator that differed from the chief's is restored.
+    All workers must enter the context. Afterwards a generator that differed from the chief's is
+    restored.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":

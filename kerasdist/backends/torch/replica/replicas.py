@@ -86,7 +86,7 @@ class TorchReplicaSet(ReplicaSet):
         trainer_class: type[Any],
         trial_class: type[Trial],
     ) -> None:
-        """Makes the set. All workers of a job must do so, after `connect`."""
+        """Makes the set. All workers of a job must make the replica set, after `connect`."""
         if job is not None and len(devices) != 1:
             raise UnsupportedError(
                 "Expected one device a worker on PyTorch, where a process computes on one. "
@@ -157,8 +157,8 @@ class TorchReplicaSet(ReplicaSet):
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context that computes on the first device, which also holds the variables.
 
-        Inside of a replica, which may call another model's `predict`, the device stays the
-        replica's.
+        Code inside of a replica may call another model's `predict`, and keeps the device of the
+        replica.
         """
         if current.replica is not None:
             return contextlib.nullcontext()
@@ -266,7 +266,7 @@ def _free_bytes(gpu: torch.device) -> int:
 class LocalReplicas:
     """The replicas of a process: their scopes and collectives, and a thread for each replica.
 
-    The only replica of a process runs in the calling thread and waits for no other.
+    If a process has only one replica, that replica runs in the calling thread.
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
@@ -274,7 +274,7 @@ class LocalReplicas:
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         rules = replica_set.shard_rules
-        in_trial = current.trial is not None  # a trial sees whole weights
+        in_trial = current.trial is not None  # a trial sees full weights
         self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.local_replicas)
         self._threads: ReplicaThreads | None = None
@@ -381,7 +381,7 @@ class LocalReplicas:
 class TorchRunner(Runner):
     """Runs a function in each replica of this process.
 
-    A distributed value is a tuple of tensors; with one component it is that tensor itself.
+    A distributed value is a tuple of tensors; with a single component it is a plain tensor.
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
@@ -457,7 +457,7 @@ class TorchRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> list[Any]:
-        """Calls the function once, or for each component if the variable or a value has some."""
+        """Calls the function once, or per component if the variable or a value has components."""
 
         def call(index: int) -> Any:
             return self._component(given, index).call(function, variable)

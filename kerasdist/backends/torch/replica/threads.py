@@ -1,12 +1,12 @@
 """The threads that run the replicas of a process, one thread per replica and step.
 
 Replica 0 runs in the calling thread, and every other replica in a thread that ends with the step,
-as in `tf.distribute`. A thread that lived on would keep its team of OpenMP threads. If all teams
-together have more threads than there are cores, OpenMP slows down all steps of the process, also
-those of plain models.
+as in `tf.distribute`. A thread that outlived the step would keep its team of OpenMP threads. If all
+teams together have more threads than there are cores, OpenMP slows down all steps of the process,
+also those of plain models.
 
-At a collective (`meet`) each replica brings a value, the last replica to arrive combines the
-values, and all get the result. A replica ends the step for all others if it raises, if it ends its
+At a collective (`meet`) each replica gives a value, the last replica to arrive combines the values,
+and all replicas get the result. A replica ends the step for all others if it raises, if it ends its
 step while others wait, if it makes another call than the others, or if it does not arrive in time.
 Then every replica that waits or arrives later gets a `ReplicaError`.
 
@@ -156,7 +156,7 @@ class ReplicaThreads:
             except KeyboardInterrupt as interrupt:
                 with self._lock:
                     self._break(interrupt, by=rank)
-                self._wait(0)  # until the others have stopped, in their next collective
+                self._wait(0)  # until the others stop in their next collective
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
         """Combines the values in the last replica to arrive, while the others wait."""

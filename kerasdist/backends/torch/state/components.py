@@ -59,7 +59,7 @@ class Kept:
     changes: int
 
     def serves(self, own: torch.Tensor) -> bool:
-        """Returns whether the variable's own value is unchanged, and so the components valid."""
+        """Returns whether the components are valid, because the variable's value is unchanged."""
         return (
             own is self.own
             and own.data_ptr() == self.address

@@ -1,16 +1,17 @@
-"""Sharded weights in a step: gathered when layers read them, and again in the backward pass.
+"""Gathers sharded weights when layers read them, and again in the backward pass.
 
 Weights are gathered and freed by groups (`shards.WeightGroup`). While one group computes, the next
 group is gathered, namely the one that came next in the last step of this kind. So at most two
 groups are gathered at any time. A step with N groups makes N gathers in the forward pass, and N - 1
 in the backward pass, at whose beginning the last group is still gathered.
 
-The graph of a step has one leaf per weight. It has the weight's shape, but holds values only while
-the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which keeps the
-values alive as long as the layer uses them. Code outside of layers gets the leaf itself, so that it
-finds the gradient there; the leaf's group then stays gathered until the step ends. Autograd would
-keep each weight that an operation saves for the backward pass. Instead it saves a small reference,
-by which the weight is gathered again (``torch.autograd.graph.saved_tensors_hooks``).
+The graph of a step has one leaf per weight. The leaf has the weight's shape, but holds values only
+while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
+keeps the values alive as long as the layer uses them. Code outside of layers gets the leaf itself,
+so that it finds the gradient there; the leaf's group then stays gathered until the step ends.
+Autograd would keep each weight that an operation saves for the backward pass. Instead it saves a
+small reference, by which the weight is gathered again
+(``torch.autograd.graph.saved_tensors_hooks``).
 
 The gathers are collectives, so all workers must read the same weights in the same order.
 """
@@ -97,10 +98,11 @@ class GatheredWeights:
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # holds at most one group
+        # it has at most one group
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
-        # The groups in the order of their uses in this step, and the expected rest of that order.
+        # The groups that this step has used, in order, and the groups that it is expected to use
+        # next.
         self._used: WeightGroup | None = None
         self._trace: list[WeightGroup | None] = []
         self._expected: Sequence[WeightGroup | None] = ()

@@ -16,10 +16,10 @@ from kerasdist.errors import ScopeError
 
 @final
 class ReadRecorder(keras.StatelessScope):
-    """Records which variables are read; everything else is left to the enclosing scope.
+    """Records which variables are read; the enclosing scope does everything else.
 
     Autograd returns None for every variable that does not affect the result. But only a variable
-    that was not read shall get None; one that was read shall get a gradient of zeros.
+    that was not read shall get None; a variable that was read shall get a gradient of zeros.
     """
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
@@ -78,10 +78,10 @@ class ReadRecorder(keras.StatelessScope):
         return id(variable) in self._read
 
     def target(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns the tensor by which to differentiate: the one that was read of the variable."""
+        """Returns the tensor by which to differentiate: the tensor that a read returned."""
         scope = self._replica_scope()
         if scope is not None and shards.shard_of(variable) is not None:
-            leaf = scope.leaf(variable)  # each read got another view of this leaf
+            leaf = scope.leaf(variable)  # each read has returned another view of this leaf
             if leaf.requires_grad:
                 return leaf
         read = self._read.get(id(variable))

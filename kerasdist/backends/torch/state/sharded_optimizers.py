@@ -2,8 +2,8 @@
 
 The gradient of such a weight arrives on each worker as the worker's shard of the gradients' sum.
 During the update the optimizer sees shards in place of weights and slots (its own variables, such
-as momentums), so Keras's own code updates the shards. Afterwards, weights that workers hold whole
-are gathered.
+as momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
+themselves are gathered from the updated shards.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ShardedOptimizer:
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[tuple[keras.Variable, Shard]] = []
         self._weights: VariableTable[Shard] = VariableTable()  # the weights whose slots are sharded
-        # For each gradient of the running update, whether it is a shard.
+        # For each gradient of the running update, whether the gradient is a shard.
         self._are_shards: list[bool] = []
 
     def add(self, weight: keras.Variable, slot: keras.Variable) -> None:
@@ -61,21 +61,21 @@ class ShardedOptimizer:
             self._weights.put(weight, Shard(shard.shape, self.group))
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None if it updates the whole."""
+        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
         return held if self._is_elementwise else None
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns the shards of gradients by index; a gradient for a whole update has none."""
+        """Returns the shards of gradients by index, without gradients that are not sharded."""
         found = {index: self.updated(one) for index, one in enumerate(variables)}
         return {index: shard for index, shard in found.items() if shard is not None}
 
     def cut(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
-        """Returns the gradients; those that are still whole are cut to this worker's shards."""
+        """Returns the gradients; full gradients are cut to this worker's shards."""
         held = self.of_gradients(variables)
         self._are_shards = [index in held for index in range(len(gradients))]
         return [
@@ -85,7 +85,7 @@ class ShardedOptimizer:
 
     @contextmanager
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
-        """Lets the optimizer see the shards that this worker updates; gathers whole weights."""
+        """Lets the optimizer see the shards that this worker updates; then gathers weights."""
         shards.draw_all()
         seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
         whole: list[keras.Variable] = []
@@ -106,7 +106,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard, torch.Tensor]]) -> None:
-        """Fills whole weights from the shards that the workers have updated."""
+        """Fills weights from the shards that the workers have updated."""
         started = [
             self.group.start_gather_of_parts(padded(own, shard.length)) for _, shard, own in weights
         ]
@@ -127,7 +127,7 @@ def _state_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> ShardedOptimizer | None:
     """Returns the sharded state of an optimizer, or of the optimizer inside of it; or None."""
-    if current.trial is not None:  # in a trial, all state is whole
+    if current.trial is not None:  # in a trial, no state is sharded
         return None
     updating = keras_compat.updating(optimizer)
     state = _sharded.get(updating)
@@ -156,7 +156,7 @@ def install() -> None:
 def _initialize(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
-    """Shards a new weight at once, so that a worker never holds more than one weight whole."""
+    """Shards a new weight at once, so that a worker never holds all of two weights."""
     strategy = ownership.strategy_of(variable) or scoped_strategy()
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
@@ -231,7 +231,8 @@ def spread_infinite(
 ) -> list[torch.Tensor | None]:
     """Lets a LossScaleOptimizer see infinite gradients in the shards of other workers too.
 
-    All workers must call it. If a gradient is not finite on any worker, one becomes NaN on each.
+    All workers must call it. If a gradient is not finite on any worker, a gradient becomes NaN on
+    each worker.
     """
     found = list(gradients)
     state = _state_of(optimizer, ())

@@ -1,8 +1,8 @@
 """Variables that are sharded over the workers of a job (`sharding=`).
 
-A shard is a run of a variable's flattened values, so any shape and any number of workers fit. Code
-outside of steps reads whole values: a read of a sharded variable is a collective. When a whole
-value is assigned, each worker keeps only its shard of it.
+A shard is a range of a variable's flattened values, so any shape and any number of workers are
+possible. Code outside of steps reads full values, so a read of a sharded variable is a collective.
+When a value is assigned, each worker keeps only its shard of the value.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Shard:
         is_seen: Whether Keras sees the shard in place of the variable, as during an update.
         together: The group of weights with which this one is gathered; None if it is gathered
             alone.
-        initializer: What will draw the values, as long as the variable has none; otherwise None.
+        initializer: The function that will draw the values, as long as the variable has no values;
+        otherwise None.
     """
 
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
@@ -91,16 +92,18 @@ class Shard:
 
 @final
 class WeightGroup:
-    """Weights that are gathered, summed and freed together: of one layer, or of small layers.
+    """Weights of one layer, or of small layers, that are gathered, summed and freed together.
 
     Workers make variables in the same order, and so the same groups. A weight that one worker has
     deleted keeps its position in messages.
 
     Attributes:
-        is_open: Whether further weights may join the group, which is so until its first message.
+        is_open: Whether further weights may join the group, which is possible until its first
+        message.
         is_used_itself: Whether code outside of layers has read a weight of the group in this step.
         traces: The order in which groups were used in the last step that began with this group, for
-            steps with gradients and steps without; None in it stands for an update of weights.
+            steps with gradients and for steps without gradients; None stands for an update of
+            weights.
     """
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
@@ -122,7 +125,7 @@ class WeightGroup:
         shard.together = self
 
     def accepts(self, variable: keras.Variable) -> bool:
-        """Returns whether a new weight shall join, as one of the same layer, or a small one."""
+        """Returns whether a new weight shall join, because it is small or of the same layer."""
         part, limit = self._part, self._group.bytes_per_pack or GROUP_BYTES
         stored = keras_compat.stored_value(variable)
         if not self.is_open or (stored.dtype, stored.device) != (part.dtype, part.device):
@@ -173,9 +176,10 @@ def read(variable: keras.Variable) -> torch.Tensor:
 
 
 def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
-    """Waits for the other workers to do the same; returns whether all checksums are equal.
+    """Waits until all workers make this call; returns whether all checksums are equal.
 
-    If other workers do something else, the job ends with an error that names what each does.
+    If other workers make another call, the job ends with an error that names the call of each
+    worker.
     """
     job = current_job()
     assert job is not None  # state of a single process is never sharded
@@ -209,9 +213,9 @@ def shard_without_values(
 
 @torch.no_grad()
 def draw_all() -> None:
-    """Gives variables without values those that the chief draws. All workers must call it.
+    """Gives variables without values the values that the chief draws. All workers must call it.
 
-    The shards are allocated before whole values come and go, so that memory has no gaps.
+    The shards are allocated before full values are made and freed, so that memory has no gaps.
     """
     if not _undrawn:
         return
@@ -270,7 +274,7 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
 
 @contextmanager
 def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
-    """Lets each worker hold variables whole inside the block. All workers must enter it."""
+    """Lets each worker hold all of these variables inside the block. All workers must enter it."""
     before = [
         (variable, shard, keras_compat.stored_value(variable))
         for variable in variables
@@ -356,7 +360,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
             f"{tuple(value.shape)}. Assign a value of that shape."
         )
-    if isinstance(value, np.ndarray):  # usually read from a file; no second whole value is made
+    if isinstance(value, np.ndarray):  # usually read from a file; it is not copied first
         checksum = checksum_in_type(value, dtype)
     else:
         # in torch, because NumPy lacks some types

@@ -40,7 +40,7 @@ def set_gpu_random_states(states: list[str]) -> None:
 
 
 def kept(value: object) -> str | np.ndarray[Any, Any] | None:
-    """Returns what to save of a torch generator or a dense tensor, None for anything else."""
+    """Returns the data to save for a torch generator or dense tensor, None for other values."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes().hex()
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
@@ -49,7 +49,7 @@ def kept(value: object) -> str | np.ndarray[Any, Any] | None:
 
 
 def put_back(kept_value: str | np.ndarray[Any, Any], current: Any) -> Any:
-    """Returns a generator or a tensor, restored from what `kept` returned."""
+    """Returns a generator or a tensor, restored from the result of `kept`."""
     if isinstance(kept_value, str):
         current.set_state(_tensor(kept_value))
         return current

@@ -1,4 +1,4 @@
-"""How a replica reads the model's variables, and how its writes reach them.
+"""Lets a replica read and write the variables of the model.
 
 Every read and write of a Keras variable passes through the `keras.StatelessScope` of the calling
 thread. In such a scope a replica reads an alias: a leaf tensor of its own that shares the
@@ -80,7 +80,8 @@ class Rules(abc.ABC):
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
-        kept: The state that users' code keeps in Python, for each replica its own; None if nothing.
+        kept: The state that users' code keeps in Python, separately for each replica; None if there
+        is none.
         compiled: Calls models compiled; None if models run as they are.
     """
 
@@ -97,7 +98,8 @@ class Rules(abc.ABC):
     ) -> torch.Tensor | None:
         """Returns the replica's own value of a variable, None if all replicas share one value.
 
-        In `fit` only variables that sum over the replicas, or have no value yet, come here.
+        In `fit` this is called only for variables that are sums over the replicas, or have no value
+        yet.
         """
 
     def assign_together(
@@ -105,7 +107,8 @@ class Rules(abc.ABC):
     ) -> bool:
         """Combines the replicas' values at once, in custom loops, if the variable is mirrored.
 
-        Returns whether it combined them; if not, the replica keeps its value until `commit`.
+        Returns whether the values were combined; if not, the replica keeps its value until
+        `commit`.
         """
         return False
 
@@ -272,7 +275,7 @@ class ReplicaScope(keras.StatelessScope):
         for key in committed:
             self.written.pop(key, None)
             self.state_mapping.pop(key, None)
-        if self._copies or not self.rules.is_fit:  # forget reads, keep own writes
+        if self._copies or not self.rules.is_fit:  # forget the reads, keep own writes
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)

@@ -100,7 +100,7 @@ class ShardedBucket:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
             column = self._numbers.split(self._lengths, 1)[place]
-            full, rest = divmod(shard.size, shard.length)  # rows that are full, and the rest
+            full, rest = divmod(shard.size, shard.length)  # full rows, and the rest
             flat = gradient.detach().reshape(-1)
             begin = full * shard.length
             torch.mul(flat[:begin].view(full, -1), weight, out=column[:full])
@@ -116,7 +116,7 @@ class ShardedBucket:
         self._numbers = None
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the sum; if machines also sum with each other, only for the first sum.
+        """Waits for the sum; if machines also sum among each other, only for the first sum.
 
         Waits `seconds` at most; returns whether the sum is done, so that no whole gradient is left.
         """
@@ -135,12 +135,13 @@ class ShardedBucket:
 
 
 class Buckets:
-    """The buckets of some variables, the last variables first. All workers must make the same.
+    """The buckets of some variables, the last variables first. All workers must make the same
+    buckets.
 
     The all-reduces start in the order of the buckets, each one as soon as its bucket is full and
-    `start_full` is called. The last bucket waits for `finish`, or until all gradients are there. It
-    has presence flags, which say which gradients this worker has, because an optimizer treats None
-    and zeros differently.
+    `start_full` is called. The last bucket waits for `finish`, or until all gradients are there.
+    The last bucket has presence flags, which say which gradients this worker has, because an
+    optimizer treats None and zeros differently.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class Buckets:
         totals: list[torch.Tensor | None] = [None] * len(gradients)
         for index, (bucket, place) in self._places.items():
             totals[index] = bucket.total(place) if present[index] else None
-        self.clear()  # the sums are the caller's alone
+        self.clear()  # the caller may keep these sums
         return totals, present
 
     def _start(self, end: int) -> None:
@@ -252,11 +253,11 @@ class Buckets:
             self._started += 1
 
     def _wait_for_earlier(self) -> None:
-        """Waits for running sums, so that few gradients are whole even if the network is slow.
+        """Waits for running sums, so that few full gradients exist even if the network is slow.
 
         The wait has a limit. If the loss of some worker does not reach a weight, that worker sums
         the weight only after its backward pass, which in turn needs this worker to gather weights.
-        A model of that kind waits only once.
+        So a model of that kind waits for the limit only once.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):
@@ -282,7 +283,7 @@ class GradientSum:
     def __call__(
         self, gradients: Gradients, variables: Sequence[keras.Variable], shards: Mapping[int, Shard]
     ) -> list[torch.Tensor | None]:
-        """Returns the sums of the workers' gradients; None for one that no worker has.
+        """Returns the sums of the workers' gradients; None for a gradient that no worker has.
 
         For a gradient whose index is in `shards`, it returns this worker's shard of the sum.
         """
@@ -305,7 +306,8 @@ class GradientSum:
     def _agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
         key = tuple(map(id, variables))
         known = self._agreed.get(key)
-        # On one worker a new variable may get the id of a deleted one, and on another worker not.
+        # A new variable may get the id of a deleted variable on one worker, and not on another
+        # worker.
         if known is not None and all(map(operator.is_, variables, (one() for one in known))):
             return
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}

@@ -58,9 +58,9 @@ _beside_default: weakref.WeakKeyDictionary[Job, dist.ProcessGroup] = weakref.Wea
 def connect(job: Job) -> None:
     """Creates a process group of all workers. All workers must call it.
 
-    It is torch's default group. If the script has made the default group itself, it is a second
-    group, because the script's group may support only GPUs, and may be in use when kerasdist needs
-    it.
+    The group becomes torch's default group. If the script has made the default group itself,
+    kerasdist makes a second group, because the script's group may support only GPUs, and may be in
+    use when kerasdist needs a group.
     """
     _take_part_of_cores()
     _let_gloo_be_reached(job)
@@ -121,7 +121,7 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
 
 
 def _take_part_of_cores() -> None:
-    """Limits torch's threads to the launcher's number, even if torch was imported before."""
+    """Limits torch's threads to the number that the launcher sets, also after torch's import."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
@@ -243,7 +243,7 @@ class ReduceScatter:
         between: Callable[[torch.Tensor], Waitable] | None,
     ) -> None:
         """Stores this worker's part; `between` sums it over the holders of the same shard."""
-        self._first = work if own.is_cuda else _WaitingThread(work)  # None after it is done
+        self._first = work if own.is_cuda else _WaitingThread(work)  # None after the work is done
         self._between = between
         self._last: Waitable | None = None
         self._own = own
@@ -252,8 +252,8 @@ class ReduceScatter:
     def wait(self, seconds: float | None = None) -> bool:
         """Waits, on a CPU for `seconds` at most; returns whether the sent tensors are freed.
 
-        Then the sum between machines starts. Workers must start these sums in the order of the
-        buckets, because the order in which their parts are done may differ between workers.
+        After the wait the sum between machines starts. Workers must start these sums in the order
+        of the buckets, because the order in which their parts are done may differ between workers.
         """
         if self._first is not None:
             if not isinstance(self._first, _WaitingThread):
@@ -289,7 +289,7 @@ class ProcessGroup(Group):
         check_communication(communication, "PyTorch", ("bytes_per_pack", "compression"))
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
-        self._group = _beside_default.get(job)  # None for torch's default group
+        self._group = _beside_default.get(job)  # None stands for torch's default group
         # For a group of one machine: its ranks, and the ranks that hold the same shards elsewhere.
         self._ranks: tuple[range, range] | None = None
         self._between: dist.ProcessGroup | None = None
@@ -301,7 +301,8 @@ class ProcessGroup(Group):
     def within_host(self, workers: int) -> ProcessGroup:
         """Returns the group of this machine's workers. All workers of the job must call it.
 
-        Each machine has `workers` workers. Sums of parts are continued between the machines.
+        Each machine has `workers` workers. After a reduce-scatter in this group, its result is
+        summed over the machines.
         """
         if workers == self.size:
             return self
@@ -440,7 +441,8 @@ class ProcessGroup(Group):
     ) -> list[tuple[torch.Tensor, int]]:
         """Concatenates each tensor of the workers, in two messages for any number of tensors.
 
-        See `Group.gather`. In a message all workers' tensors are padded to the longest one.
+        See `Group.gather`. In a message the tensors of all workers are padded to the length of the
+        longest tensor.
         """
         sizes = self._exchange_sizes(label, tensors, axis)
         longest: list[int] = sizes.amax(0).tolist()

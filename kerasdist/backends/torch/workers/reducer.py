@@ -63,8 +63,8 @@ class GradientReducer:
         if self._buckets is None and scope.weights is not None:
             variables = self._model.trainable_weights
             if any(shard_of(variable) is not None for variable in variables):
-                # If weights are sharded, even the first step must
-                # not hold all gradients whole on each worker.
+                # If weights are sharded, even in the first step no worker may hold all full
+                # gradients.
                 self._buckets = self._new_buckets(variables, variables, scope)
         if self._buckets is not None and not self._buckets.begin(scope, weight):
             self._drop()
@@ -79,7 +79,7 @@ class GradientReducer:
     ) -> list[torch.Tensor | None]:
         """Returns the weighted sums of the workers' gradients; None for one that no worker has.
 
-        For a sharded gradient it returns this worker's shard of the sum.
+        For a sharded gradient the method returns this worker's shard of the sum.
         """
         shards = sharded_optimizers.of_gradients(optimizer, variables)
         buckets = self._buckets if optimizer is self._optimizer else None

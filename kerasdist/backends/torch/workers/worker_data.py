@@ -45,7 +45,7 @@ class OwnRowsAdapter(WrappedAdapter):
 
 def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
-        with keras.device("cpu"):  # otherwise Keras would copy the rows to the GPU and wait
+        with keras.device("cpu"):  # without this, Keras would copy the rows and wait
             batch = next(batches, None)
         if batch is None:
             return
@@ -97,5 +97,5 @@ def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
     current.wait_event(event)
     for leaf in flatten(_rows(batch)):
         if isinstance(leaf, torch.Tensor):
-            leaf.record_stream(current)  # made in the other stream, but used and freed in this one
+            leaf.record_stream(current)  # made in the other stream, used and freed in this one
     return batch

@@ -1,12 +1,12 @@
 """Machines that join a running job: ``kerasdist join``, and the launcher's side of it.
 
-A machine holds one connection to the launcher for each of its workers, called a seat. It has proved
-on it that it knows the job's secret, and then waits for the orders for a worker's supervisor. The
-machine passes these orders on to a supervisor, and passes the supervisor's output back. So the
-connection does what ssh does for a machine that was listed. When a worker ends, the machine first
-takes a seat for the next worker, and only then reports how the worker has ended. So the launcher
-knows of the new seat when it restarts the job. If the process of the machine ends, its supervisors
-end too.
+A machine holds one connection to the launcher for each of its workers, called a seat. On each seat
+the machine has proved that it knows the job's secret, and then waits for the orders for a worker's
+supervisor. The machine passes these orders on to a supervisor, and passes the supervisor's output
+back. So the connection does the work that ssh does for a machine in ``--hosts``. When a worker
+ends, the machine first takes a seat for the next worker, and only then reports how the worker has
+ended. So the launcher knows of the new seat when it restarts the job. If the process of the machine
+ends, its supervisors end too.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
     for name, value in options.items():
-        if hasattr(socket, name):  # some systems lack some of these options
+        if hasattr(socket, name):  # systems may lack these options
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Returns whether a seat is open: without orders its other end sends nothing but its end."""
+    """Returns whether a seat is open; before orders, its other end sends nothing."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

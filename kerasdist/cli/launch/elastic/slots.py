@@ -1,11 +1,11 @@
 """Chooses the slots of each attempt of an elastic job: ``--workers A:B``.
 
-A slot is a place for one worker on a host. A worker is a process, and a process that has ended can
-be started again at once, so a slot is lost for two reasons only. A host that ssh cannot reach is
-left out until it answers. A slot whose worker was the first to fail in two attempts, without a
-backup in between, is left out for a while; it may have a broken GPU, for example. A machine that
-joins (`joining.py`) adds slots for as long as it holds its connections. Waiting slots are used when
-the job restarts anyway, or at a backup: then the launcher ends the workers, because one number of
+A slot is a place for one worker on a host. A process that has ended can be started again at once,
+so there are only two reasons for which a slot is lost. A host that ssh cannot reach is left out
+until it answers. A slot whose worker was the first to fail in two attempts, without a backup in
+between, is left out for a while; it may have a broken GPU, for example. A machine that joins
+(`joining.py`) adds slots for as long as it holds its connections. Waiting slots are used when the
+job restarts anyway, or at a backup: then the launcher ends the workers, because one number of
 workers can continue from a backup that another number has written.
 """
 
@@ -37,7 +37,7 @@ WAIT_SECONDS = 600.0
 """How long a job waits for hosts, if there are fewer workers than it needs."""
 
 _PAUSE = 10.0
-_ANSWER_SECONDS = 40.0  # ssh itself tries for 20 s and may then ask the host for a shell
+_ANSWER_SECONDS = 40.0  # ssh itself tries to connect for 20 s, and may then wait for a shell
 
 
 @final
@@ -85,7 +85,7 @@ class ElasticSlots:
         """Returns the slots of the next attempt; waits for hosts if there are too few slots.
 
         Raises:
-            ClusterError: If there stay too few slots, or the launcher is told to stop.
+            ClusterError: If too few slots can be used, or the launcher is told to stop.
         """
         until = time.monotonic() + WAIT_SECONDS
         self._down -= self._ask(self._down)
@@ -105,7 +105,7 @@ class ElasticSlots:
         return self._numbered(self._used)
 
     def describe(self) -> str:
-        """Returns with which workers the job continues, from where, and which are left out."""
+        """Returns how many workers continue, from where, and which hosts are left out."""
         at = "its last backup, if there is one"
         if self._backup is not None:
             epoch, batches = self._backup
@@ -147,7 +147,7 @@ class ElasticSlots:
         """Handles a report of a worker of this attempt; at a backup, other workers may be added."""
         try:
             epoch, batches, epochs = map(int, json.loads(line)["backup"])
-        except (ValueError, KeyError, TypeError):  # another report, or one that is cut off
+        except (ValueError, KeyError, TypeError):  # another kind of report, or one that is cut off
             return
         self._backup = epoch, batches
         for slot in self._used:
@@ -163,9 +163,9 @@ class ElasticSlots:
             threading.Thread(target=self._ask_beside, daemon=True).start()
 
     def _usable(self, answering: Collection[str] = ()) -> list[int]:
-        """Returns the slots that can be used, with lately failed ones only if they are needed."""
+        """Returns the usable slots, with recently failed slots only if they are needed."""
         down = self._down.difference(answering)
-        with self._joining:  # because workers' reports come in other threads
+        with self._joining:  # reports come in other threads
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
         there = [

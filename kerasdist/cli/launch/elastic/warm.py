@@ -1,8 +1,8 @@
 """Warm processes: each has imported what workers import, and forks the workers of later restarts.
 
 An elastic job has one warm process on each host from its first backup on. A warm process starts
-nothing of a framework; if it has touched a GPU, it is not used. It is found by the name of a
-socket, whose other side is `kerasdist.cli.launch.supervisor.Forked`. If a worker cannot be forked,
+nothing of a framework; if it has touched a GPU, it is not used. A supervisor finds the warm process
+by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot be forked,
 its supervisor starts a new process instead.
 
 Variables that frameworks read when they are imported must still have the same values. So a worker
@@ -37,8 +37,8 @@ from kerasdist.cli.launch.worker import Screen, Start, Worker
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.job.launcher import JOINED_FILE
 
-_OF_EACH = ("KERASDIST_", "SSH_")  # differ between workers, but no import reads them
-_GPUS = "_VISIBLE_DEVICES"  # ends of other names of that kind
+_OF_EACH = ("KERASDIST_", "SSH_")  # they differ between workers, but no import reads them
+_GPUS = "_VISIBLE_DEVICES"  # ends of the names of other variables of this kind
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
     *(b"MKL_", b"OPENBLAS_", b"CUDA_", b"NVIDIA_", b"NCCL_", b"GLOO_", b"PYTHON", b"LD_"),
@@ -72,7 +72,7 @@ class WarmProcesses:
         return f"kerasdist-{self._spec.run_id}-{slot.host}" if is_possible else ""
 
     def take(self, slot: Slot, start: Start) -> None:
-        """Stores how a worker was started, because its host's warm process starts likewise."""
+        """Stores how a worker was started; the host's warm process is started in the same way."""
         if slot.rank == 0:
             self._starts = {}
         self._starts[slot.host] = start
@@ -81,7 +81,7 @@ class WarmProcesses:
         """Handles a report of a worker; one with a backup says what to import."""
         try:
             frameworks = json.loads(line)["frameworks"]
-        except (ValueError, KeyError, TypeError):  # another report, or one that is cut off
+        except (ValueError, KeyError, TypeError):  # another kind of report, or one that is cut off
             return
         for host, start in list(self._starts.items()):
             is_there = host in self._running and self._running[host].running
@@ -127,7 +127,7 @@ def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple
     if worker == 0:
         connection.close()
         return order, files
-    os.setpgid(worker, worker)  # the worker does the same, because either may be first
+    os.setpgid(worker, worker)  # the worker does the same, because either process may be first
     for one in files:
         os.close(one)
     connection.sendall(f"{worker}\n".encode())
