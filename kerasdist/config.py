@@ -74,7 +74,7 @@ def set_draws(draws: Draws) -> None:
     batches are stacked along axis 0, as a GAN does with real and generated examples, the draws for
     their rows differ from one device; call the layer once for each batch instead.
 
-    All workers must call it with the same value before the first step.
+    All workers must call this function with the same value before the first step.
 
     Example::
 
@@ -114,7 +114,7 @@ def set_most_examples_at_once(count: int | None) -> None:
     ``jit_compile=True``; on PyTorch ``sharding="full"``, and `set_draws("global")` with layers that
     draw. A user-defined layer that mixes the rows of a batch mixes only the rows of a pass.
 
-    All workers must call it with the same value before the first step.
+    All workers must call this function with the same value before the first step.
 
     Example::
 

@@ -25,8 +25,8 @@ from kerasdist.job.job import Job
 # How many rows of an array are compared, and how many elements of each row.
 ROWS, ELEMENTS = 16, 1024
 
-# How many bytes of an array the checksum of a batch covers. Of a larger array it covers some
-# elements of each row, and other elements in the next batch.
+# How many bytes of an array the checksum of a batch covers.
+# Of a larger array it covers some elements of each row, and other elements in the next batch.
 BYTES = 1 << 16
 
 # How many of an array's first elements a message shows.
@@ -70,8 +70,8 @@ class FirstBatches:
         self._wanted = wanted and job is not None  # equal on all workers
         self._waiting: list[Beginning] | None = None
         self._names: dict[int, list[str]] = {}  # by the number of arrays in a batch
-        # By the name of an array: its checksum in each batch,
-        # and how many of these batches came before each iteration.
+        # By the name of an array: its checksum in each
+        # batch, and the batches before each iteration.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
         # The arrays that were found to differ between workers, as they do with random augmentation.
@@ -173,8 +173,7 @@ class FirstBatches:
         self._drawn.clear()
 
     def compare(self) -> None:
-        """Compares the workers' first batches of the last iteration, unless they have been
-        compared.
+        """Compares the workers' first batches of the last iteration, unless already done.
 
         All workers must call this method before a step.
         """

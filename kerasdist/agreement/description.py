@@ -42,8 +42,9 @@ _LEFT_OUT = frozenset({"name", "seed"})
 # Texts that are longer than this are compared by a digest.
 _LONG = 1000
 
-# Arrays are read in blocks of this size. If an array is larger than the second number, only as
-# many bytes are compared, in blocks all over the array, which takes half a second.
+# Arrays are read in blocks of this size.
+# If an array is larger than the second number, only that many bytes are compared.
+# They are in blocks all over the array, and their comparison takes half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 

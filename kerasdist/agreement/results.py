@@ -32,17 +32,19 @@ from kerasdist.keras_compat import ops
 # All lines have the same signs, except that each line is also multiplied by one sign of its own.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
-# The norm of a difference that rounding explains, relative to the array's norm. It is more than
-# some roundings of each element in each step of an epoch give, and at most a thousandth for 32 and
-# 64 bits. In 16 bits a single rounding is a thousandth.
+# The norm of a difference that rounding explains, relative to the array's norm.
+# It allows some roundings of each element in each step of an epoch.
+# For 32 and 64 bits it is at most a thousandth.
+# In 16 bits a single rounding is a thousandth.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
-# The size of an array is the norm of its deviations from the mean. It is at least this fraction of
-# the norm, for arrays that are nearly constant, and at least this value in each element.
+# The size of an array is the norm of its deviations from the mean.
+# For arrays that are nearly constant, the size is at least this fraction of the norm.
+# It is also at least this value in each element.
 _PART_OF_NORM, _LEAST = 0.1, 1e-6
 
-# The size of an array with few elements is its norm, and at least this value in each element,
-# because larger numbers may have cancelled, for example in a bias, and left little.
+# The size of an array with few elements is its norm, and at least this value in each element.
+# The reason is that larger numbers may have cancelled, for example in a bias.
 _FEW, _LEAST_OF_FEW = 100, 0.1
 
 
@@ -105,9 +107,9 @@ def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
     return total
 
 
-# Workers may have different devices, whose products agree to three digits only. CPUs round as their
-# type does, which the loss shows, because it is a mean over the batch. Gradients that cancel have
-# larger errors, and a metric jumps when an example changes its class.
+# Workers may have different devices, whose products agree to three digits only.
+# CPUs round as their type does, which the loss shows, because it is a mean over the batch.
+# Gradients that cancel have larger errors, and a metric jumps when an example changes its class.
 _DEVICES = 0.01
 
 # Gradients that are smaller than this fraction of the largest one may be only rounding errors.
@@ -207,7 +209,7 @@ def _lines(program: str) -> list[str]:
 
 
 def require_equal_programs(job: Job, program: str) -> str:
-    """Returns the digest of a program that all workers run. All workers must call it.
+    """Returns the digest of a program that all workers run. All workers must call this function.
 
     Raises:
         DisagreementError: If workers run different programs.
@@ -255,7 +257,7 @@ class InitialBroadcast:
         return self._ready()
 
     def ensure(self) -> None:
-        """Gives new variables the chief's values. All workers must call it."""
+        """Gives new variables the chief's values. All workers must call this method."""
         job = self._job
         if job is None or not self._new or not (ready := self.waiting()):
             return
@@ -303,7 +305,7 @@ class Workers(Protocol):
 def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
     """Raises DisagreementError if a model or its optimizer has different values on workers.
 
-    All workers must call it. Values that differ only by rounding are set to the chief's.
+    All workers must call this function. Values that differ only by rounding are set to the chief's.
     """
     job = replicas.job
     if job is None:
@@ -346,12 +348,10 @@ def _variables(model: keras.Model) -> list[Any]:
     return [
         one
         for one in {id(variable): variable for variable in known}.values()
-        # Each worker has its own values of a metric, but
-        # moving statistics are equal on all workers.
+        # Workers' values of a metric differ, but moving statistics are equal on all workers.
         if (one.synchronization != "on_read" or one.aggregation == "mean")
         and keras_compat.stored_value(one) is not None
-        # The seeds of augmenting layers are left out,
-        # because workers' pipelines read ahead differently.
+        # Seeds of augmenting layers are left out, since pipelines read ahead differently.
         and not one.path.endswith("seed_generator_state")
     ]
 

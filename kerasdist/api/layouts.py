@@ -84,8 +84,7 @@ class ModelLayout:
 
 
 def describe_layout(model: keras.Model) -> ModelLayout:
-    """Returns which share of each variable a device holds. The workers need not call this function
-    together.
+    """Returns which share of each variable a device holds. Workers need not call it together.
 
     Variables that do not exist yet, such as an optimizer's before the first step, are missing.
 

@@ -47,8 +47,7 @@ def has_strategy() -> bool:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Opens a strategy's scope for all following code in this thread, such as the cells of a
-    notebook.
+    """Opens a strategy's scope for all following code of this thread, such as notebook cells.
 
     Example::
 

@@ -165,8 +165,7 @@ class BackupAndRestore(Callback):
         self._skipped = 0
         self._stops = False
         self._said: set[str] = set()
-        # Whether this process may be asked to leave
-        # (`kerasdist.experimental.preempt`), and was asked.
+        # Whether a signal may ask to leave (`experimental.preempt`), and has asked.
         self.listens = self.asked_to_leave = self._in_training = False
 
     def ask_to_leave(self) -> bool:

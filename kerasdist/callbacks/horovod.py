@@ -46,7 +46,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Sends the variables. All workers must call it.
+        """Sends the variables. All workers must call this method.
 
         Raises:
             UnsupportedError: If the workers divide the model's state (``sharding=``).
@@ -140,8 +140,7 @@ class MetricsReduction(keras.callbacks.Callback):
 
 @final
 class LearningRateWarmup(keras.callbacks.Callback):
-    """Lets the learning rate grow in the first epochs, from the rate for one replica to the set
-    rate.
+    """Lets the learning rate grow in the first epochs, from one replica's rate to the set rate.
 
     Use this callback if you have multiplied both the learning rate and the global batch size by the
     number of replicas. The callback sets the rate before every batch, in equal steps; after the

@@ -52,7 +52,7 @@ class Profile(keras.callbacks.Callback):
         meter.watch(self._watch)
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Compares the clocks of the workers. All workers must call it."""
+        """Compares the clocks of the workers. All workers must call this method."""
         self._offset = offset_of_clock(self._replicas.job)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
@@ -154,7 +154,7 @@ class Offset:
 
 
 def offset_of_clock(job: Job | None) -> Offset:
-    """Measures the offset of this worker's clock. All workers must call it.
+    """Measures the offset of this worker's clock. All workers must call this function.
 
     Workers on one machine share a clock. Other workers make several exchanges: the coordinator
     releases all of them at once, and then each worker reads its clock. The error of the median of

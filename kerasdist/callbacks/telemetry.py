@@ -171,7 +171,7 @@ class Telemetry(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Writes the epoch's line. All workers must call it."""
+        """Writes the epoch's line. All workers must call this method."""
         assert self._replicas is not None
         self._write_window(self._window)
         figures = self._of_epoch.take()
@@ -392,7 +392,7 @@ class Bench(keras.callbacks.Callback):
         self._epochs.append(self._window.take())
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Prints the measurements on the chief. All workers must call it."""
+        """Prints the measurements on the chief. All workers must call this method."""
         model = keras_compat.model_of(self)
         trainer = trainer_of(model)
         assert trainer is not None  # models without a trainer are not measured

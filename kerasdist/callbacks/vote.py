@@ -46,7 +46,7 @@ class Vote(keras.callbacks.Callback):
         others: Sequence[keras.callbacks.Callback],
         backups: Sequence[BackupAndRestore],
     ) -> None:
-        """Makes the callback. All workers must call it."""
+        """Makes the callback. All workers must call this method."""
         super().__init__()
         self._job = job
         self._epoch = 0
@@ -65,8 +65,7 @@ class Vote(keras.callbacks.Callback):
         ]
         everyone = job.all_gather_object("callbacks that look at batches", own)
         looks, self._compares_first, before = map(any, zip(*everyone, strict=True))
-        # Set on the instance, because Keras runs callbacks
-        # in another thread if none acts on batches.
+        # Keras runs callbacks in another thread if none has methods for batches.
         if looks:
             self.on_train_batch_end = self._after_batch
         if before:
@@ -80,7 +79,7 @@ class Vote(keras.callbacks.Callback):
             self._gather(f"beginning of epoch {epoch + 1}", [])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Votes. All workers must call it."""
+        """Votes. All workers must call this method."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
         self._job.meets_here(wants=False)  # all workers come here in any case
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
@@ -179,7 +178,7 @@ class InSync(keras.callbacks.Callback):
         self._job.report_batches(self._replicas.first_batches.history.report)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Compares batches and weights. All workers must call it."""
+        """Compares batches and weights. All workers must call this method."""
         when = f"the end of epoch {epoch + 1}"
         self._replicas.first_batches.require_equal_since(when)
         self._job.compare_collectives(when)

@@ -96,8 +96,7 @@ class _Steps:
         hidden = {id(one) for one in state.seeds} | {id(one) for one in state.metrics}
         seen = [one for one in self.model.variables if id(one) not in hidden]
         with keras_compat.in_trial(trial):  # the step reads and writes copies of the variables
-            # All variables are read in the same order on all workers, because a read may gather
-            # shards.
+            # All workers read all variables in one order, because a read may gather shards.
             keras_compat.stored_values(state.all)
             if change:
                 trial.change(change)

@@ -23,8 +23,9 @@ from kerasdist.errors import JobError, NotOneDeviceError, VersionError
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
-# If workers divide a model with more weights than this, they may lack memory for its whole state,
-# which a step on one device needs. With Adam and gradients this many weights take 256 MiB.
+# If workers divide a model with more weights than this, its first step is not compared.
+# The step on one device needs the full state, for which workers may lack memory.
+# With Adam and gradients this many weights take 256 MiB.
 MOST_WHOLE = 1 << 24
 
 
@@ -57,8 +58,7 @@ def _can_be_compared(model: Any) -> bool:
 
 @final
 class FirstBatchCheck:
-    """Compares a model's first training step, and the first of a second batch size, with one
-    device.
+    """Compares the first training steps of a model, for two sizes of batches, with one device.
 
     The rows of the first batch may be divided evenly, while the rows of a later batch may not.
     """

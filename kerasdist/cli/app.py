@@ -275,9 +275,8 @@ def main() -> None:
     try:
         app()
     finally:
-        # If the reader has ended (`| head`), Python's own
-        # last flush would change the exit code to 120:
-        # https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        # If the reader has ended (`| head`), Python's own last flush would change the
+        # exit code to 120: https://docs.python.org/3/library/signal.html#note-on-sigpipe
         try:
             sys.stdout.flush()
         except BrokenPipeError:

@@ -37,7 +37,7 @@ def beside(port: int) -> int:
 def of_job(job: int, step: int = 0) -> int:
     """Returns a port for a numbered job, from 20000 to 32767."""
     # The ports of one job's steps, and of consecutive jobs, shall be far apart.
-    # 7919 is prime, so it has no factor in common with the number of ports.
+    # The factor 7919 is prime, so it has no factor in common with the number of ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
 
 

@@ -66,9 +66,9 @@ class ClusterResolver(ABC):
         """Returns the tasks and their addresses; None for an address that is not known."""
         place = self.membership()
         tasks = place.addresses or (None,) * place.num_workers
-        # Rank 0 may be a chief in addition to the workers,
-        # or the first worker. The task type of rank 0 tells
-        # which, and so does the number of any other task, because it does not count the chief.
+        # Rank 0 may be a chief in addition to the workers, or the first worker.
+        # The task type of rank 0 tells which.
+        # The number of any other task tells it too, because the number does not count the chief.
         if place.task_type == "chief" or place.task_id != place.rank:
             return ClusterSpec({"chief": tasks[:1], "worker": tasks[1:]})
         return ClusterSpec({"worker": tasks})

@@ -122,8 +122,8 @@ def _read_jax(variables: Variables) -> Membership | Absent:
     return variables.worker(rank, count, coordinator)
 
 
-# Slurm numbers steps that no `srun` has started downwards from the end of 32 bits: the script of
-# sbatch, and the shell of salloc.
+# Slurm numbers steps that no `srun` has started downwards from the end of 32 bits.
+# They are the script of sbatch and the shell of salloc.
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
 

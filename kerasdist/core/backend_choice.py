@@ -170,8 +170,7 @@ def too_old(package: str) -> str | None:
     if floor is None or version is None:
         return None
     try:
-        # NVIDIA's containers have builds that call themselves
-        # 2.9.0a0, for example, and count as 2.9.0.
+        # Builds in NVIDIA's containers have versions such as 2.9.0a0, which count as 2.9.0.
         if Version(Version(version).base_version) >= Version(floor):
             return None
     except InvalidVersion:  # the version of a user's own build

@@ -37,9 +37,9 @@ _TPU_ON_VM = "Run the script on the TPU's own VMs, and leave it out."
 _TOPOLOGY = "Write topology = kerasdist.tpu.initialize_tpu_system(resolver), which describes it."
 
 # The new name of an earlier one, by module or class.
-# The new name may be a member of a member, such as ``a.b``. An empty new name stands for the
-# earlier name itself, and ``a.`` for the earlier name as a member of ``a``. Here and in the tables
-# below a key may be several names, separated by spaces.
+# The new name may be a member of a member, such as ``a.b``.
+# An empty new name stands for the earlier name, and ``a.`` for the earlier name in ``a``.
+# Here and in the tables below a key may be several names, separated by spaces.
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "kerasdist": {
         "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",

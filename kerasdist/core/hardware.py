@@ -72,8 +72,8 @@ _DCN = "latency between slices: 5 us, an assumption"
 
 _KINDS = ("bfloat16", "float16", "float32", "float64")
 _HOPPER_FLOPS = (989.4, 989.4, 494.7, 66.9)
-# The values by name: title, memory in bytes, memory rate in GB/s, TFLOP/s by type,
-# rate of the links in GB/s, rate of the network in Gbit/s.
+# The values by name: title, memory in bytes, memory rate in GB/s, TFLOP/s by type.
+# Then the rate of the links in GB/s, and the rate of the network in Gbit/s.
 # XLA multiplies float32 in TF32 on the A100 and newer GPUs; older GPUs have no bfloat16.
 _GPUS = {
     "p100": ("P100 SXM2 16 GB", 17_071_734_784, 732, (10.6, 21.2, 10.6, 5.3), 72, 50),
@@ -112,9 +112,9 @@ _GPU_SOURCES = {
         for name in ("h100", "h200")
     },
 }
-# By name: memory in GiB, its rate in GB/s; TFLOP/s of bfloat16, in which XLA multiplies float32
-# too; matrix units, where XLA estimates cycles; chips and axes of a slice; rates of links and of
-# the network in Gbit/s.
+# By name: memory in GiB, its rate in GB/s; TFLOP/s of bfloat16, in which
+# XLA multiplies float32 too; matrix units, where XLA estimates cycles;
+# chips and axes of a slice; rates of links and of the network in Gbit/s.
 _TPUS = {
     "v5e": (16, 819, 197, 4, 256, 2, 1600, 25),
     "v5p": (95, 2765, 459, 8, 6144, 3, 4800, 50),
@@ -187,8 +187,7 @@ _REGISTERS = """
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 """
-# By architecture: number of multiprocessors, their units, clock, sizes of caches, compute
-# capability.
+# By architecture: multiprocessors, their units, clock, caches, compute capability.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
     # CUDA 13 builds kernels for 7.5 and newer only, so these GPUs get the kernels of an A100.

@@ -2,8 +2,8 @@
 
 A release may move or remove any of them. Therefore each internal that kerasdist uses is declared
 once, as an `Internal`: those of Keras in ``keras_compat/internals.py``, those of a framework in
-``backends/<framework>/internals.py``. If one is missing, only the feature that needs it raises a
-`VersionError`, at the time of its use; everything else works.
+``backends/<framework>/internals.py``. If an internal is missing, only the feature that needs it
+raises a `VersionError`, when the feature is used; everything else works.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ EVERY_VERSION: Final = "all"
 _GONE: Final = object()
 
 
-# The class is not frozen, because torch's compiler would hash a frozen object by its fields;
-# internals are keys of a dictionary that compiled steps read.
+# The class is not frozen, because torch's compiler would hash a frozen object by its fields.
+# Internals are keys of a dictionary that compiled steps read.
 @final
 @dataclass(eq=False)
 class Internal:
     """A part of Keras or of a framework that is not public: a function, a class, an attribute.
 
     Attributes:
-        spellings: Where it is, ``"module:Owner.name"``, ``"module:name"``, or ``"module:"`` for a
-            whole module; and the versions of its package that have it under this spelling, the
-            newest first: `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``, which is "from 3.16
-            on". What stands last may also be an attribute that objects of the owner get as they
-            are made.
+        spellings: The place of the internal, ``"module:Owner.name"``, ``"module:name"``, or
+            ``"module:"`` for a whole module; and the versions of its package that have it under
+            this spelling, the newest first: `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``,
+            which is "from 3.16 on". The last name may also be an attribute that objects of the
+            owner get when they are made.
         feature: The feature that needs this internal, in a user's words.
         without: What happens if the internal is missing.
         backends: The backends that use the internal; all of them, if empty.
-        in_each_fit: Whether every `fit` of a strategy's model needs it.
+        in_each_fit: Whether every `fit` of a strategy's model needs the internal.
         since: The first version that has the internal; earlier versions need no such internal.
     """
 
@@ -64,7 +64,7 @@ class Internal:
 
     @functools.cached_property
     def path(self) -> str | None:
-        """The spelling that the installed version has, None if it has none."""
+        """The spelling in the installed version; None if that version lacks the internal."""
         return next((path for path in self.spellings if _has(path)), None)
 
     def is_there(self) -> bool:

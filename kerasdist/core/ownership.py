@@ -13,7 +13,7 @@ _Entry = TypeVar("_Entry")
 
 @final
 class VariableTable(Generic[_Entry]):
-    """A table from a variable to its entry; the entry goes when the variable is deleted."""
+    """A table of entries by variable; an entry is removed when its variable is deleted."""
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -71,7 +71,7 @@ def record_owner(variable: object, strategy: StrategyLike) -> None:
 
 
 def require_own(variable: Any) -> None:
-    """Refuses that a custom loop assigns to a variable of another strategy."""
+    """Raises an error if a custom loop assigns to a variable of another strategy."""
     replica = current.replica
     if replica is None or replica.local_batch is not None:
         return

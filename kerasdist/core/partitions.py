@@ -216,7 +216,7 @@ class DeviceAssignment:
                 f"topology. Received: num_replicas={num_replicas}{fit}, computation_shape="
                 f"{shape.tolist()}, computation_stride={stride.tolist()}, topology={topology}."
             )
-        if topology.missing_devices.size:  # blocks of devices would have holes
+        if topology.missing_devices.size:  # otherwise blocks of devices would have holes
             chips = topology.device_coordinates.reshape(-1, 4)[: num_replicas * math.prod(shape)]
             return cls(topology, chips.reshape(num_replicas, -1, 4))
         return cls(topology, blocks[:num_replicas])
@@ -261,7 +261,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
     if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
         return None
     shape = np.array(shape)
-    for axis in (3, 2):  # chips with one core, or in one plane: neighbours instead
+    for axis in (3, 2):  # for chips with one core, or in one plane, neighbours
         for factor in prime_factors(int(shape[axis])) if mesh[axis] == 1 else ():
             fits = [one for one in range(2) if shape[one] * factor * stride[one] <= mesh[one]]
             if fits:
@@ -271,7 +271,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
     if not counts.all():
         return None
     own = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 4) * stride
-    order = [2, 1, 0, 3]  # cores of a chip follow each other, then chips along x
+    order = [2, 1, 0, 3]  # first the cores of a chip, then chips along x
     numbers = np.unravel_index(np.arange(math.prod(counts)), counts[order])
     at = np.stack(numbers, -1)[:, order]
     return (at // stride * shape * stride + at % stride)[:, None] + own

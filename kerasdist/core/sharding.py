@@ -76,11 +76,11 @@ class Sharding:
 
     @property
     def divides_weights(self) -> bool:
-        """Whether the replicas divide the weights too, and not only the optimizer's variables."""
+        """Whether the replicas divide the weights as well as the optimizer's variables."""
         return self.state != "optimizer"
 
     def axis(self, shape: Sequence[int], replicas: int, wanted: int | None = None) -> int | None:
-        """Returns the axis along which a variable is sharded, None if it stays whole.
+        """Returns the axis along which a variable is sharded, None if it is not sharded.
 
         Args:
             shape: The shape of the variable.
@@ -93,12 +93,12 @@ class Sharding:
         return wanted if wanted in even else max(even, key=lambda axis: shape[axis])
 
     def is_small(self, shape: Sequence[int]) -> bool:
-        """Returns whether a variable of this shape stays whole because it is small."""
+        """Returns whether a variable of this shape is too small to be sharded."""
         return math.prod(shape) < self.min_size
 
     @property
     def small(self) -> str:
-        """The reason that a table gives for a variable that stays whole because it is small."""
+        """The reason that a table gives for a variable that is too small to be sharded."""
         return f"fewer than {self.min_size:,} elements"
 
 
@@ -107,7 +107,7 @@ class Sharding:
 class Region:
     """Which elements of a value a shard has: some columns, if the value is laid out in equal rows.
 
-    A run of flattened values is one row. A shard along an axis has as many rows as there are
+    A shard of flattened values has one row. A shard along an axis has as many rows as there are
     elements along the axes before that axis.
 
     Attributes:
@@ -140,14 +140,15 @@ class Region:
 @final
 @dataclass(frozen=True)
 class HeldShard:
-    """The shard that this worker holds of a variable. Neither function needs the other workers.
+    """The shard that this worker holds of a variable, with functions to read and write it alone.
 
     Attributes:
         region: Which elements of the variable the shard has.
         dtype: The name of the elements' type.
-        read: Returns the shard's elements, as a NumPy array of any shape.
-        write: Replaces the shard's elements by those of a NumPy array of any shape.
-        is_first: Whether this is the first of several equal shards, of which each machine has one.
+        read: A function that returns the shard's elements, as a NumPy array of any shape.
+        write: A function that replaces the shard's elements by the elements of a NumPy array of any
+        shape.
+        is_first: Whether this is the first of several equal shards, if each machine has one.
     """
 
     region: Region

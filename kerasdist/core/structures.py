@@ -1,7 +1,7 @@
 """Nested tuples, lists and dicts, without Keras.
 
 `keras.tree` would flatten distributed values, and treats different classes as nested on each
-backend. Here everything but a tuple, list or dict is a leaf.
+backend. In this module everything except a tuple, list or dict is a leaf.
 """
 
 from __future__ import annotations

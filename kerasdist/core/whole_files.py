@@ -32,7 +32,8 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
             _unfinished.discard(name)
         return
     path = Path(os.path.realpath(path))  # replaces the file that a link points to, not the link
-    # The name keeps its end, because Keras chooses the format by that. Threads may write one path.
+    # The name keeps its extension, because Keras chooses the format by the extension.
+    # Threads may write one path.
     writer = f"{os.getpid()}-{threading.get_native_id()}"
     unfinished = path.with_name(f"unfinished-{writer}-{path.name}")
     _unfinished.add(str(unfinished))

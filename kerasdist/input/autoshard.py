@@ -43,7 +43,7 @@ class KnownSizes:
     """The number of rows of each step, for a worker's shard whose dataset knows its sizes.
 
     Attributes:
-        batch: The rows of each step that a batch lasts; none of these numbers is 0.
+        batch: For each step that a batch lasts, the number of rows; none of these numbers is 0.
         count: How many batches there are; None if they do not end.
         last: The rows of each step after these batches.
         form: The types and shapes of a row.
@@ -98,7 +98,7 @@ class OwnSource:
 
 
 def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
-    """Returns the policy by which to shard a dataset: the user's, else the dataset's own."""
+    """Returns the policy for sharding a dataset: the user's policy, else the dataset's own."""
     if said is not None:
         return said
     own = keras_compat.auto_shard_policy(dataset)
@@ -194,16 +194,16 @@ class WorkerBatches(keras_compat.DataAdapter):
 
     It is a data adapter for Keras's loops, on backends that support `WorkerShard`.
 
-    Workers may have different numbers of batches, and batches of different sizes. So they exchange
-    the sizes: only once, if each worker's dataset knows them; otherwise before each step, or once
-    per batch if a batch lasts several steps. A worker whose data have ended yields batches without
-    rows until all workers' data have ended.
+    Workers may have different numbers of batches, and batches of different sizes. So the workers
+    exchange the sizes: only once, if each worker's dataset knows its sizes; otherwise before each
+    step, or once per batch if a batch lasts several steps. A worker whose data have ended yields
+    batches without rows until all workers' data have ended.
     """
 
-    builtin_prefetch = True  # otherwise Keras 3.12 on JAX would copy the batches to a device
+    builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
 
     def __init__(self, source: OwnSource, job: Job) -> None:
-        """Stores the source of the batches. All workers must call it."""
+        """Stores the source of the batches. All workers must call this method."""
         self.source = source
         self._job = job
         known = None if source.sizes is None else asdict(source.sizes)
@@ -245,7 +245,7 @@ class WorkerBatches(keras_compat.DataAdapter):
         """None, because it is not known."""
 
     def __iter__(self) -> Iterator[WorkerShard]:
-        """Yields this worker's batches. All workers must call it."""
+        """Yields this worker's batches. All workers must call this method."""
         return self._exchanged() if self._known is None else self._of_known_sizes(self._known)
 
     def _of_known_sizes(self, known: Sequence[KnownSizes]) -> Iterator[WorkerShard]:

@@ -51,7 +51,7 @@ class DistributedDataset(abc.ABC):
         return DistributedIterator(self, _read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
-        return True  # even if the dataset is empty or its length is unknown
+        return True  # also if the dataset is empty or its length is unknown
 
     @property
     def element_spec(self) -> Any:
@@ -203,7 +203,7 @@ class ShardedDataset(DistributedDataset):
 
 @final
 class GatheredDataset(DistributedDataset):
-    """Batches that each replica takes whole, from its own pipeline or its worker's."""
+    """Batches that are not divided: a replica takes them from its own or its worker's pipeline."""
 
     def rounds(self) -> Iterator[Sequence[Any]]:
         """Yields the replicas' batches round by round, in the order of the pipelines.

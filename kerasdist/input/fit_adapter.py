@@ -78,7 +78,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 @final
 class _Rounds:
-    """Global batches that are each the concatenation of all replicas' batches in a round."""
+    """Global batches; each is the concatenation of all replicas' batches in a round."""
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
@@ -113,7 +113,7 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @staticmethod
     def innermost(adapter: Any) -> Any:
-        """Returns the innermost adapter, which the others wrap."""
+        """Returns the innermost adapter, which the other adapters wrap."""
         while isinstance(adapter, WrappedAdapter):
             adapter = adapter._inner
         return adapter

@@ -53,7 +53,7 @@ class AutoShardPolicy(enum.Enum):
 
     @property
     def keeps_global_batches(self) -> bool:
-        """Whether the global batches are those of one device."""
+        """Whether the global batches are the same as on one device."""
         return self in (AutoShardPolicy.AUTO, AutoShardPolicy.BATCH)
 
 

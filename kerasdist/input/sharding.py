@@ -59,7 +59,7 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
 def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns how many of each replica's examples the check of the first step uses.
 
-    One device also takes that step, and may not have the memory for all examples.
+    A single device also takes that step, and may not have the memory for all examples.
 
     Args:
         sizes: How many examples each replica has.
@@ -99,8 +99,8 @@ def arrays(batch: object) -> Iterator[Any]:
 def lists_weights(sample_weight: Any, y: Any) -> bool:
     """Returns whether sample weights are a list with one number per row.
 
-    Such a list must be divided, because all replicas would get all of it if it were a structure of
-    scalars. A list with one entry per output, like the targets, is not meant.
+    Such a list must be divided like an array; as a structure of scalars it would go to all
+    replicas. The result is False for a list with one entry per output, as for targets.
     """
     if not _is_list(sample_weight) or _is_list(y) or isinstance(y, dict) or len(sample_weight) == 0:
         return False
@@ -124,7 +124,7 @@ def _is_list(value: object) -> bool:
 def has_rows(leaf: object) -> bool:
     """Returns whether a leaf is an array with an axis of examples."""
     if not hasattr(leaf, "shape") and not isinstance(leaf, NoneType | str | bytes | Number):
-        raise InputError(  # otherwise every replica would get all of its rows
+        raise InputError(  # otherwise every replica would get all rows
             "Expected arrays in tuples, lists and dicts as a batch. Received: an object of type "
             f"{type(leaf).__name__}, which cannot be divided. Make a dict or a tuple of its arrays."
         )
@@ -142,9 +142,10 @@ class WorkerShard:
         total: How many rows the global batch has.
         rank: The rank of this worker.
         workers: How many workers there are.
-        alike: Whether the workers' arrays differ in nothing but their number of rows.
+        alike: Whether the workers' arrays differ only in their number of rows.
         like: A batch that has rows, if there is one, to show types and shapes if `rows` is empty.
-        given: How many rows each worker holds, by rank; empty if `piece_sizes` gives them.
+        given: How many rows each worker holds, by rank; empty if they are divided as by
+        `piece_sizes`.
     """
 
     rows: Any

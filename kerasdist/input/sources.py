@@ -1,4 +1,4 @@
-"""Sources of batches: how to iterate over them repeatedly, or over every n-th batch only.
+"""Iterates repeatedly over sources of batches, or over every n-th batch of a source.
 
 Arrays become a source as a `RowDataset`.
 """
@@ -50,7 +50,7 @@ def length_of(source: Any) -> int | None:
 
 
 def lasting_batches_of(source: object) -> Callable[[], Iterator[Any]]:
-    """Returns the same as `batches_of`, with batches that the source cannot overwrite later.
+    """Does the same as `batches_of`, but with batches that the source cannot overwrite.
 
     A generator may reuse the same array for each batch, and the next batch may be fetched before
     the current one is used.
@@ -152,12 +152,11 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
         return None
     own = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    # torch refuses to set this attribute, because a
-    # running loader would ignore it; this one is new.
+    # torch refuses to set this attribute of a running loader, but this loader is new.
     every = getattr(loader, name)
     own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
     object.__setattr__(own, name, own_part)
-    # belongs to the other loader, if its workers persist
+    # this belongs to the other loader, if its workers persist
     object.__setattr__(own, "_iterator", None)
     return own
 
@@ -181,7 +180,7 @@ def tell_epoch(loader: object, epoch: int) -> None:
 class RowDataset:
     """The rows of arrays, in their order or shuffled, one by one or in batches.
 
-    It can be iterated repeatedly; shuffled rows come in a different order each time.
+    The dataset can be iterated repeatedly; shuffled rows come in a different order each time.
 
     Example::
 

@@ -28,8 +28,9 @@ _FAILURES = {
     "too large": JobError,
 }
 
-# How long a connection waits for the chief's first message before it is tried again: at first,
-# and at most. If thousands of workers come at once, the kernel drops some connections silently.
+# How long a new connection waits for the chief's first message, at first and at most.
+# After that time the worker closes the connection and tries again.
+# If thousands of workers come at once, the kernel drops some connections silently.
 _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 
@@ -76,17 +77,17 @@ class Client:
         self._changed = threading.Condition()
         self.failure: JobError | None = None
         self._results: dict[tuple[str, int], list[Any]] = {}
-        self._saves: Counter[tuple[int, str]] = Counter()  # counted by step and path
-        self._next_place = 0  # how many places this worker has passed where workers may meet
-        self._is_asked = False  # for the number of the next place, to meet there
+        self._saves: Counter[tuple[int, str]] = Counter()  # the number of saves by step and path
+        self._next_place = 0  # how many places, at which workers may meet, were passed
+        self._is_asked = False  # whether the coordinator asks for the next place
         self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()
         self._socket = self._connected(host, port, credentials)
         self.roster = self._admitted()
         self.address = address_in(self.facts)
-        # The signs of life of this worker, and how many there were at the chief's
-        # last sign of life. They count no time in which this process was suspended.
+        # The number of this worker's signs of life, now and at the chief's last sign of life.
+        # The time in which this process was suspended does not count.
         self._beats = self._heard = 0
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
@@ -106,10 +107,10 @@ class Client:
         return self._result(channel, number)
 
     def meets_here(self, wants: bool) -> bool:
-        """Comes to the next place where workers may meet; returns whether all of them meet there.
+        """Returns whether all workers meet at this place, one of those at which they may meet.
 
-        As long as none of them `wants` it, nothing is sent. Otherwise they meet at the first place
-        that no worker has passed yet.
+        As long as no worker `wants` to meet, nothing is sent. Otherwise they meet at the first
+        place that no worker has passed yet.
         """
         with self._changed:
             if wants and not self._is_asked:
@@ -169,7 +170,7 @@ class Client:
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
-        # so that not all workers come at the same moment
+        # so that workers do not all come at the same moment
         wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)
         while True:
             left = max(1.0, deadline - time.monotonic())

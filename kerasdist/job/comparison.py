@@ -1,6 +1,6 @@
 """Comparison between workers: facts as JSON, their digests and differences, and batch sizes.
 
-No step waits for the comparison of sizes, because signs of life carry them to the chief.
+No step waits for the comparison of sizes, because heartbeats carry the sizes to the chief.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def described_difference(
     have = groups(
         (rank, value) for value, ranks in zip(values, workers, strict=False) for rank in ranks
     )
-    # In a tie the value of the lowest rank counts as the majority.
+    # If there is no majority, the value of the lowest rank counts as the majority.
     most = max(have, key=lambda value: len(have[value]))
     shown = [*[value for value in have if value != most][:NAMED], most]
     said = ", ".join(f"{_shown(value)} on {named_workers(have[value])}" for value in shown)
@@ -133,7 +133,7 @@ class BatchHistory:
         if form != stretch.form or not stretch.steps:
             stretch.form = form
             stretch.changes.append((stretch.steps, str(form)))
-        stretch.steps += 1  # last, so that a report has the form of each step that it counts
+        stretch.steps += 1  # set last, so that a report has the form of each step that it counts
 
     def end(self) -> dict[str, Any]:
         """Reports that no step follows before the next `clear`; returns the report."""
@@ -143,7 +143,7 @@ class BatchHistory:
     def report(self) -> dict[str, Any]:
         """Returns the forms as JSON, with the number of earlier calls of `clear`."""
         stretch = self._stretch
-        ended = stretch.ended  # read first, so that no step is missing at the end
+        ended = stretch.ended  # read first, so that no step is missing
         steps, changes = stretch.steps, stretch.changes[:]
         begun = steps if self._count_begun is None else self._count_begun() - stretch.begun_before
         found = {"stretch": stretch.number, "steps": steps, "begun": begun, "changes": changes}
@@ -172,8 +172,8 @@ class _Stretch:
 Report = Mapping[str, Any]
 """What a worker says of its batches, as JSON has it; `check_report` says what must be in it."""
 
-# The job ends this many steps after the first difference. Before that, the comparison at the end of
-# the epoch may report the difference, and then the script can go on.
+# The job ends this many steps after the first difference.
+# The comparison at the end of the epoch may come before that; then the script can continue.
 # The job must end if workers wait for each other in the collectives of programs that differ.
 STEPS_BEYOND = 20
 
@@ -218,7 +218,7 @@ def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str |
     ended = min((one["begun"] for one in known if one.get("ended")), default=None)
     if ended is None or ended == max(one["begun"] for one in known):
         return None
-    # One worker waits in a collective for the next step, the other for the end of the epoch.
+    # One worker waits in the next step, the other at the end of the epoch.
     places = [_place(one, ended) for one in known]
     return described_difference([{f"batch {ended + 1}": place} for place in places])
 
@@ -229,8 +229,8 @@ def _place(report: Report, ended: int) -> str:
     return "none, at the end of its data" if report.get("ended") else "not read yet"
 
 
-# The times by which workers are compared, the better one first: a step's time without waits for
-# other workers, and its wait for data.
+# The times by which workers are compared; the first one is used if it is known.
+# They are a step's time without waits for other workers, and its wait for data.
 _BY = ("own_ms", "data_ms")
 
 

@@ -1,7 +1,7 @@
 """The chief's side of a job: knows which workers have joined, which wait, and which are lost.
 
-It runs in a thread of the chief. Each worker, including the chief, has one connection to it (see
-`kerasdist.job.client`).
+The coordinator runs in a thread of the chief. Each worker, including the chief, has one connection
+to the coordinator (see `kerasdist.job.client`).
 
 The cost of a message does not depend on the number of workers. Work that looks at all workers is
 done once a second, in `_patrol`, or once per exchange, when its last worker has come. Time is
@@ -37,7 +37,7 @@ CHIEF = 0
 MAIN = "main"
 """The channel of the script's own thread."""
 
-# The channel of the meeting to which all workers come at the end of the script.
+# The name of the exchange to which all workers come at the end of the script.
 LEAVING = "leaving"
 
 
@@ -96,7 +96,7 @@ class Meeting:
         wanted: Which values the workers get (`kerasdist.job.protocol`).
         sent: The JSON text of the value that each worker sent.
         texts: Each different text once.
-        size: The length of these texts together.
+        size: The total length of these texts.
     """
 
     label: str
@@ -150,7 +150,7 @@ class Save:
         path: The path of the file.
         occurrence: How often the worker has saved to that path in that step before.
         index: How often the worker has saved to any path in that step before.
-        since: The time at which it began to wait.
+        since: The time at which the worker began to wait.
     """
 
     rank: int
@@ -197,7 +197,7 @@ class Saves:
             if outcome is not None:
                 yield save, outcome
             elif (
-                # so the chief has saved something else instead
+                # so the chief has saved another file instead
                 self._of_step[save.step] > save.index
                 or chief_step > save.step
                 or chief_waits_for(save.rank)
@@ -223,7 +223,7 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
-        # by rank, while the coordinator asks for them
+        # answers by rank, while the coordinator asks all workers
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
@@ -309,7 +309,7 @@ class Coordinator:
         return member
 
     def _roster(self) -> dict[str, object]:
-        """Returns what each worker must know about the others, without everybody's address."""
+        """Returns the facts that each worker needs about all workers, without their addresses."""
         facts = [self._members[rank].facts for rank in range(self._workers)]
         addresses = list(map(listening.address_in, facts))
         far = (one for one in addresses[1:] if not listening.leads_here(one))
@@ -363,7 +363,7 @@ class Coordinator:
                 self._answer_savers(self._saves.take_waiting())
 
     def _add_next_place(self, member: Member, place: Any) -> None:
-        """Lets all workers meet at the first place that none has passed, when all have answered."""
+        """When all have answered, lets workers meet at the first place that none has passed."""
         if type(place) is not int or self._next_places is None:
             raise TypeError(f"place={place!r}")
         self._next_places[member.rank] = place
@@ -522,7 +522,7 @@ class Coordinator:
         )
 
     def _doing(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Returns, for a message, what workers are doing."""
+        """Returns, for a message, the calls in which workers are."""
         places: dict[int, str] = {}
         for one in (self._members[rank] for rank in ranks):
             place = f"in {one.place}, step {one.step}" if one.place else "in code of its own"

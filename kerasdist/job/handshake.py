@@ -152,8 +152,7 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
     connection = socket.create_connection((host, port), timeout=5)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The port of a chief that is still starting may
-        # be open before the chief accepts connections.
+        # The port of a starting chief may be open before the chief accepts connections.
         connection.settimeout(wait)
         asked = protocol.receive(connection, MAX_BYTES)
         answered = answer(asked, mine)
@@ -167,7 +166,7 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
 
 def _digest(mine: Credentials, role: str, chiefs_nonce: str, workers_nonce: str) -> str:
     parts = (role, mine.job_id, chiefs_nonce, workers_nonce)
-    # The lengths of the parts keep two different lists of parts from giving the same bytes.
+    # The length precedes each part, so that different parts never give the same bytes.
     # A peer's number may be any JSON text, even half of a surrogate pair.
     encoded = [part.encode(errors="surrogatepass") for part in parts]
     message = b"".join(len(part).to_bytes(4, "big") + part for part in encoded)

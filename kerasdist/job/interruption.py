@@ -1,4 +1,4 @@
-"""How a worker ends: its exit codes, and a quick end with one line of output after Ctrl-C.
+"""Exit codes of workers, and their quick end with one line of output after Ctrl-C.
 
 Most of the time goes into the end of the interpreter, which unloads the framework's modules: 1 to 2
 s on an idle machine, 6 s on a busy one (measured with TensorFlow and PyTorch, two workers). During
@@ -36,11 +36,11 @@ _ELSEWHERE = ("<", *LIBRARIES)
 
 @final
 class DroppedInterrupts:
-    """Raises an interrupt again if the main thread ran code that drops errors when it came.
+    """Raises an interrupt again if it came while the main thread ran code that drops errors.
 
     Callbacks of the garbage collector drop errors (JAX has one, and Keras imports JAX), and so do
     conversions in the C++ code of JAX and NumPy. An interrupt was dropped if it came in a call of
-    Keras or kerasdist, and that call goes on or returns. If it came in user code inside of that
+    Keras or kerasdist, and that call continues or returns. If it came in user code inside of that
     call, that code may have caught it deliberately.
     """
 
@@ -109,7 +109,7 @@ def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
 
 
 def described_wait(why: JobError, at: FrameType | TracebackType | None) -> str:
-    """Returns one line about a worker that waited for a worker that was interrupted."""
+    """Returns one line about a worker that waited for an interrupted worker."""
     if isinstance(at, TracebackType):
         frames = traceback.extract_tb(at)
     else:
@@ -135,7 +135,7 @@ def limit_interpreter() -> None:
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(
                 OSError, ValueError
-            ):  # a stream is closed, or its reader is gone
+            ):  # a stream is closed, or its reader has ended
                 thing.flush()
     limit(_INTERPRETER_SECONDS)
 
@@ -149,7 +149,7 @@ _finish: list[Callable[[int], int]] = []
 
 
 def register(finish: Callable[[int], int]) -> None:
-    """Registers a function that ends the job: from this worker's exit code to the job's."""
+    """Registers a function that ends the job and turns this worker's exit code into the job's."""
     _finish.append(finish)
 
 
@@ -159,7 +159,7 @@ def has_started_others() -> bool:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Ends this process at once, but after the other workers if it has started them."""
+    """Ends this process at once, or after the other workers if it has started them."""
     for finish in _finish:
         code = finish(code)
     end_process(code)
@@ -178,7 +178,7 @@ class ExitCode(IntEnum):
     Attributes:
         LOST_WORKER: The worker ended because another worker was lost, which the launcher looks for.
         PREEMPTED: The worker was told to stop, and has saved a backup. This is not a failure, and
-            the launcher does not restart the job; the scheduler that took the machine does.
+            the launcher does not restart the job; the scheduler that took the machine restarts it.
     """
 
     LOST_WORKER = 75

@@ -40,7 +40,8 @@ _ADVICE = "All of them must run the same script in the same environment."
 class Job:
     """This worker's view of the job: exchanges with the other workers, and news if one is lost.
 
-    Workers exchange small facts here. Tensors are exchanged by the frameworks' collectives.
+    Workers exchange small facts by this object. Tensors are exchanged by the frameworks'
+    collectives.
 
     Attributes:
         membership: This process's place in the job.
@@ -76,7 +77,7 @@ class Job:
                 _warn_of_open_network(membership, host, port)
             self._coordinator = Coordinator(host, port, membership.num_workers, timeouts, known)
         else:
-            # Gloo connects each worker to every other worker
+            # Gloo connects every worker to every other worker
             raise_file_limit(membership.num_workers)
         self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
         facts_of_this = _own_facts(membership, host, self._port)
@@ -101,9 +102,10 @@ class Job:
         return [one for one in known if one not in (None, self.address)]
 
     def gather_addresses(self) -> tuple[str, ...]:
-        """Returns ``host:port`` of each worker, by rank. All workers must call it.
+        """Returns ``host:port`` of each worker, by rank. All workers must call this method.
 
-        Only the chief receives them one by one; it compresses them once for all others.
+        Only the chief receives the addresses one by one; it compresses them once for all other
+        workers.
         """
         if not self._addresses:
             compressed = self.choose("addresses of workers", self.address, protocol.compressed)
@@ -111,11 +113,11 @@ class Job:
         return self._addresses
 
     def workers_a_host(self) -> int:
-        """Returns how many workers each machine has. All workers must call it.
+        """Returns how many workers each machine has. All workers must call this method.
 
-        Two neighbouring ranks are on two machines if the machines' names differ. They also are if
-        the second worker's number on its machine is no larger than the first's, because copied
-        machines may have one name.
+        Two neighbouring ranks are on two machines if the machines' names differ. Since copies of a
+        machine may have the same name, they also are on two machines if the second worker's number
+        on its machine is not larger than the first worker's number.
 
         Raises:
             ClusterError: If a machine has more workers than another one.
@@ -149,7 +151,7 @@ class Job:
     def compare_objects(self, label: str, value: object) -> list[int]:
         """Returns a number for each worker, by rank: equal for workers whose values are equal.
 
-        The chief's number is 0. All workers must call it.
+        The chief's number is 0. All workers must call this method.
         """
         return self._meet(label, value, protocol.NUMBERS)
 
@@ -173,12 +175,12 @@ class Job:
     def gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers on the chief, and an empty list on the others.
 
-        All workers must call it.
+        All workers must call this method.
         """
         return self._meet(label, value, protocol.FOR_CHIEF)
 
     def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
-        """Returns what the chief chooses from all workers' values. All workers must call it.
+        """Returns the result that the chief computes from values; all workers must call it.
 
         Only the chief gets all values.
         """
@@ -187,15 +189,15 @@ class Job:
         return self.broadcast_object(f"what the chief chooses of {label}", own)
 
     def broadcast_object(self, label: str, value: object) -> Any:
-        """Returns the chief's value. All workers must call it."""
+        """Returns the chief's value. All workers must call this method."""
         own = value if self.is_chief else None
         return self._meet(label, own)[0]
 
     def meets_here(self, wants: bool) -> bool:
         """Returns whether all workers meet here, because one of them has asked for it.
 
-        All workers must call it equally often. Nobody waits unless one of them `wants` to meet.
-        Then all meet at the next call of the worker that is furthest ahead.
+        All workers must call this method equally often. No worker waits unless a worker `wants` to
+        meet. Then all workers meet at the next call of the worker that is furthest ahead.
         """
         self.check()
         return self._client.meets_here(wants)
@@ -277,7 +279,7 @@ class Job:
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
-        self._failing_exit = None  # because the script has caught that exit
+        self._failing_exit = None  # because the script has caught the exit
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure
@@ -421,7 +423,7 @@ def translating_failures(place: str) -> AbstractContextManager[None]:
 
 
 def _failing_exit(error: SystemExit) -> tuple[str, int] | None:
-    """Returns the reason and the exit code of a ``sys.exit``; None if it is not a failure."""
+    """Returns the reason and exit code of a ``sys.exit``; None if it is not a failure."""
     match error.code:
         # preempted workers have saved a backup together and stop
         case None | 0 | ExitCode.PREEMPTED:
@@ -477,7 +479,7 @@ def _own_facts(
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,
     }
-    # Others reach the chief by its name, while its own connection may have a loopback address.
+    # The chief's own connection may have a loopback address; others use its name.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
 
 

@@ -23,7 +23,7 @@ STATUS_FD = "KERASDIST_STATUS_FD"
 
 @final
 class Channel:
-    """Writes reports, each as a line of JSON, without waiting: a report may be dropped."""
+    """Writes reports as lines of JSON, without waiting, so a report may be dropped."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # processes of a data loader must not inherit it
@@ -33,7 +33,7 @@ class Channel:
     def tell(self, report: Mapping[str, object]) -> None:
         """Sends a report, unless the launcher has ended or does not read."""
         line = f"{json.dumps(report)}\n".encode()
-        if len(line) > select.PIPE_BUF:  # because the pipe may split longer lines
+        if len(line) > select.PIPE_BUF:  # the pipe may split longer lines
             return
         with contextlib.suppress(OSError):
             os.write(self._descriptor, line)
@@ -47,7 +47,7 @@ def channel() -> Channel | None:
         return None
     try:
         return Channel(int(given))
-    except OSError:  # a process started by the worker, which has not inherited the channel
+    except OSError:  # this process was started by the worker and has no channel
         return None
 
 
@@ -120,7 +120,8 @@ class ProfiledSteps:
     """The steps of `fit` that shall be profiled.
 
     Attributes:
-        first: How many steps come before them, at least 1, because the first step compiles.
+        first: How many steps come before the profiled steps; at least 1, because the first step
+        compiles.
         last: How many steps there are up to the last profiled one.
         folder: The folder for the traces.
     """

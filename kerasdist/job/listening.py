@@ -49,7 +49,7 @@ def leads_here(address: str) -> bool:
 
 def raise_file_limit(workers: int) -> float:
     """Raises this process's soft limit of open files as far as needed; returns the limit."""
-    import resource  # imported here, because Windows has neither this module nor jobs
+    import resource  # imported here, because Windows lacks this module
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -81,8 +81,8 @@ def require_file_descriptors(workers: int) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Returns the socket on which the chief listens for workers.
 
-    If the launcher opened a socket for the chief, it is that socket. So no other process can take
-    the port between its choice and its use.
+    If the launcher opened a socket for the chief, that socket is returned. So no other process can
+    take the port between its choice and its use.
     """
     inherited = _inherited(port)
     if inherited is not None:
@@ -210,7 +210,7 @@ def _way_to(host: str) -> str | None:
     """Returns this machine's address on the route to a host, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packet:
         try:
-            packet.connect((host, 9))  # the port does not matter
+            packet.connect((host, 9))  # any port will do
         except OSError:
             return None
         address = packet.getsockname()[0]
@@ -222,14 +222,14 @@ def waiting_their_turn() -> Iterator[None]:
     """Threads that are started in this block do not interrupt other threads when they wake up.
 
     Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
-    from other workers. For that it needs the lock of a connection. If the lock is taken, it asks
-    the kernel again which data have arrived, gets the same answer at once, and so on
-    (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
+    from other workers. This thread needs the lock of a connection for that. If the lock is taken,
+    the thread asks the kernel again which data have arrived, gets the same answer at once, and so
+    on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
     the lock is often held by the thread that was sending on this connection, until the kernel
-    stopped it in favor of the thread that a message had woken up. Then nothing happens until the
-    time slice of the woken thread ends: 3 ms on Linux, while the sum of a few numbers takes 0.1 ms
-    (measured with jaxlib 0.10.2, two workers of one core each: 60 small sums in 228 ms, and in 6 ms
-    with the remedy).
+    stopped it in favor of the thread that a message had woken up. Then the connection stands still
+    until the time slice of the woken thread ends: 3 ms on Linux, while the sum of a few numbers
+    takes 0.1 ms (measured with jaxlib 0.10.2, two workers of one core each: 60 small sums in 228
+    ms, and in 6 ms with the remedy).
 
     The remedy is Linux's batch class: a thread of that class gets the same share of the cores, but
     does not interrupt a running thread when it wakes up (sched(7)). A thread inherits the class of

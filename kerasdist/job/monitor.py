@@ -25,8 +25,8 @@ from kerasdist.job.interruption import ExitCode
 # The seconds in which the main thread may end by itself.
 GRACE_SECONDS = 10.0
 
-# The same if the lost worker was interrupted by Ctrl-C: that worker's end breaks its connections,
-# so it is enough to wait for that.
+# The same time if the lost worker was interrupted by Ctrl-C.
+# The end of that worker breaks its connections, so it is enough to wait for its end.
 AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
 
 # The seconds for which a framework's error waits for the message about a lost worker.
@@ -64,11 +64,11 @@ class Monitor:
         threading.Thread(target=self._wait, name="kerasdist-monitor", daemon=True).start()
 
     def disarm(self) -> None:
-        """Leaves the failure to the main thread, which will report it."""
+        """Lets the main thread report the failure, instead of ending this process."""
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:
-        """Ends this process, which does nothing but wait for the others."""
+        """Ends this process, which only waits for the others."""
         self.disarm()
         self._end_with(failure, f"{failure}\n")
 
@@ -90,7 +90,8 @@ class Monitor:
     def put_hook_first(self) -> None:
         """Puts this hook for uncaught errors before the hook of a framework.
 
-        PyTorch's hook calls this one with standard error redirected, so no message would be seen.
+        Otherwise PyTorch's hook would call this hook with standard error redirected, and no message
+        would be seen.
         """
         if sys.excepthook != self._uncaught:
             self._shown_by, sys.excepthook = sys.excepthook, self._uncaught
@@ -140,7 +141,7 @@ class Monitor:
             self._end_with(error, interruption.described_wait(error, trace))
         self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._client.failure is not None:
-            # It ends at once, because at the interpreter's end frameworks wait for the lost worker.
+            # The process ends at once, because frameworks would wait for the lost worker.
             self._end_with(error, "")
         knows_of_loss = isinstance(error, WorkerLostError)
         if knows_of_loss or may_be_a_loss(error):

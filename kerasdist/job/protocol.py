@@ -1,4 +1,4 @@
-"""The messages between workers, each as JSON after its length: small facts, never a tensor.
+"""The messages between workers: small facts as JSON after their length, never a tensor.
 
 This file also says how long workers wait for each other.
 """
@@ -24,14 +24,14 @@ HEADER_BYTES = 4
 MAX_BYTES = 64 * 1024 * 1024
 """The most that workers may exchange at once: a large model's variables are a few 100 KB."""
 
-# What the workers get from an exchange: all values; all values, but only on the chief;
-# or a number for each value, by which equal values have equal numbers.
+# What the workers get from an exchange: all values, on all workers or only on the chief.
+# Or they get a number for each value, which is equal for equal values.
 ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 
 # The channel for answers to workers that wait for a file of the chief.
 SAVES = "saves"
 
-# The largest message: the largest value, and some bytes for each worker.
+# The largest message, which has the largest value, and some bytes for each worker.
 _FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
 

@@ -67,7 +67,7 @@ class DataAdapter(metaclass=_TypeOfAdapters):
         raise NotImplementedError
 
 
-# The attribute that stores from what an adapter of Keras was made.
+# The attribute that stores the source from which an adapter of Keras was made.
 _GIVEN = "_kerasdist_given"
 
 
@@ -192,8 +192,8 @@ def shuffles_without_seed(adapter: Any) -> bool:
     """Returns whether an adapter of arrays shuffles in an order that cannot be repeated.
 
     On JAX and PyTorch the states of generators determine the order, and these can be saved; on
-    TensorFlow only a seed determines it. From Keras 3.16 on the number of epochs does, on every
-    backend.
+    TensorFlow only a seed determines it. From Keras 3.16 on the number of epochs determines the
+    order, on every backend.
     """
     if backend_name() != "tensorflow" or not is_array_adapter(adapter) or _orders_by_epoch():
         return False
@@ -203,7 +203,8 @@ def shuffles_without_seed(adapter: Any) -> bool:
 def reads_past_epochs(adapter: Any) -> bool:
     """Returns whether an epoch begins with batches that threads read before it, from other rows.
 
-    Keras passes the batches that a PyDataset's threads made at an epoch's end to the next (3.15.1).
+    If a PyDataset's threads make batches at an epoch's end, Keras passes them to the next epoch
+    (3.15.1).
     """
     given = _given(adapter)
     source = given.source
@@ -248,7 +249,8 @@ def leave_accelerators() -> None:
     """Keeps TensorFlow off GPUs and TPUs if it only reads data for another framework.
 
     When TensorFlow starts, which the first ``tf.data`` pipeline causes, it would take nearly all of
-    their memory. A TensorFlow that the user has configured, or that has started, is not changed.
+    their memory. If the user has configured TensorFlow, or TensorFlow has started, nothing is
+    changed.
     """
     if backend_name() == "tensorflow":
         return
@@ -336,7 +338,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
             **internals.FLAT_STRUCTURE.of(dataset),
         )
         own = tf.data.experimental.from_variant(variant, dataset.element_spec)
-        next(iter(own), None)  # the files are counted only now
+        next(iter(own), None)  # only this call counts the files
     except tf.errors.NotFoundError as error:
         if _NO_FILES not in error.message:
             raise
@@ -354,9 +356,9 @@ def own_batches(dataset: Any) -> Iterator[Any]:
 
 
 # A worker reads only its own rows of each batch from Keras's adapter of arrays.
-# Keras shuffles in a different way on each framework. So a second adapter of
-# Keras, made for the row numbers with the same batch size and shuffle, yields
-# the numbers in the order in which the first one would yield rows.
+# Keras shuffles in a different way on each framework.
+# So a second adapter of Keras is made for the numbers of the rows.
+# It has the same batch size and shuffle, so it yields the numbers in the order of the rows.
 
 # A function that takes the row numbers of a batch, and returns those that are selected.
 Chosen = Callable[[Any], Any]
@@ -369,9 +371,10 @@ def is_array_adapter(adapter: object) -> bool:
 
 
 def takes_rows(adapter: Any) -> bool:
-    """Returns whether rows can be selected from an adapter's arrays: dense and known ones.
+    """Returns whether rows can be selected from an adapter's arrays, if dense and known.
 
-    If they cannot, each worker can still read whole batches and take its rows from these.
+    If they cannot be selected, each worker can still read global batches and take its rows from
+    these.
     """
     if not is_array_adapter(adapter):
         return False
@@ -410,8 +413,8 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     take_rows = _taker(adapter, "torch", tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
-    # This is done now and not with the first batch, because a loader draws a random number when an
-    # iteration starts, and Keras starts iterations from which it reads nothing.
+    # This is done now and not with the first batch, because the start draws a random number.
+    # Keras also starts iterations from which it reads nothing.
     iter(loader)
 
     def batches() -> Iterator[tuple[Any, int]]:
@@ -439,7 +442,7 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
 
         def rows(leaf: object) -> Any:
             if isinstance(leaf, list | tuple | dict):
-                return None  # makes `traverse` continue with the container's members
+                return None  # this makes `traverse` continue with the container's members
             return tf.gather(leaf, wanted, axis=0) if tf.is_tensor(leaf) else leaf
 
         return made(keras.tree.traverse(rows, data), numbers)

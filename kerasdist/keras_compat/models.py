@@ -23,7 +23,7 @@ ops: Any = keras.ops
 LayoutMap: Any = keras.distribution.LayoutMap
 
 
-# Whether a layer divides the penalty on its outputs by their number of rows, as from 3.14 on.
+# Whether Keras divides the penalty on outputs by their number of rows (from 3.14 on).
 DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 
@@ -123,7 +123,7 @@ def _walk_layers(model: Any) -> list[Any]:
 
 def _layers_in(layer: Any) -> list[Any]:
     if isinstance(layer, keras.Sequential):
-        return layer.layers  # it also has a Functional model of the same layers
+        return layer.layers  # a Sequential model also has a Functional model of its layers
     own = getattr(layer, "layers", ()) if isinstance(layer, keras.Function) else ()
     return list({id(one): one for one in (*own, *_kept_by(layer, keras.Layer))}.values())
 
@@ -183,9 +183,8 @@ def is_wired(model: keras.Model) -> bool:
 def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     """Returns the operations of a Functional model, and the arguments of each of their calls.
 
-    An argument is given by the numbers of the operation that made it, of that operation's call, and
-    of the output; or it is the argument itself, if that is a constant. The list is empty for any
-    other model.
+    A constant argument is given itself; any other by the numbers of the operation that made it, of
+    that operation's call, and of the output. The list is empty for any other model.
     """
     known = internals.NODES.is_there() and internals.HISTORY.is_there()
     if not known or not isinstance(model, keras.Function):
@@ -264,7 +263,7 @@ def mixes_examples(function: Any, arguments: Mapping[str, Any], y_pred: object) 
     )
 
 
-# Functions that compute one value over some axes of a batch, among which may be the examples' axis.
+# Functions that compute one value over some axes of a batch, maybe over the examples.
 # The values are the default axes, None for all axes.
 _AXES = {
     "circle": None,
@@ -408,7 +407,8 @@ def may_mix_examples(loss: Any) -> bool:
 def is_of_examples(metric: Any) -> bool:
     """Returns whether a metric has a class of Keras that computes a value for each example.
 
-    This is asked before the metric has its function, whose name is like that of the class.
+    This function is called before the metric has its function, so the name of the class is looked
+    up.
     """
     kind = type(metric)
     letters = {name.replace("_", "") for name in _AXES}
@@ -436,7 +436,8 @@ def seed_states(model: keras.Model) -> list[Any]:
 def require_scaling(*, in_fit: bool) -> None:
     """Refuses losses in replicas, if Keras lacks the functions that divide a mean.
 
-    On TensorFlow Keras itself divides, but must not in `fit`; elsewhere custom loops need it.
+    On TensorFlow Keras itself divides, but must not do so in `fit`; on other backends custom loops
+    need the division.
     """
     if backend_name() == "tensorflow":
         internals.SCALE_LOSS_IN_FIT.require()
@@ -489,7 +490,7 @@ _REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
 }
 
 
-# Masks, and the reductions of losses.
+# The following functions are for masks and for the reductions of losses.
 
 
 def get_keras_mask(tensor: Any) -> Any:

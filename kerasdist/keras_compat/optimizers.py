@@ -65,7 +65,7 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
     """Does the same as ``LossScaleOptimizer.apply``, in code that JAX traces.
 
     Keras's own method leaks traced values from its branches for finite and for other gradients
-    (seen with 3.15.1); its stateless form does not.
+    (seen with 3.15.1); its stateless form does not leak them.
     """
     if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -100,7 +100,7 @@ def index_variables(optimizer: Any) -> None:
 def move_optimizer(optimizer: Any, strategy: Any) -> Any:
     """Lets a TensorFlow optimizer make and update its state in a strategy's scope.
 
-    Returns the strategy that it used before.
+    Returns the strategy that the optimizer used before.
     """
     name = _name_of_strategy(optimizer)
     before = getattr(optimizer, name)
@@ -132,7 +132,8 @@ def referenced_variables(
 ) -> list[Any]:
     """Returns, for each variable of an optimizer, the model's variable to which it belongs.
 
-    Keras relates them only by name: the variable's path with underscores, and the slot's name.
+    Keras relates them only by name: a slot has the variable's path with underscores, and the slot's
+    name.
     """
     by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
 

@@ -1,8 +1,8 @@
 """The table of everything that is patched in Keras, and the code that applies the patches.
 
-Each function gets Keras's own function first (or the next function of its row), followed by the
-arguments of the call. For a model that no strategy made, and for code outside of replicas, it only
-calls Keras's function, so that these run plain Keras code.
+The first argument of each function is Keras's own function (or the next function of its row),
+followed by the arguments of the call. For a model that no strategy made, and for code outside of
+replicas, it only calls Keras's function, so that these run plain Keras code.
 
 If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
 more base class before Keras's, with the functions as its methods. A subclass that overrides such a
@@ -45,9 +45,10 @@ class Patch:
     """A row of the table.
 
     Attributes:
-        functions: The names of the functions that run in that place, the outermost first.
-        target: What the functions replace: a public ``"module:Class.name"``, or an internal.
-        reason: What the patch is for.
+        functions: The names of the functions that run in place of the target, the outermost first.
+        target: The target that the functions replace: a public ``"module:Class.name"``, or an
+        internal.
+        reason: The purpose of the patch.
         backends: The backends on which the patch is applied; all, if empty.
         stands_for: The patch is applied only if this internal is missing; None for always.
     """
@@ -96,7 +97,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of("keras:Metric", "__init__", "results are those of all replicas", "metric_created"),
     *_of(_LAYER, "add_loss losses", "a replica has the losses that its layers add"),
     _at(internals.CLEAR_LOSSES, "clear_losses", "clears those of the replica"),
-    # Files: in a job, only the chief writes.
+    # Files, which only the chief of a job writes.
     _at(internals.SAVE_MODEL, "save", "only the chief writes the file"),
     _at(internals.SAVE_WEIGHTS, "save", "only the chief writes the file"),
     _at(internals.SAVE_HDF5, "save", "only the chief writes the file"),
@@ -124,7 +125,7 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.CUSTOM_GRADIENT, "custom_gradient", "runs in its replica"),
     *_of(_TORCH_MODULE, "parameters", "gives the replica's", "module_parameters", _TORCH),
     *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
-    # Keras compares a class's `compile` with that of its trainer, so both must be the same.
+    # Keras compares a class's `compile` with `compile` of its trainer, so both must be the same.
     *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
     # Methods that a model gets from an extra base class. A model made in a scope has a trainer.
     *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
@@ -165,8 +166,7 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.INITIALIZE, "keep_shape initialize", "draws shards; a plan draws nothing"),
     _at(internals.INITIALIZE_LATER, "keep_shape_later", "a plan draws nothing"),
     *_of(_VARIABLE, "assign", "combines values, keeps a shard", "assign_shape assign store"),
-    # Reads gather shards; on JAX an array that was read
-    # is not donated; on TensorFlow listeners are called.
+    # A read gathers shards, keeps JAX from donating the array, and on TensorFlow calls listeners.
     *_of(_VARIABLE, "value", "gathers shards, notes reads", "read_shape read_whole read"),
     *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
@@ -188,7 +188,7 @@ class _Place:
 
     Attributes:
         original: Keras's own function, or the function of a property.
-        functions: The functions that run in its place, by their names in the table.
+        functions: The functions that run in place of Keras's, by their names in the table.
     """
 
     original: Function
@@ -261,7 +261,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _base_of(path: str, owner: Any) -> type:
-    """Returns the added base class of a class, which the first call makes."""
+    """Returns the added base class of a class; the first call makes it."""
     base = _bases.get(path)
     if base is None:
         about = f"What kerasdist adds to `{path.replace(':', '.')}`, for models of a strategy."

@@ -1,4 +1,4 @@
-"""Data sources whose iterators have a place, from which another iterator can continue.
+"""Data sources whose iterators can save their place, from which another iterator can continue.
 
 They are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and loaders,
 and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's. Private
@@ -24,12 +24,11 @@ from kerasdist.keras_compat.data import (
 Begun = Callable[[Callable[[], Any]], Any]
 """Returns an iterator, given the function that would make it otherwise."""
 
-# `tf.data.experimental.ExternalStatePolicy.IGNORE`,
-# because kerasdist itself warns about lost state.
+# `tf.data.experimental.ExternalStatePolicy.IGNORE`; kerasdist itself warns about lost state.
 _IGNORE = 1
 
-# Operations that draw from a seed of their own, so that each iteration gets other numbers; and
-# operations that draw from a variable or change it.
+# Operations that draw from their own seed, so that each iteration gets other numbers.
+# The second set are operations that draw from a variable or change a variable.
 _DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
 _CHANGES = ("Assign", "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormal")
 _CHANGES += ("StatefulTruncatedNormal", "StatefulRandomBinomial")
@@ -39,7 +38,8 @@ _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 def source_of(adapter: object) -> Any | None:
     """Returns the source with places that an adapter of Keras reads; None if it has no places.
 
-    Grain's loaders compare their sources as texts, which are addresses without a ``__repr__``.
+    Grain's loaders compare their sources as texts; a source without ``__repr__`` is shown as an
+    address.
     """
     given = source_given(adapter)
     if is_grain_dataset(given):
@@ -199,7 +199,7 @@ class _Followed:
 
 
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
-    """Returns such a replacement for Grain, onto which Keras maps its conversions."""
+    """Returns a `_Followed` for Grain, onto which Keras maps its conversions."""
     grain: Any = sys.modules["grain"]
 
     class Iterating(grain.DatasetIterator):

@@ -1,7 +1,7 @@
 """Copies of a model's state, which another thread writes to a file later.
 
-Keras's own code walks through the model now, and copies take the place of the file. The file that
-is later made of them has the same layout as Keras's own.
+Keras's own code walks through the model when a snapshot is made, and writes to memory in place of a
+file. The file that is later made from these copies has the same layout as Keras's own file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NEEDED = (
 
 
 def why_no_snapshots() -> VersionError | None:
-    """Returns an error for what Keras lacks that snapshots need; None if nothing is missing."""
+    """Returns an error if Keras lacks an internal that snapshots need; otherwise None."""
     return next((one.missing() for one in _NEEDED if not one.is_there()), None)
 
 
@@ -48,7 +48,8 @@ def why_no_snapshots() -> VersionError | None:
 class Snapshot:
     """The content that ``model.save`` or ``model.save_weights`` would write now.
 
-    It takes its arrays from a memory, and returns them to the memory after they are written.
+    The snapshot takes its arrays from a memory, and returns them to the memory after they are
+    written.
     """
 
     def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:

@@ -1,4 +1,4 @@
-"""What Keras's loops store in a model, how a model is built for them, and what steps report."""
+"""State that Keras's loops store in a model, building a model, and logs of steps."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
 def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:
     """Lets a model's next training steps read their batches but do nothing with them.
 
-    Keras's loop looks up `train_function` for each step. It calls that with the batches on PyTorch,
-    with their iterator on TensorFlow, and with its state and the iterator on JAX. The first
-    ``unread`` batches are not in an iterator.
+    Keras's loop looks up `train_function` for each step. The loop calls `train_function` with the
+    batches on PyTorch, with their iterator on TensorFlow, and with its state and the iterator on
+    JAX. The first ``unread`` of the skipped batches are not in the iterator.
     """
     train = model.train_function
     done = 0

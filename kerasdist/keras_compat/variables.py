@@ -65,7 +65,7 @@ def outside_stateless_scopes() -> Iterator[None]:
     if name is None or place is None:
         scope = get_stateless_scope()
         set_stateless_scope(current.trial)
-    else:  # done without a function call, because each step does it often
+    else:  # without a function call, because each step needs this often
         threads = getattr(*place)
         scope = getattr(threads, name, None)
         setattr(threads, name, current.trial)
@@ -96,8 +96,8 @@ def initialize_waiting_variable(variable: keras.Variable) -> None:
 def stored_value(variable: keras.Variable) -> Any:
     """Returns a variable's stored value, ignoring open scopes; None if it has no value yet.
 
-    In a trial it is the value of the trial's copy. It is also None if Keras stores values
-    elsewhere: then no strategy has variables, and Keras itself reads the others.
+    In a trial this is the value of the trial's copy. The result is also None if this Keras stores
+    values in another way: then no strategy has variables, and Keras itself reads all others.
     """
     trial = current.trial
     return getattr(variable, "_value", None) if trial is None else trial.get_current_value(variable)

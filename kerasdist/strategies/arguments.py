@@ -87,7 +87,7 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or what the arguments of 2018 say instead.
+    """Returns the argument `devices`, or the devices that the arguments of 2018 name.
 
     Args:
         devices: Names of devices, or None.

@@ -1,6 +1,7 @@
 """Chooses the devices of a strategy: all, the named ones, or a worker's share of the GPUs.
 
-Workers agree on their GPUs before the framework starts, and then check whether it sees them.
+Workers agree on their GPUs before the framework starts, and then check whether the framework sees
+these.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from kerasdist.strategies import processes
 def require_no_other_workers(strategy: str) -> None:
     """Refuses a strategy of one process in a worker that has not joined its job.
 
-    Each worker would train by itself on all data, and nobody would notice. A worker that has joined
-    its job may use a one-process strategy besides the job's.
+    Otherwise each worker would train by itself on all data, and nobody would notice. A worker that
+    has joined its job may use a one-process strategy besides the job's.
     """
     if current_job() is not None or processes.are_started_by_script():
         return
@@ -110,7 +111,7 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     """Returns the GPUs that this worker takes.
 
     Workers that see the same GPUs divide them; workers with named devices, or on CPUs, do not take
-    part. All workers must call it before the framework starts.
+    part. All workers must call this function before the framework starts.
 
     Args:
         backend: The backend of the workers.
@@ -176,7 +177,8 @@ def devices_of_worker(
 def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
     """Returns a worker's share of GPUs that only its framework has found.
 
-    That happens in a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+    Only the framework finds the GPUs in a container without NVML
+    (``NVIDIA_DRIVER_CAPABILITIES=compute``).
 
     Args:
         devices: The devices that the framework sees.
@@ -193,9 +195,9 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
 def check_promise(backend: Backend) -> None:
     """Warns or raises if this process would compute on CPUs although the machine has a GPU.
 
-    It is called if the framework sees no accelerator. It warns if the framework is built for CPUs.
-    It raises if an environment variable gives GPUs to this process, because the user then wants
-    GPUs.
+    This function is called if the framework sees no accelerator. The function warns if the
+    framework is built for CPUs. The function raises if an environment variable gives GPUs to this
+    process, because the user then wants GPUs.
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None

@@ -30,9 +30,10 @@ class MirroredStrategy(Strategy):
     started once more for each further GPU, and itself continues as worker 0, as if ``kerasdist run
     --workers gpu`` had started it. So the strategy must be the first thing that the script does
     with Keras. Every process runs the whole script, with the same arguments, in the same order;
-    work for only one process belongs to worker 0 (``KERASDIST_RANK=0``). The output of the others
-    has their names in front, ``[worker 1/8]``. When one process fails, all end, with its exit code.
-    In a notebook each GPU has a thread instead; `kerasdist.launch` starts processes there.
+    work for only one process belongs to worker 0 (``KERASDIST_RANK=0``). Lines that the other
+    processes print begin with the name of the worker, ``[worker 1/8]``. When one process fails, all
+    processes end with its exit code. In a notebook each GPU has a thread instead;
+    `kerasdist.launch` starts processes there.
 
     Example::
 
@@ -135,7 +136,7 @@ def _replicas(
         else:
             return backend.replica_set(chosen, options)
     resolver = detect()
-    assert resolver is not None  # because its variables are set
+    assert resolver is not None  # its variables are already set
     place = resolver.membership()
     own = processes.checked_names(names, told, place.num_workers, place.rank)
     replicas = replicas_of_job(backend, place, own, options)

@@ -67,7 +67,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         sharding: ShardingOption = None,
         **earlier: Any,
     ) -> None:
-        """Makes the strategy. All workers must do so.
+        """Makes the strategy. All workers must make the strategy.
 
         Args:
             cluster_resolver: Describes the workers; None: `kerasdist.cluster.detect` finds them.

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Launcher = Literal["processes", "threads"]
 
-# The devices by rank of the job that this process has joined by a `MirroredStrategy`, from the
-# environment variable; and the other workers, if this process has started them.
+# If this process has joined a job by a `MirroredStrategy`, the devices by rank.
+# If it has started the other workers, these workers.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
 
@@ -37,8 +37,8 @@ _ranks: list[Ranks] = []
 def is_child() -> bool:
     """Returns whether multiprocessing has started this process, as data loaders do.
 
-    While such a process imports the script, it does not know its parent yet. It then has a mark by
-    which multiprocessing itself refuses to start further processes.
+    While a started process imports the script, it does not know its parent yet. At that time it has
+    a mark by which multiprocessing itself refuses to start further processes.
     """
     this = multiprocessing.current_process()
     return multiprocessing.parent_process() is not None or getattr(this, "_inheriting", False)
@@ -102,7 +102,8 @@ def are_started_by_script() -> bool:
     """Returns whether the job's workers are processes that this script itself starts.
 
     Then other strategies are as useful in each worker as in the process that the user has started.
-    They are also useful in a process that multiprocessing has started, which is not in the job.
+    Other strategies are also useful in a process that multiprocessing has started, because it is
+    not in the job.
     """
     told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))

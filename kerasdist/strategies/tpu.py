@@ -115,8 +115,8 @@ class TPUStrategy(Strategy):
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
         """Assigns the computation of a tensor to one logical device of each replica.
 
-        On JAX a program is the same on all devices of a replica. So the tensor is computed as a
-        whole on each of them, including the requested device.
+        On JAX a program is the same on all devices of a replica. So each of these devices computes
+        the whole tensor, including the requested device.
 
         Args:
             tensor: A tensor of the model's or the step's computation.
@@ -131,7 +131,7 @@ class TPUStrategy(Strategy):
         return self._devices_of_replica.assign(tensor, logical_device_id)
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Keeps a tensor whole on each logical device of a replica.
+        """Keeps a copy of a tensor on each logical device of a replica.
 
         Args:
             tensor: A tensor of the model's or the step's computation.
@@ -142,7 +142,7 @@ class TPUStrategy(Strategy):
         return self._devices_of_replica.replicate(tensor)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Cuts variables over the logical devices of each replica, so that none holds all of one.
+        """Cuts variables over the logical devices of each replica, so each holds only a shard.
 
         An optimizer's variables are cut in the same way as the variable to which they belong.
 
@@ -262,7 +262,7 @@ def connect_to_cluster(
 
 
 def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> Topology:
-    """Returns the coordinates of this job's TPUs; in a job, all workers must call it.
+    """Returns the coordinates of this job's TPUs; in a job, all workers must call this function.
 
     Devices that are not TPUs get the coordinates of a grid that is as square as possible.
 

@@ -1,18 +1,19 @@
-"""BatchNormalization on replicas: which rows it normalises by, and its moving statistics.
+"""BatchNormalization on replicas: the rows by which it normalises, and moving statistics.
 
 In `fit` a layer normalises by the global batch, as on one device, unless the strategy asks for each
 replica's own rows. In custom loops, as in ``tf.distribute``, a layer normalises by its replica's
-own rows, unless the layer or the strategy is synchronized. Then each replica has its own moving
-statistics, and code outside of replicas reads their mean, as in ``tf_keras``. (Keras 3 does not
-take this mean, so under ``tf.distribute`` only the first replica's statistics count.)
+own rows, unless the layer or the strategy is synchronized. In that case each replica has its own
+moving statistics, and code outside of replicas reads the mean over the replicas, as in
+``tf_keras``. (Keras 3 does not take this mean, so under ``tf.distribute`` only the first replica's
+statistics count.)
 
 The mean and variance of the global batch take one all-gather. Each replica sends its number of
 values, their mean and their variance, and all replicas combine these in the same way (Chan, Golub
 and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
-This way loses no digits if the mean is much larger than the deviation, while a sum of squares
-would; and an empty replica counts for nothing. The gathered values grow with the number of
-replicas, so more than `MOST_GATHERED` replicas use two all-reduces instead: one for the mean, and
-one for the squared deviations from the mean.
+This method is exact even if the mean is much larger than the deviation, unlike a sum of squares,
+and a replica without rows has no effect. The gathered values grow with the number of replicas, so
+more than `MOST_GATHERED` replicas use two all-reduces instead: one for the mean, and one for the
+squared deviations from the mean.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MOST_GATHERED = 64
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets a layer be synchronized in a scope, even if Keras refuses that on this backend."""
+    """Lets a layer be synchronized in a scope, even if Keras refuses it on this backend."""
     if keras_compat.KNOWS_SYNCHRONIZED or scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
@@ -64,7 +65,8 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
     """Calls a layer. If the layer is synchronized, all replicas assign equal moving statistics.
 
-    In custom loops, statistics made outside of the scope behave as if they were made inside.
+    In custom loops, statistics that were made outside of the scope behave as if they were made
+    inside.
     """
     replica = current.replica
     if replica is None:
@@ -147,8 +149,7 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # The ones are made on the device, because the
-        # host would wait if a number were copied there.
+        # The ones are made on the device, because a copy from the host would wait.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 
@@ -167,7 +168,7 @@ def global_moments(
 
 
 def added_to_count(mask: object) -> float:
-    """Returns what Keras adds to the count that it divides by: epsilon for a mask, else 0."""
+    """Returns the number that Keras adds to its divisor: epsilon for a mask, else 0."""
     return 0.0 if mask is None else keras.config.epsilon()
 
 

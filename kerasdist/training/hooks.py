@@ -267,7 +267,7 @@ def _bound(
 def _adapt(
     trainer: TrainerLike, given: dict[str, Any], steps: int | None, position: Position | None = None
 ) -> None:
-    """Replaces the arguments that describe the data by one data adapter, as Keras's loop does."""
+    """Replaces the arguments with the data by one data adapter, as Keras's loop does."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
     arguments = {name: given[name] for name in taken if name in given}
     arguments.update(batch_size=given["batch_size"], steps_per_epoch=steps)
@@ -319,15 +319,14 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
         return original(optimizer, loss)
     is_weighted = isinstance(optimizer, keras_compat.LossScaleOptimizer)
     if is_weighted:
-        # The weight comes before the loss scale, so that
-        # float16 gradients are not larger than usual.
+        # The loss is weighted before it is scaled, which keeps float16 gradients small.
         loss = numerics.weighted(loss, replica.local_batch.weight)
     loss = original(optimizer, loss)
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
 
 
 def _scale_loss(original: Original, value: Any) -> Any:
-    """Divides a mean loss by the number of replicas. Keras itself does so only on TensorFlow."""
+    """Divides a mean loss by the number of replicas. Keras itself divides only on TensorFlow."""
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)

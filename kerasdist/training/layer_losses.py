@@ -61,8 +61,7 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     if losses is None:
         original(layer)
         return
-    # Keras calls this function for the outermost layer
-    # only, so inner layers' losses are cleared too.
+    # Keras calls this only for the outermost layer, so inner layers are cleared too.
     layers = [layer, *keras_compat.flat_layers(layer)]
     for inner in layers:
         losses.pop(id(inner), None)
@@ -97,7 +96,7 @@ def hand_over(replicas: Sequence[ReplicaLike]) -> None:
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
     """Returns the losses of the current replica, None if Keras keeps the losses itself."""
     replica, scope = current.replica, keras_compat.get_stateless_scope()
-    if replica is None:  # a trial on one device keeps the losses for itself
+    if replica is None:  # a trial on one device keeps the losses itself
         return None if scope is None or scope is not current.trial else scope.layer_losses
     if scope is None:
         # No other replica shares the layers of a single replica, so Keras's own list is used.

@@ -1,14 +1,14 @@
-"""Metrics over replicas: Keras's own metrics add up their state, all others see the global batch.
+"""Metrics on replicas: Keras's own add up their states, others see the global batch.
 
-In a step of `fit`, a metric returns its result over all replicas. So whatever a step computes from
-the result, and under whatever name, equals what one device computes.
+In a step of `fit`, a metric returns its result over all replicas. So all values that a step
+computes from the result, under any name, are the same as on one device.
 
 The state of a metric that Keras ships is a sum over examples. (For the few functions to which
 `ReplicatedWrapper` gives all rows it is a sum over batches.) So each replica updates its own state
-with its own rows, and reading adds the states. The state of any other metric may be something else,
-such as a maximum or a set. If such a metric belongs to a model that `fit` trains, each replica
-updates it with the gathered rows of the global batch. In custom loops it works as in
-``tf.distribute``: each replica updates its own state, and reading adds the states.
+with its own rows, and a read adds the states of all replicas. The state of any other metric may be
+something else, such as a maximum or a set. If such a metric belongs to a model that `fit` trains,
+each replica updates it with the gathered rows of the global batch. In custom loops it works as in
+``tf.distribute``: each replica updates its own state, and a read adds the states.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ def _bind(metric: keras.Metric) -> None:
     """Lets a metric return results over all replicas, and take updates by a replica's rows."""
     behind = [one for one in _KINDS if isinstance(metric, one.__bases__)]
     if ReplicatedWrapper in behind and keras_compat.is_of_examples(metric):
-        # Keras's own metric needs no look at what its function returns
+        # the functions of Keras's own metrics are known
         behind.remove(ReplicatedWrapper)
     bind(metric, ReplicatedMetric, *behind)
 
 
 class KnownValues(keras.StatelessScope):
-    """Gives some variables other values to read; all else passes to the outer scope."""
+    """Gives some variables other values to read; the outer scope does everything else."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
@@ -119,7 +119,7 @@ class KnownValues(keras.StatelessScope):
         self._outer = keras_compat.get_stateless_scope()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns a variable's given value, else what the scope around this one returns."""
+        """Returns a variable's given value, else the value of the outer scope."""
         if id(variable) in self.own or self._outer is None:
             return super().get_current_value(variable)
         return self._outer.get_current_value(variable)
@@ -228,7 +228,8 @@ def _mixes(
 ) -> bool:
     """Returns whether a metric's function mixes rows, as a user's may if it returns a scalar.
 
-    All replicas must come to the same answer, though for one row any value may be a scalar.
+    All replicas must come to the same answer, although with one row any function may return a
+    scalar.
     """
     if keras_compat.is_builtin(function):
         return keras_compat.mixes_examples(function, arguments, y_pred)
@@ -248,8 +249,8 @@ def _is_one_row(y_pred: object) -> bool:
 def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     """Returns the values and weights by which a replica updates `keras.metrics.Mean` or ``Sum``.
 
-    A scalar, such as the loss of a batch, is a mean over the replica's own examples. It gets the
-    replica's weight, so that all replicas together add one value with weight 1.
+    A scalar, such as the loss of a batch, is a mean over the replica's own examples. Such a scalar
+    gets the replica's weight, so that all replicas together add one value with weight 1.
     """
     replica = current.fit_replica
     if replica is None:
@@ -257,8 +258,7 @@ def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     weight = replica.local_batch.weight
     if ops.ndim(values) > 0:
         if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
-            # Keras weights an unreduced loss by its rows, and
-            # an empty replica's stand-in row counts as none.
+            # Keras weights an unreduced loss by its rows; a stand-in row does not count.
             sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
     else:
         if not isinstance(weight, float):

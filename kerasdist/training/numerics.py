@@ -1,8 +1,8 @@
 """The arithmetic of contract C1, for backends on which each replica runs its own program.
 
-C1 says that `fit` gives the numbers of one device. A user's code stays as if written for one
-device, so a replica's loss is a mean over its own examples. Replica ``r`` holds ``n_r`` of the
-``N`` examples of the global batch. Everything here serves one equation::
+C1 says that `fit` gives the numbers of one device. User code is written for one device, so the loss
+of a replica is a mean over the replica's own examples. Replica ``r`` holds ``n_r`` of the ``N``
+examples of the global batch. All functions of this module serve one equation::
 
     global loss = sum over r of w_r * loss_r,    w_r = n_r / N
 
@@ -60,10 +60,10 @@ def per_weight(value: Any, weight: Any) -> Any:
 
 
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
-    """Calls a loss made from a function; one of Keras's that mixes examples gets all rows.
+    """Calls a loss made from a function; if Keras's function mixes examples, it gets all rows.
 
-    All replicas must call this function. It returns one value for all rows; for `circle`, which has
-    a value for each row, it returns the values of this replica's rows.
+    All replicas must call this function. A function that gets all rows returns one value for all of
+    them; only `circle` has a value for each row, of which this replica's are returned.
     """
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:
@@ -134,8 +134,8 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     is_reduced = len(values.shape) == 0 and sample_weight is None and mask is None
     if reduction in (None, "none") or is_reduced:
         return original(values, sample_weight, mask, reduction, dtype)
-    # All sample weights of a replica may be zero, and 0 / 0 has a NaN gradient on PyTorch before
-    # Keras 3.15. So the loss is a sum, divided once, by the sum of the weights of all replicas.
+    # Sample weights may all be zero, and before Keras 3.15 0 / 0 has a NaN gradient on PyTorch.
+    # So the loss is a sum, divided once, by the sum of the weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)

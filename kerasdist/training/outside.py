@@ -20,7 +20,7 @@ _TRAINING = ("fit", "train_on_batch")
 
 
 def require_no_scope(model: keras.Model) -> None:
-    """Refuses to compile a model in a strategy's scope if it was made outside of it."""
+    """Refuses to compile a model in a strategy's scope if it was made outside of that scope."""
     here = context.strategy_in_force()
     if here.num_replicas_in_sync > 1:
         raise ScopeError(
@@ -53,7 +53,7 @@ def require_unwrapped() -> None:
 def warn(model: keras.Model, call: str) -> None:
     """Warns once that a model trains on one device, unless the user clearly wants that.
 
-    A user clearly wants it if another model was made in the scope of the existing strategy.
+    The user clearly wants this if another model was made in the scope of the existing strategy.
     """
     here = context.strategy_in_force()
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()

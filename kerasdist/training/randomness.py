@@ -1,7 +1,8 @@
-"""Random draws: different on each replica, and equal on all workers at any timing.
+"""Random draws, which differ between replicas and do not depend on timing.
 
 With `kerasdist.config.set_draws("global")`, each replica on TensorFlow and PyTorch draws for the
-whole batch from one seed and takes the draws of its own rows. These equal the draws of one device.
+whole batch from one seed and takes the draws of its own rows. The drawn numbers equal the draws of
+one device.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from kerasdist.core.context import current
 from kerasdist.keras_compat import internals, ops
 
 # The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
-# It is large, because a replica's seeds count up and must not reach those of the next replica,
-# and because torch's generator takes the sum of the two parts of a seed.
+# It is large, because a replica's seeds count up and must not reach the next replica's seeds.
+# Also, torch's generator takes the sum of the two parts of a seed.
 _STRIDE = 0x4F1BBCDC
 
 # For each random function of Keras's backend: the argument whose first size is that of the rows.
@@ -34,7 +35,7 @@ _draws_for_all = ContextVar("draws for all replicas", default=False)
 
 
 def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws what one device draws for the global batch; returns this replica's rows of it."""
+    """Draws the same numbers as one device for the global batch; returns this replica's rows."""
     replica, sized_by = current.replica, _SIZED_BY.get(original.__name__)
     if sized_by is None or not _wants_rows(replica) or _draws_for_all.get():
         return original(*args, **kwargs)
@@ -81,7 +82,8 @@ def _drawn_for_all(original: Callable[..., Any], call: inspect.BoundArguments) -
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
     """Returns one device's number of entries where a replica has `count`, and its offset.
 
-    A count that is no multiple of the replica's rows, as for noise on weights, is returned as is.
+    A count that is not a multiple of the replica's rows, as for noise on weights, is returned
+    unchanged.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):

@@ -1,7 +1,8 @@
-"""Saving in a job of several workers: the file is whole, whichever workers call `save`.
+"""Saving in a job: the file is complete, whichever workers call `save`.
 
 If all workers save to one path, the chief writes the file and the others wait for it. If each
-worker has its own path, or only one of them saves, each writes its own file. See ADR 15.
+worker has its own path, or only one worker saves, a worker that saves writes its own file. See ADR
+15.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def save(
     if job is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    # one of kerasdist's callbacks is saving, on the chief alone
+    # a callback of kerasdist saves on the chief alone
     if whole_files.is_unfinished(path):
         return original(model, filepath, *args, **kwargs)
     if not whole_files.is_remote(path):
@@ -44,8 +45,7 @@ def save(
     def write() -> None:
         # `replacing` writes to the target of a link, so the target's folder is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
-            # Writing fails below before anything is read, but
-            # the others wait for the chief in their reads.
+            # Writing fails below before any read, but the other workers wait in their reads.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
         if not is_one_file or Path(path).is_dir():
@@ -61,8 +61,8 @@ def save(
     if job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # This worker joins the chief's reads. Its own
-        # copy is used if it cannot see the chief's file.
+        # This worker joins the chief's reads.
+        # The worker's own copy is used if the worker cannot see the chief's file.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
             if not job.is_written_by_chief(path):

@@ -1,9 +1,10 @@
 """The base class of the backends' trainers, which run the steps of a model made in a scope.
 
 Keras's loops call methods of the model. If the model's class does not override such a method, the
-hooks of `training.hooks` call the model's trainer instead. A trainer decides how a step is fed and
-compiled, never what the step does. A `train_step` defined by the user still wins, and so does
-everything else that a user's class defines or that is set on the model.
+hooks of `training.hooks` call the model's trainer instead. A trainer decides how a step gets its
+data and how it is compiled, never what the step computes. A `train_step` that the user defines
+still takes precedence, and so does everything else that a user's class defines or that is set on
+the model.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Original = Callable[..., Any]
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-# If a user overrides one of these without super(), the step runs on one device only,
-# with a part of the data. `require_made` refuses that.
+# If a user overrides one of these without super(), a step runs on one device only.
+# `require_made` refuses that.
 STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
@@ -44,8 +45,8 @@ class ReplicatedTrainer:
     """Runs the steps of one Keras model on the replicas of its strategy.
 
     This class is abstract, and every backend has a subclass. A method listed in `HOOKED` replaces
-    the model's method of that name. Its arguments are Keras's own method and then those of the
-    call.
+    the model's method of that name. The arguments of this method are Keras's own method and then
+    the arguments of the call.
 
     Attributes:
         model: The Keras model.
@@ -85,7 +86,7 @@ class ReplicatedTrainer:
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
-        """Prepares training of a model that has no strategy but shares layers with one of these.
+        """Prepares training of a model that has no strategy but shares layers with such a model.
 
         On most frameworks there is nothing to prepare.
         """
@@ -158,7 +159,7 @@ class ReplicatedTrainer:
         """Computes the loss of `compile`; a single target for several outputs becomes a list.
 
         Keras 3.15 takes an eager tensor for a list of targets if it has as many rows as there are
-        outputs. A replica's rows may have that number even if the rows of the global batch do not.
+        outputs. A replica may have that number of rows even if the global batch does not.
         """
         nested = keras.tree.is_nested
         if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:
@@ -171,8 +172,7 @@ class ReplicatedTrainer:
         if self.sums_metrics:
             original = partial(keras_compat.metrics_here, self.model)
         if replica is None:
-            # This does the same as `whole_step`, but without
-            # the cost of a context manager in each step.
+            # This does the same as `whole_step`, without the cost of a context manager.
             current.replicas.append(self.strategy.sole_replica_context)
             try:
                 return original()
@@ -194,7 +194,7 @@ class ReplicatedTrainer:
 
 
 def _symbol(leaf: Any) -> Any:
-    if leaf is None:  # an optional input that is not given
+    if leaf is None:  # this optional input was not given
         return None
     return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 

@@ -69,8 +69,7 @@ def calling(
         else:
             replicas.first_batches.history.clear()
         own = {} if is_inner else description.facts_of(model, anew=name == "fit")
-        # Without this, workers that made more variables
-        # would wait for the others in the first step.
+        # Without this, workers with more variables would wait in the first step.
         own["new variables in the scope"] = len(replicas.initial_broadcast.waiting())
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:

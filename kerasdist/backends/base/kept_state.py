@@ -256,8 +256,7 @@ class KeptState:
         """Stores the places that users' code is known to use."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # The state at the end of the last step: the first
-        # replica's contents, and each replica's changes.
+        # At the end of the last step: the first replica's contents, and all replicas' changes.
         self._left: dict[Any, Any] = {}
         self._own: list[Changes] = []
 
@@ -299,8 +298,7 @@ class KeptState:
         self._own[replica] = self.take()
 
     def end(self, *, is_last: bool = False) -> None:
-        """Ends the step. Ends the step: the changes of the first replica stay for the code after
-        the step.
+        """Ends the step; the changes of the first replica stay for the code after the step.
 
         After the last step everything is forgotten, because functions of TensorFlow would keep it.
         """

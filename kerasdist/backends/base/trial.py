@@ -84,8 +84,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._replicas: Any = trainer.replicas
         self._alone = alone
         self._wants_outputs = outputs
-        # By the variable's id: the variable, which is
-        # kept so that no other gets its id, and the copy.
+        # By a variable's id: the variable, kept so that its id stays in use, and its copy.
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._applied = 0
         self._applying: list[Any] = []

@@ -31,8 +31,7 @@ _NAMED_DEVICES = 1024  # A script may use this number of device names, such as g
 
 
 def described_devices(platform: str, topology: str, target_config: str | None = None) -> list[Any]:
-    """Returns the devices of a topology. XLA can compile for these devices, but nothing runs on
-    them.
+    """Returns the devices of a topology, for which XLA can compile, but which do not exist here.
 
     Args:
         platform: ``"tpu"`` (needs the package libtpu) or ``"cuda"`` (needs JAX's plug-in).

@@ -61,9 +61,9 @@ class JaxBackend(Backend):
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Configures JAX for `count` CPU devices; once JAX has started, checks their number."""
-        # The number of XLA's threads; `_wait_sometimes` explains what they wait for. The host does
-        # not wait during an eager step, which starts hundreds of programs, so few cores need more
-        # threads.
+        # The number of XLA's threads; `_wait_sometimes` explains what they wait for.
+        # The host does not wait during an eager step, which starts hundreds of programs.
+        # So a machine with few cores needs more threads.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
         if _config.jax_num_cpu_devices >= count:
             return  # a later strategy on fewer devices must not lower this number

@@ -71,8 +71,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
             coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
             heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
-            # JAX aborts a failed worker after this time, which
-            # is longer than the worker needs to end itself.
+            # JAX aborts a failed worker after this time, in which the worker can end itself.
             shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:
@@ -140,8 +139,9 @@ class Relay:
             if server is None:
                 return
             with server:
-                # After the server has closed its connection, the client waits for an
-                # answer that never comes, and `_pass_on` drops what the client sends.
+                # After the server has closed its connection,
+                # the client waits forever for an answer.
+                # `_pass_on` then drops the data that the client sends.
                 _start(_pass_on, server, client)
                 _pass_on(client, server)
                 with contextlib.suppress(OSError):

@@ -130,8 +130,7 @@ class TensorFlowBackend(Backend):
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function`` whose errors name the lost worker if a worker was lost."""
         patches.install()
-        # With `reduce_retracing`, a second batch size
-        # causes a second trace, and further sizes none.
+        # With `reduce_retracing`, only the second size of batches causes a new trace.
         return explained(
             tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
         )

@@ -28,8 +28,7 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# The first call replaces each of these functions by torch's own, so that later calls need no
-# wrapper.
+# The first call replaces each of these by torch's own function, without a wrapper.
 
 
 def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:

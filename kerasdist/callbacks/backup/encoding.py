@@ -86,8 +86,8 @@ class Encoder:
         self._there = there
         self._attribute = ""
         self._is_state = False
-        # Each value with its form, place and attribute. The
-        # values are kept, so that no other gets their ids.
+        # Each value with its form, place and attribute.
+        # The values are kept, so that no other gets their ids.
         self._seen: dict[int, tuple[object, Form, str, str]] = {
             id(one): (one, SKIPPED, "", "") for one in leave_out
         }
@@ -388,8 +388,8 @@ _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, ran
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
-# Attributes of Keras's callbacks that follow from their arguments when the first epoch ends
-# (`_set_monitor_op` changes the sign of `min_delta`), and handles of open files.
+# Handles of open files, and attributes that Keras's callbacks derive from their arguments.
+# They are derived when the first epoch ends (`_set_monitor_op` changes the sign of `min_delta`).
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")

@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import Literal, final
 
 # The hours that one device is assumed to run between two failures: a guess on the careful side.
-# Llama 3's 16,384 GPUs were interrupted 419 times in 54 days (Grattafiori et al. 2024, "The Llama 3
-# Herd of Models"), which is once in 50,000 hours of a GPU; spot machines fail far more often.
+# Llama 3's 16,384 GPUs were interrupted 419 times in 54 days, once in 50,000 hours of a GPU.
+# (Grattafiori et al. 2024, "The Llama 3 Herd of Models".) Spot machines fail far more often.
 DEVICE_HOURS = 8_000.0
 
 # Numbers of calls of the train function: calls that compile it, and calls before the first backup.
@@ -63,8 +63,7 @@ class Interval:
         self._replicas = self._at_once = 1
         # The batches of this epoch so far, and after how many of them the last backup was made.
         self._passed = self._last = 0
-        # The batches on which this process has trained,
-        # and how many of them before the clock started.
+        # How many batches this process has trained on, in all and before the clock started.
         self._trained = self._before = 0
         self._since: float | None = None
 

@@ -426,8 +426,7 @@ class Position:
         """Returns the state with which Keras began the next iteration at the end of an epoch."""
         if self._ends_later:
             return self._now(random)
-        # The random states determine the order of the rows, which Keras draws when it reads the
-        # first batch.
+        # The random states determine the order of the rows, drawn with the first batch.
         return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:

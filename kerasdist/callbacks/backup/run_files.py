@@ -41,8 +41,7 @@ _ENDED: Counter[Path] = Counter()
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
 # This file names the launcher's run in which a call of `fit` has ended, but not the script.
-# If the job then restarts because of an error after `fit`, the call of `fit` has no epoch left to
-# train.
+# If the job then restarts for an error after `fit`, `fit` has no epoch left to train.
 _MARK = "finished"
 
 
@@ -380,8 +379,8 @@ _PAUSE = 1.0
 _IS_HELD = (errno.EACCES, errno.EAGAIN)
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# The files that this process holds. It must not open any of them again, because closing a file ends
-# all locks of the process on this file.
+# The files that this process holds.
+# They are never opened again, because closing a file ends all locks of the process on it.
 _held: dict[Path, int] = {}
 
 
@@ -401,9 +400,8 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
         owner = _try_lock(path, mode)
         if owner is None:
             return
-        # If the lock is held on this machine, its process
-        # is alive. A process on another machine may have
-        # ended, while the file system keeps its locks for some time.
+        # If the lock is held on this machine, its process is alive.
+        # The file system may keep the locks of another machine's ended process for a time.
         if owner.get("host") == socket.gethostname() or time.monotonic() > until:
             raise BackupError(
                 f"Expected a folder of backups that no other run uses. Received: {str(folder)!r}, "

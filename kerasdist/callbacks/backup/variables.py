@@ -267,7 +267,7 @@ def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Se
 def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
     """Returns variables' values for a file; values without aggregation are read when written.
 
-    All workers must call it, and then either write the file or call `read_along`.
+    All workers must call this function, and then either write the file or call `read_along`.
 
     Args:
         variables: The variables.
@@ -301,7 +301,7 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
     """Sets the replicas' parts of the sums of metrics to those of a restored run.
 
     The run then adds the same numbers in the same order as the uninterrupted run, so that the
-    results are equal to the last bit. All workers must call it.
+    results are equal to the last bit. All workers must call this function.
     """
     for variable, value in zip(variables, arrays, strict=True):
         if is_sum_on_read(variable):
@@ -313,7 +313,7 @@ def with_arrays(
 ) -> dict[str, Any]:
     """Returns a backup's facts with their arrays, which follow the arrays of `count` variables.
 
-    All workers must call it. `stored` is None on workers that do not see the backup.
+    All workers must call this function. `stored` is None on workers that do not see the backup.
     """
     own = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
     arrays = broadcast_arrays(model, list(own), facts["arrays"])
@@ -327,7 +327,7 @@ def restore(
     *,
     seen_by_all: bool,
 ) -> None:
-    """Restores variables, each with its number in the backup. All workers must call it.
+    """Restores variables, each with its number in the backup. All workers must call this function.
 
     If workers divide the variables, these are restored one after another. Each worker reads its own
     shards, or gets whole variables from the chief if it does not see the files.
@@ -369,7 +369,7 @@ def _sharded_by(model: keras.Model) -> ReplicaSet | None:
 def broadcast_arrays(
     model: keras.Model, arrays: Sequence[np.ndarray], forms: Sequence[Any]
 ) -> list[np.ndarray]:
-    """Returns the chief's arrays on every worker. All workers must call it.
+    """Returns the chief's arrays on every worker. All workers must call this function.
 
     ``forms`` has the type and shape of each array; workers other than the chief pass no arrays.
     """

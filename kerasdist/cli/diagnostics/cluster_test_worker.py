@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def everyone(strategy: Strategy, label: str, value: object) -> list[Any]:
-    """Returns the values of all workers, by rank. All workers must call it."""
+    """Returns the values of all workers, by rank. All workers must call this function."""
     job = None if strategy.replica_set is None else strategy.replica_set.job
     return [value] if job is None else job.all_gather_object(label, value)
 

@@ -94,8 +94,7 @@ class Ranks:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        # Python does not reveal the code of a sys.exit,
-        # so it counts as 0 unless the others know more.
+        # Python does not reveal the code of a sys.exit, so it counts as 0 here.
         code = int(getattr(sys, "last_value", None) is not None)
         has_joined = current_job() is not None
         self._self.end(code if has_joined else 1)

@@ -28,8 +28,8 @@ from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.protocol import Timeouts
 
-# Variables that configure frameworks on any machine; PATH, HOME and CUDA_VISIBLE_DEVICES do not.
-# "TF_" alone would include Terraform's TF_VAR_ and TF_TOKEN_, which are secret.
+# Variables that configure frameworks on any machine, unlike PATH or CUDA_VISIBLE_DEVICES.
+# The prefix TF_ alone would include Terraform's secret variables, TF_VAR_ and TF_TOKEN_.
 _PREFIXES = (
     *("KERAS_", "KERASDIST_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_"),
     *("TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_DISABLE_", "TF_ENABLE_", "TF_FORCE_"),

@@ -289,8 +289,7 @@ def main() -> int:
     if reports is not None:
         relaying.start()
     if isinstance(worker, subprocess.Popen):
-        # Its number is also that of its group, and no
-        # other process gets the number before the wait.
+        # The group has the worker's number, which no process gets before the wait.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         end_group(worker)
@@ -308,7 +307,6 @@ def main() -> int:
 if __name__ == "__main__":
     code = main() if len(sys.argv) == 1 else stand_in(socket.socket(fileno=int(sys.argv[1])))
     sys.stderr.flush()
-    # sys.exit is not used: the thread that waits for
-    # orders holds a lock of standard input, and at the
-    # end of the interpreter that would be a fatal error.
+    # sys.exit would fail, because the thread that waits for orders holds a lock of standard input.
+    # Python treats that as a fatal error at the end of the interpreter.
     os._exit(code)

@@ -21,9 +21,9 @@ from kerasdist.core.sharding import GROUP_BYTES, Sharding
 if TYPE_CHECKING:
     import keras
 
-# The forward pass is a third of a step's work. The
-# backward pass counts as two parts of that size: one
-# hides gathers and one hides sums, because both need the network at that time.
+# The forward pass is a third of a step's work.
+# The backward pass is two thirds: one third hides gathers, and one third hides sums.
+# Gathers and sums need the network at the same time.
 _PASS = 1 / 3
 
 

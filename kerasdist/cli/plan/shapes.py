@@ -21,8 +21,7 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
 
-# Smaller variables have values, such as counters and
-# seeds, which code reads while it builds layers.
+# Smaller variables, such as counters and seeds, have values, which code reads in building.
 _SMALL_BYTES = 2**20
 # So many bytes of initial values may be computed for code that reads them, as for quantization.
 _READ_BYTES = 2**31

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import jax
     import keras
 
-# Only one thread at a time launches a step of `fit` or copies an array that a step may consume,
-# because JAX crashes if a thread copies an array that another program consumes (seen with 0.10.2).
+# Only one thread at a time launches a step of `fit` or copies an array that a step may consume.
+# JAX crashes if a thread copies an array that another program consumes (seen with 0.10.2).
 launching = threading.RLock()
 
 # The array of each variable to which no other code refers.

@@ -19,8 +19,7 @@ from kerasdist.core.structures import flatten
 
 @final
 class StepFunction:
-    """A function with Keras's signature: its arguments are state and iterator, its results outputs
-    and state.
+    """A function that Keras calls with state and iterator, and that returns outputs and state.
 
     If steps are compiled, and all batches of an execution are there and equal in shape, the steps
     are one program; a smaller last batch has a program of its own. Otherwise each step runs by
@@ -84,8 +83,7 @@ class StepFunction:
     ) -> tuple[list[object], object, Sequence[object]]:
         """Runs those steps that can be one program; returns outputs, state, other batches."""
         count = _count_alike(batches)
-        # If the number of batches is smaller, they run step by step, because each number needs a
-        # program of its own.
+        # Fewer batches run step by step, because each number of batches needs its own program.
         if len(batches) < self._steps or count < max(self._steps - 1, 2):
             return [], state, batches
         try:
@@ -103,12 +101,11 @@ class StepFunction:
     # JAX traces the following methods, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # Keras keeps the ids of deleted tracers. A new loss may get the id of a
-        # loss of an earlier trace, and would then be counted twice or not at all.
+        # Keras keeps the ids of deleted tracers.
+        # A new loss that got such an id would be counted twice or not at all.
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
-        # A step is written for the global batch, so it runs as a single replica, also if a scope is
-        # open.
+        # A step is for the global batch, so it runs as one replica, also if a scope is open.
         alone = context.default_strategy().sole_replica_context
         with context.replica_scope(alone), context.whole_step(vars(self._model)[TRAINER].strategy):
             return self._user_step(state, batch)

@@ -185,10 +185,9 @@ class JaxTrainer(ReplicatedTrainer):
                 self.replicas.begin_step()
                 outputs, new = run(state, batches)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step. They are
-                # put back after any error, because a variable would start from its initializer
-                # again. A step that failed on the devices, for example for a lost worker, has
-                # already consumed them.
+                # Keras has taken the values out of the variables for the time of the step.
+                # Any error puts them back; otherwise variables would be initialized again.
+                # A step that failed on the devices (a lost worker) has already consumed them.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))
@@ -203,8 +202,7 @@ class JaxTrainer(ReplicatedTrainer):
     def take_state(
         self, original: Original, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
-        """Returns the values of variables. Keras's loops call this method at points where callbacks
-        may change variables.
+        """Returns the values of variables, when Keras's loop needs them for or between steps.
 
         When steps begin, the values leave the variables, so that only one copy of them exists.
         """

@@ -229,16 +229,14 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # A launch may wait for code on the host that itself calls functions, so the
-                    # lock is not held here.
+                    # The lock is not held here, because code on the host may itself call functions.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
                 except Incomplete as found:
                     scope = found.scope
                 finally:
-                    # This also runs after a failure, because
-                    # layers that were built keep their variables.
+                    # This also runs after a failure, because built layers keep their variables.
                     keras_compat.initialize_waiting_variables()
                 executable = self._keep(key, executable.extended(scope), objects)
             else:
@@ -349,12 +347,12 @@ class Executable:
         self.place = place
         self._trainable = {one: variable.trainable for one, variable in variables.items()}
         self._consumed = len(consumed)
-        # The function that JAX traces, set only during a call, because it refers to
-        # the user's function and arguments, which this object must not keep alive.
+        # The function that JAX traces, set only during a call.
+        # It refers to the user's function and arguments, which this object must not keep alive.
         self._traced: Callable[..., Any] | None = None
-        # Found by tracing: the ids of variables whose new values are returned, the ids of those
-        # whose components are returned, and the results that are not arrays, with the results'
-        # structure.
+        # Found by tracing: the ids of variables whose new values, or components, are returned.
+        # The results that are not arrays, with the structure
+        # of all results, are also found by tracing.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
@@ -405,9 +403,9 @@ class Executable:
                 if self._digest is None:
                     self._digest = self.place.compare(self._compiled, *arguments)
                 self.place.record(self._digest[:12])
-            # This is one call of C code. Python raises KeyboardInterrupt only between its own
-            # instructions, so not after the old values are consumed and before the new values are
-            # kept.
+            # This is one call of C code.
+            # Python raises KeyboardInterrupt only between its own instructions.
+            # So none can come after the old values are consumed and before new values are kept.
             results.extend(map(self._compiled, *([one] for one in arguments)))
         finally:
             self._traced = None

@@ -138,8 +138,9 @@ class ReplicaScope(Scope):
         self._held = set(held)
         self._outer = outer
         self._replicas = replicas
-        # How writes are treated: "combined" by the aggregation, "equal" if all replicas write
-        # the same, or "copy" if a write changes only this device's copy of the variable.
+        # How writes are treated: they are "combined" by
+        # the aggregation, or "equal" on all replicas.
+        # Or a write changes only this device's "copy" of the variable.
         self._writes = "combined"
 
     def beside(

@@ -205,8 +205,8 @@ class _Reader:
 
     def _inline(self, equation: _Equation, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-            # As in JAX, operations that are repeated for the backward pass are kept apart from the
-            # forward pass. Weights are left out, because they are gathered elsewhere.
+            # As in JAX, repeated operations of the backward pass are kept apart.
+            # Weights are left out, because they are gathered elsewhere.
             apart = [one for one in inputs if not (one.sources or _is_weight(one))]
             made = self._add(_Operation(None, apart), [one.type for one in apart])
             again = dict(zip(apart, made, strict=True))

@@ -40,8 +40,8 @@ WHOLE = PartitionSpec()
 # The weight to which each variable of an optimizer belongs, if it belongs to one.
 _weights: VariableTable[Any] = VariableTable()
 
-# By weight: the axis that the layout map of the model's class gives to the batch, and the map's
-# key. They are stored when the weight is made, because other classes may add their maps later.
+# By weight: the axis that the model class's layout map gives to the batch, and the key.
+# They are stored when the weight is made, because other classes may add their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 # The weight for which an optimizer is making a variable in this thread.
@@ -131,9 +131,8 @@ class OverReplicas:
         return self.update_spec(variable) if self._is_meant(variable) else WHOLE
 
     def _is_meant(self, variable: keras.Variable) -> bool:
-        # Sync-on-read variables are excluded, because each replica has a component. So are unsigned
-        # integers: they are bytes in transit, or the state of a random generator, which each draw
-        # reads.
+        # Sync-on-read variables are excluded, because each replica has a component.
+        # Unsigned integers are excluded, because they are bytes or states of generators.
         is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
         is_state = self.gathers_weights or is_slot(variable)
         return is_state and not (is_on_read(variable) or is_unsigned)

@@ -272,8 +272,7 @@ class Placement:
         if self.layout.rule is not None and self.layout.rule.gathers_weights:
             step = in_groups(step)
             if self.shares_memory:
-                # On CPUs XLA removes barriers before it merges
-                # sums and orders computations, without this.
+                # Without this, XLA removes barriers on CPUs before it merges sums.
                 options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
         if in_loop:
             step = partial(_take_steps, step, held, keeps_rows)

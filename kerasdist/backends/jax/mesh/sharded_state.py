@@ -104,8 +104,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         program = _program_of(kind, shape, dtype, sharding)
         # Keras turns a seed into a key in this way.
         key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
-        # Draws run one at a time, because several would
-        # need memory for their temporary values at once.
+        # Draws run one at a time, to limit the memory for temporary values.
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
         return
     written: dict[int, keras.Variable] = {}

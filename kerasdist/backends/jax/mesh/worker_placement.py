@@ -118,7 +118,7 @@ class WorkerPlacement(Placement):
         return self.rows_of_all(np.concatenate(here))[: rows.count]
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, bit by bit. All workers must call it."""
+        """Gives variables the chief's values, bit by bit. All workers must call this method."""
         for bundle in _bundles(variables):
             arrays = [keras_compat.stored_value(one) for one in bundle]
             values = [np.asarray(array.addressable_data(0)) for array in arrays]
@@ -137,7 +137,7 @@ class WorkerPlacement(Placement):
     def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns the rows of all workers, on the host; each worker must have equally many.
 
-        All workers must call it.
+        All workers must call this method.
         """
         gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), _sharded_as)
         shape = len(rows) * self._job.num_workers, *rows.shape[1:]
@@ -193,16 +193,14 @@ class WorkerPlacement(Placement):
         """Runs a program. Workers compare their first programs; others are only recorded."""
         form: Hashable = _shapes(batch)
         if steps > 1:
-            # All steps are recorded first, because a worker with different batches runs its steps
-            # singly.
+            # All are recorded first, since a worker with different batches runs single steps.
             form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
         else:
             if form not in seen:
-                # This does not wait for the other workers, because their batch may have another
-                # shape.
+                # This does not wait for the others, whose batch may have another shape.
                 seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")

@@ -93,9 +93,9 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
     rows, or if the size is known only in the step.
     """
     total: Any = known_size(batch)
-    # Eagerly every size is known. In a graph, no local batch may have the static size 0, because
-    # Keras does not take a loss of the shape (0,) for the loss of a batch; nor the size 1: see
-    # `is_known`.
+    # Eagerly every size is known.
+    # In a graph, no local batch may have the static size 0 or 1.
+    # Keras treats a loss of the shape (0,) in another way; for size 1 see `is_known`.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batch)
     if len(own) == replicas:
@@ -275,8 +275,8 @@ def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
         if none_for_optional(leaf) is None or leaf.shape.rank == 0:
             return [leaf] * len(bounds)
         if isinstance(leaf, tf.Tensor) and not isinstance(held, int):
-            # Fails in the step if it has another number of rows; `_batched` has compared static
-            # sizes. It is no copy, and TensorFlow would remove a split into one part.
+            # This fails in the step if a leaf has another number of rows.
+            # It is no copy, and TensorFlow would remove a split into one part.
             leaf, _ = tf.split(leaf, tf.stack([held, 0]), num=2, name=_DIVISION)
         if isinstance(leaf, tf.SparseTensor):
             return [_sparse_rows(leaf, *one) for one in bounds]

@@ -105,8 +105,7 @@ def _gradient(
     **kwargs: object,
 ) -> Any:
     if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() in ours:
-        # Code in a scope reads the first copy, and
-        # TensorFlow does not say which copy code has read.
+        # Code in a scope reads the first copy; TensorFlow does not tell which copy was read.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
     replica = current.fit_replica
     if replica is None:

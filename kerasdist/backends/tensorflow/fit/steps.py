@@ -76,8 +76,8 @@ class StepsOnIterator:
 
         self._on_batch = compiled(on_batch, eagerly=eagerly)
         self._trains = trains
-        # A loop traces the step twice, so it calls a function that is traced once. A single step is
-        # inlined, because to put a called graph into its caller takes as long as to trace it.
+        # A loop traces the step twice, so it calls a function that is traced once.
+        # A single step is inlined, because a called graph would take as long as a trace.
         inside = partial(self._once, on_batch) if self.count == 1 else self._in_a_loop
         self._on_iterator = None if eagerly else compiled(inside, eagerly=False)
 
@@ -199,8 +199,7 @@ class FirstStepChecked:
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
-            # This call of a user-defined step builds the
-            # rest of the model, so the next call is checked.
+            # This call of a user-defined step builds the model, so the next call is checked.
             self._has_begun = True
             return self._steps(iterator)
         if is_placed and not is_last and not self._check.wants_any:

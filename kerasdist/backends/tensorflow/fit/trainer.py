@@ -196,15 +196,14 @@ class TensorFlowTrainer(ReplicatedTrainer):
                 read[:] = self._costly()
             return logs, collectives_here().end_step(read)
 
-        # In Keras's own step, no code after the optimizer's update reads the updated variables. So
-        # if a sum is a collective, one collective at the end is enough. But an optimizer with its
-        # own `apply` may apply gradients more than once.
+        # In Keras's own step, no code after the optimizer's update reads the updated variables.
+        # So if a sum is a collective, one collective at the end is enough.
+        # But an optimizer with its own `apply` may apply gradients more than once.
         is_direct = self.model.optimizer is None or keras_compat.applies_directly(
             self.model.optimizer
         )
         waits = own and is_direct and self._group.has_collectives
-        # Code that runs once for all replicas in this thread, such as an optimizer's update, sees
-        # this attribute.
+        # Code that runs once for all replicas, such as an optimizer's update, sees this.
         with whole_step(self.strategy):
             done = self.replicas.run(
                 self.strategy, replica_step, batch, kept=kept, updates_wait=waits

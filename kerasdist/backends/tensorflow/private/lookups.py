@@ -23,8 +23,7 @@ from kerasdist.backends.tensorflow.private.strategies import mirrored
 
 # Parts of the names of operations that return different values on each replica.
 _DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
-# Marks integers that an eager operation has made from floats, which are more often tokens than
-# positions.
+# Marks integers that were made from floats eagerly, which are mostly tokens, not positions.
 _OF_FLOATS = "Floats"
 
 
@@ -112,8 +111,7 @@ class Lookups:
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        # Eager indices may come from NumPy and differ,
-        # so their sum has the entries of all replicas.
+        # Eager indices may come from NumPy and differ, so all replicas' entries are kept.
         added = [
             tf.IndexedSlices(value, rows, gradient.dense_shape)
             if own or tf.executing_eagerly()

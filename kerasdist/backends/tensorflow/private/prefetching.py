@@ -178,8 +178,9 @@ class PlacedBatches:
 
     def __iter__(self) -> PlacedIterator:
         with tf.device(HOST):
-            # The source belongs to this iterator alone. If a source is used again, random
-            # operations continue where they were, but an epoch of plain Keras starts them anew.
+            # The source belongs to this iterator alone.
+            # In a source that is used again, random operations would continue where they were.
+            # In plain Keras each epoch starts them anew.
             source = self._source()
             begun = tf.raw_ops.MultiDeviceIteratorInit(
                 dataset=tf.data.experimental.to_variant(self._parts),

@@ -166,9 +166,9 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
         scoped_allocator_enabled_ops=("CollectiveReduce",),
         device_filters=(f"/job:{_JOB}/task:{rank}",),
     )
-    # There is no such service, because kerasdist's job detects lost workers. TensorFlow's service
-    # would catch SIGTERM for good, abort the process if a worker is late, and wait for lost workers
-    # at exit.
+    # There is no such service, because kerasdist's job detects lost workers.
+    # TensorFlow's service would catch SIGTERM permanently and abort if a worker is late.
+    # At exit it would also wait for lost workers.
     internals.CONFIGURE_COORDINATION.of(runtime)(service_type="")
     internals.ENABLE_COLLECTIVES.of(runtime)(
         tf.train.ServerDef(
@@ -314,9 +314,9 @@ class _Extended(_Native):
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: object
     ) -> Any:
-        # TensorFlow broadcasts the chief's value of each variable separately, and waits forever if
-        # workers make different variables. `InitialBroadcast` compares the variables first, and
-        # then broadcasts all values together.
+        # TensorFlow broadcasts the chief's value of each variable separately.
+        # It waits forever if workers make different variables.
+        # `InitialBroadcast` compares the variables first, and then broadcasts all values together.
         return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
 
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:

@@ -12,12 +12,14 @@ from kerasdist.api.options import CommunicationImplementation, CommunicationOpti
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.collectives import CollectiveLog, described
 
-# One value: a tensor per lane. A lane is a participant of a collective: one device of this
-# process, or the whole process if its devices share memory.
+# One value: a tensor per lane.
+# A lane is a participant of a collective: one device of this process.
+# If devices share memory, the process is a single lane.
 Column = Sequence[tf.Tensor]
 
-# The most bytes that GPUs sum together. So the gradients of the last layers are already being
-# sent while the backward pass works on the first layers. PyTorch's limit is 25 MiB.
+# The most bytes that GPUs sum together.
+# So gradients of the last layers are sent during the backward pass of the first layers.
+# PyTorch's limit is 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
 
 _HOST = "/device:CPU:0"
@@ -109,9 +111,9 @@ class AllReduce:
         if self._collectives is not None:
             placed = self._recorded(placed, self._collectives)
         if len(placed) > 1 and tf.executing_eagerly():
-            # Eagerly, the first lane would wait for the second lane, which has not started. A graph
-            # runs both. A concrete function stays a graph even under
-            # `tf.config.run_functions_eagerly`.
+            # Eagerly, the first lane would wait for the second lane, which has not started.
+            # A graph runs both.
+            # A concrete function stays a graph even under `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
             with self._one_at_a_time:  # otherwise devices could mix up the sums of two threads
                 return together(placed, hint, seconds)

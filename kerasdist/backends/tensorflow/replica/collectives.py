@@ -222,8 +222,7 @@ class TensorFlowCollectives(Collectives):
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
         def together(parts: Columns) -> tuple[Any, list[Any]]:
-            # In a graph of `fit` a static size cannot depend
-            # on the batch, so all replicas have that size.
+            # In a graph of `fit` static sizes do not depend on the batch, so they are equal.
             known = self._local_batch is not None and not tf.executing_eagerly()
             equal_sizes = known and parts[0][0].shape[axis] is not None
             return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
@@ -412,7 +411,7 @@ class TensorFlowCollectives(Collectives):
             self._finish(what.call, [what])
 
     def _combine(self, call: str, given: Sequence[Any], function: Callable[[Columns], Any]) -> Any:
-        """Calls a function once with all replicas' tensors; all replicas must call it.
+        """Calls a function once with all replicas' tensors; all replicas must call this method.
 
         Returns the function's result; a distributed value is replaced by the replica's component.
         """

@@ -164,8 +164,7 @@ class TensorFlowRunner(Runner):
         self._group.runs_loops = self._replica_set.reads_need_all_workers = True
         given = to_native(self._native_strategy, given)
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
-            # Replicas cannot call collectives from separate
-            # graphs, so all are compiled into one graph.
+            # One graph has all replicas, because separate graphs cannot call collectives.
             return given.call(self._compiled_around(strategy, function))
         _refuse_xla()
         if tf.executing_eagerly():

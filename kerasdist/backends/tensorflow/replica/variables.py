@@ -162,8 +162,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            # The variable is read as the sum of its components, so only the first component gets
-            # the value.
+            # A read adds the components, so only the first one gets the value.
             first, *others = copies(variable)
             first.assign(
                 value if native_strategy.extended.should_checkpoint else tf.zeros_like(first)

@@ -252,8 +252,7 @@ class Group:
 
     def find_unsummed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
-        # `native` is not used, because it is a read,
-        # which would finish deferred assignments singly.
+        # `native` is not used, because it would finish deferred assignments singly.
         held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
@@ -310,8 +309,7 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # Replica 0's value is enough, even for a sum, because `assign` divides the value
-                # equally.
+                # Replica 0's value is enough, because `assign` divides a sum equally.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )

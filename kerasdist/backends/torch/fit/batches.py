@@ -99,9 +99,9 @@ def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:
     """Returns the examples from `begin` to `end`, on a device."""
     if has_rows(leaf):
         leaf = leaf[begin:end]
-        # Slices of a tensor share its version counter. If Keras changed one replica's mask in
-        # place, torch would refuse the backward pass of another replica. `data` has its own
-        # counter.
+        # Slices of a tensor share its version counter.
+        # If Keras changed a replica's mask, torch would refuse another replica's backward pass.
+        # `data` has its own counter.
         if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
             leaf = leaf.data
     return move(device, leaf)

@@ -61,7 +61,7 @@ class FitRules(Rules):
 
     @torch.no_grad()
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Starts a step: all workers but the chief set sums to zero, which makes the sums parts."""
+        """Starts a step: sets sums to zero on all workers but the chief, to add them up later."""
         self._weight = scopes[0].weight
         self._committed.clear()
         self._buffers.clear()
@@ -180,14 +180,12 @@ def combined(
             target, aggregation = stored[key], written[key].aggregation
             own = value.to(target.device)
             if aggregation == "sum":
-                # Replica 0 gives its new value; the others start from zero, or give only their
-                # changes.
+                # Replica 0 gives its new value; the others give only their changes.
                 if scope.rank and key not in equal and adds_changes(written[key]):
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # The value's share of all weights; it is 1 for a single value, which is then not
-                # rounded.
+                # The value's share of all weights, which is exactly 1 for a single value.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

@@ -46,8 +46,7 @@ class Steps:
         self._model = trainer.model
         self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
-        # Set as long as metrics are not summed over the workers, which waits until a callback needs
-        # logs.
+        # Set as long as metrics are not yet summed over the workers, for callbacks.
         self._unsummed: FitRules | None = None
         self._calls: CompiledCalls | None = None
 
@@ -250,7 +249,7 @@ def _hinting() -> Generator[None]:
 
 
 def of_all(group: Group, own: object, purpose: str) -> Any:
-    """Returns the rows of all workers, one after another. All workers must call it."""
+    """Returns the rows of all workers, one after another. All workers must call this function."""
     if group.size == 1:
         return own
     leaves = flatten(own)

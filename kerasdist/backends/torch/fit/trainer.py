@@ -173,8 +173,7 @@ class TorchTrainer(ReplicatedTrainer):
         job = self.replicas.job
         if job is not None:
             self.replicas.first_batches.history.end()  # this worker waits for the others after this
-            # Waits until all data have ended, because Gloo
-            # aborts if others are still summing a step.
+            # Waits for all workers, because Gloo aborts if others still sum a step.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)
 

@@ -24,8 +24,9 @@ from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
-# The modules that hold a replica's tensors at the moment. Replicas take turns, so another replica
-# finds a module here only if the first one waits in a collective inside of the module.
+# The modules that hold a replica's tensors at the moment.
+# Replicas take turns, so another replica rarely finds a module here.
+# It does so if the first replica waits in a collective inside of the module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 

@@ -172,8 +172,7 @@ class TorchReplicaSet(ReplicaSet):
         for members in in_buckets(dict(enumerate(own))):
             some = [own[index] for index in members]
             for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
-                # An equal value is not written, because a write
-                # would invalidate the variable's components.
+                # Equal values are not written, because a write invalidates components.
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
 
@@ -219,11 +218,11 @@ class TorchReplicaSet(ReplicaSet):
                 "predict in the function of a merge_call, or of `run` in one that a step of fit "
                 "calls, for which they all wait. Call it after the step."
             )
-        # Two threads may use one strategy after each
-        # other. Code of a merge_call has the lock already.
+        # Two threads may use one strategy after each other.
+        # Code of a merge_call has the lock already.
         with self._one_step if outer is None else contextlib.nullcontext():
-            # A trial works on copies of variables, and a nested `run` has steps of its own,
-            # so both get replicas with scopes of their own.
+            # A trial works on copies of variables, and a nested `run` has its own steps.
+            # So both get replicas with their own scopes.
             if outer is not None or current.trial is not None:
                 return LocalReplicas(self).run(strategy, step, parts, rules)
             if self._replicas is None:

@@ -288,8 +288,7 @@ class ThreadSettings:
             for mode in self.modes:
                 device = getattr(mode, "device", None)
                 if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
-                    # Each thread has its own default device; a
-                    # default of "cuda" means the replica's own GPU.
+                    # Each thread has its own default device; "cuda" means the replica's own GPU.
                     stack.enter_context(torch.device(device.type))
                 else:
                     stack.enter_context(mode)

@@ -101,8 +101,7 @@ class GatheredWeights:
         # it has at most one group
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
-        # The groups that this step has used, in order, and the groups that it is expected to use
-        # next.
+        # The groups that this step has used, and those that it should use next.
         self._used: WeightGroup | None = None
         self._trace: list[WeightGroup | None] = []
         self._expected: Sequence[WeightGroup | None] = ()

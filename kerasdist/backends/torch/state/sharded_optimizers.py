@@ -298,7 +298,7 @@ class ShardRules:
         return "not trained, or its optimizer mixes elements"
 
     def shard_weight(self, variable: keras.Variable, initializer: Any) -> None:
-        """Gives each worker its shard of a new weight. All workers must call it."""
+        """Gives each worker its shard of a new weight. All workers must call this method."""
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
         shard = shards.shard_without_values(variable, initializer, self.group, self._workers)

@@ -82,7 +82,7 @@ class Shard:
 
     @torch.no_grad()
     def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """Returns the whole value from the workers' shards. All workers must call it."""
+        """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
         work, gathered = self.group.start_gather_of_parts(padded(own.detach(), self.length))
         with metering.waiting_for_workers():
@@ -135,7 +135,7 @@ class WeightGroup:
 
     @torch.no_grad()
     def start_gather(self) -> tuple[Waitable, torch.Tensor]:
-        """Starts an all-gather of the weights. All workers must call it."""
+        """Starts an all-gather of the weights. All workers must call this method."""
         draw_all()
         self.is_open = False
         parts = []
@@ -235,7 +235,7 @@ def draw_all() -> None:
 
 
 def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
-    """Gives a variable its shard of the chief's draw. All workers must call it."""
+    """Gives a variable its shard of the chief's draw. All workers must call this function."""
     own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
     shard.initializer = None
     with (

@@ -152,18 +152,16 @@ class ReplicaScope(keras.StatelessScope):
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False
         self.rules: Rules
-        # Whether all replicas assign equal values now;
-        # the ids of the variables that got equal values.
+        # Whether all replicas assign equal values now; the ids of variables with equal values.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
-        # The variables that were read, by id. They are
-        # kept, so that no new variable gets their ids.
+        # The variables that were read, by id.
+        # They are kept, so that no new variable gets their ids.
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}
-        # Variables that compiled code has assigned, with
-        # whether all replicas assigned equal values.
+        # Variables that compiled code has assigned, and whether values were equal.
         self.assigned: list[tuple[keras.Variable, bool]] = []
         # Buffers of torch modules by id: the module's own buffer, and this replica's copy of it.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -135,8 +135,7 @@ class ShardedBucket:
 
 
 class Buckets:
-    """The buckets of some variables, the last variables first. All workers must make the same
-    buckets.
+    """The buckets of some variables, the last variables first; equal on all workers.
 
     The all-reduces start in the order of the buckets, each one as soon as its bucket is full and
     `start_full` is called. The last bucket waits for `finish`, or until all gradients are there.
@@ -306,8 +305,7 @@ class GradientSum:
     def _agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
         key = tuple(map(id, variables))
         known = self._agreed.get(key)
-        # A new variable may get the id of a deleted variable on one worker, and not on another
-        # worker.
+        # Ids of deleted variables may be used again, but not on all workers.
         if known is not None and all(map(operator.is_, variables, (one() for one in known))):
             return
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}

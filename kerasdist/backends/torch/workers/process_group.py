@@ -56,7 +56,7 @@ _beside_default: weakref.WeakKeyDictionary[Job, dist.ProcessGroup] = weakref.Wea
 
 
 def connect(job: Job) -> None:
-    """Creates a process group of all workers. All workers must call it.
+    """Creates a process group of all workers. All workers must call this function.
 
     The group becomes torch's default group. If the script has made the default group itself,
     kerasdist makes a second group, because the script's group may support only GPUs, and may be in
@@ -481,8 +481,7 @@ class ProcessGroup(Group):
     ) -> torch.Tensor:
         """Returns the sizes along an axis, one row per worker; checks all other sizes and types."""
         own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
-        # Gloo sends this even if the tensors are on GPUs,
-        # because the host needs the shapes at once.
+        # Gloo sends this, also for tensors on GPUs, because the host needs the shapes.
         every = self._gathered(own, own.device)
         place = 2 + (axis or 0)
         alike = every.clone()
@@ -541,10 +540,11 @@ def _header(tensor: torch.Tensor) -> list[int]:
     return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]
 
 
-# From 3.16 on, Keras's own data parallelism wraps every model by DistributedDataParallel and
-# sums every metric as soon as torch has a default process group, which a job makes.
-# A strategy's model never comes here. Any other model in a job's process belongs to its worker
-# alone, and if the chief evaluated it in a callback, it would wait for the others forever.
+# If torch has a default process group, as in a job, Keras 3.16 parallelizes by itself.
+# It then wraps every model by DistributedDataParallel, and sums every metric.
+# A strategy's model never comes here.
+# Any other model in a job's process belongs to its worker alone.
+# If the chief evaluated such a model in a callback, it would wait for the others forever.
 # If the script itself has made the group, models outside of the scope use it, as in plain Keras.
 
 
