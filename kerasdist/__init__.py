@@ -101,7 +101,7 @@ def _hint(name: str) -> str:
     advice = look_up(name, ADVICE, "kerasdist")
     if advice is not None:
         return f"{said} {advice}"
-    import difflib  # imported only here, because this import takes 2 ms
+    import difflib  # imported only here, because its import takes 2 ms
 
     by_lower = {known.lower(): known for known in __all__}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)

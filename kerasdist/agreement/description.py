@@ -218,7 +218,7 @@ def _of_object(value: object, known: Collection[str]) -> Any:
         return {"partial": described(made.func), "given": described([made.args, made.keywords])}
     if len(getattr(value, "shape", ())) > 0 and getattr(value, "dtype", None) is not None:
         return of_array(value)
-    wrapped = getattr(value, "__wrapped__", None)  # set on a function that a framework has compiled
+    wrapped = getattr(value, "__wrapped__", None)  # set if a framework has compiled the function
     if isinstance(wrapped, FunctionType):
         return described(wrapped)
     if isinstance(value, keras.DTypePolicy):
@@ -296,7 +296,7 @@ def of_class(kind: type) -> dict[str, str]:
 
 def _is_compared(name: str, value: object) -> bool:
     if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
-        return False  # a path may differ between workers
+        return False  # the path may differ between workers
     return isinstance(value, bool | int | float | str | None)
 
 
@@ -481,7 +481,7 @@ def of_data(data: Any, job: Job | None) -> Any:
     if isinstance(data, DistributedDataset):
         ours = equivalent(data)
         if job is None and isinstance(ours, DividedDataset):
-            return of_data(ours.source, job)  # a single replica has the source itself instead
+            return of_data(ours.source, job)  # a lone replica has the source itself instead
         return _kind_of(ours)
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"

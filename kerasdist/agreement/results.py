@@ -253,7 +253,7 @@ class InitialBroadcast:
     def waiting(self) -> list[Any]:
         """Returns the variables to which `ensure` will give the chief's values."""
         if self._ready():
-            gc.collect()  # else one worker may keep in a reference cycle what another has freed
+            gc.collect()  # Else a worker may keep a variable in a cycle that another has freed.
         return self._ready()
 
     def ensure(self) -> None:

@@ -67,7 +67,7 @@ def compute_average_loss(
     total = ops.sum(losses)
     is_float = backend.is_float_dtype(backend.standardize_dtype(dtype))
     if isinstance(global_batch_size, int) and global_batch_size > 0 and is_float:
-        # a single operation, because more would slow down a short step
+        # a single operation, because more operations slow down a short step
         return total / global_batch_size
     # `divide_no_nan` is not used, because on PyTorch it turns float64 into float32 (Keras 3.15).
     size = ops.cast(global_batch_size, dtype)

@@ -82,7 +82,7 @@ class ReplicaContext:
     num_replicas_in_sync: int
     # The following fields are for kerasdist itself.
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
-    # None if the code follows tf.distribute's rules; set in `fit`, whose numbers are one device's.
+    # None if the code follows tf.distribute's rules; set in `fit`, which matches one device.
     local_batch: LocalBatch | None = field(default=None, repr=False)
     # The losses that layers added in this replica, with the layer, by the layer's id.
     # Keras keeps such losses on the layer, but all replicas share the layers.

@@ -51,7 +51,7 @@ def _of_keras() -> Backend:
             f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
             "the variable KERAS_BACKEND before Keras is imported."
         )
-    for kind in (PerReplica, Mirrored):  # registered before any value of this kind can exist
+    for kind in (PerReplica, Mirrored):  # this runs before any value of this kind can exist
         keras_compat.register_tree_node(kind, attrgetter("values"))
     return importlib.import_module(_MODULES[name]).BACKEND
 

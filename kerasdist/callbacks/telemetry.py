@@ -188,7 +188,7 @@ class Telemetry(keras.callbacks.Callback):
         """Closes the files."""
         for file in (self._lines, self._events):
             if file is not None:
-                with contextlib.suppress(OSError):  # a full disk, about which `_write` has warned
+                with contextlib.suppress(OSError):  # the disk is full; `_write` has warned
                     file.close()
         self._lines = self._events = self._meter = self._replicas = None
 
@@ -208,7 +208,7 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, object]) -> None:
-        if self._lines is None or self._replicas is None:  # set after a failure of `fit`
+        if self._lines is None or self._replicas is None:  # these are None after a failure of `fit`
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._replicas.rank}
         try:
@@ -409,7 +409,7 @@ class Bench(keras.callbacks.Callback):
                     "workers": replicas.num_workers,
                     "replicas": replicas.num_replicas,
                     "device": str(replicas.devices[0]),
-                    "batch": self._meter.source.batch_size,  # None if the data do not tell it
+                    "batch": self._meter.source.batch_size,  # None if it is unknown
                     "steps": sum(one.steps for one in counted),
                     "seconds": sum(one.seconds for one in counted),
                     "with_compilation": len(self._epochs) == 1,

@@ -50,7 +50,7 @@ class Vote(keras.callbacks.Callback):
         super().__init__()
         self._job = job
         self._epoch = 0
-        self._wanted_to_stop = False  # the last point at which the workers could have voted
+        self._wanted_to_stop = False  # at the last point at which workers could vote
         self._backups = [one for one in backups if one.listens]
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}

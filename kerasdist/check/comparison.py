@@ -95,7 +95,7 @@ class _Steps:
         state = _state_of(self.model)
         hidden = {id(one) for one in state.seeds} | {id(one) for one in state.metrics}
         seen = [one for one in self.model.variables if id(one) not in hidden]
-        with keras_compat.in_trial(trial):  # the step reads and writes copies of the variables
+        with keras_compat.in_trial(trial):  # the step uses copies of the variables
             # All workers read all variables in one order, because a read may gather shards.
             keras_compat.stored_values(state.all)
             if change:
@@ -186,7 +186,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     replicas = trainer.replicas
     job = replicas.job
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
-    replicas.begin_step()  # new variables become equal on all workers
+    replicas.begin_step()  # this makes new variables equal on all workers
     with _seeds_kept(model):
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
@@ -206,7 +206,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             again = _under_strategy(job, steps, expected, alone, precision)
             found, suspicious = min((found, suspicious), again, key=lambda one: len(one[1]))
             is_any = _is_any(job, bool(suspicious))
-        del alone  # this frees the copies of the state
+        del alone  # this frees the copies of the first step
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
         keeps_state = False

@@ -263,7 +263,7 @@ def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ..
         if gpu is None:
             break
         if gpu in chosen:
-            return ()  # as CUDA does if one GPU is named twice
+            return ()  # CUDA does the same if one GPU is named twice
         chosen.append(gpu)
     return tuple(chosen)
 

@@ -31,7 +31,7 @@ def warn_user(message: str) -> None:
     """Gives a `UserWarning` that names the innermost line of code outside of the libraries."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
-        if frame.f_back is None:  # the framework started this thread, no script is in its stack
+        if frame.f_back is None:  # a framework has started this thread, so it has no script
             level = 2
             break
         frame, level = frame.f_back, level + 1

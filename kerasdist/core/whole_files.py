@@ -31,7 +31,7 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
         finally:
             _unfinished.discard(name)
         return
-    path = Path(os.path.realpath(path))  # replaces the file that a link points to, not the link
+    path = Path(os.path.realpath(path))  # a link's target is replaced, not the link itself
     # The name keeps its extension, because Keras chooses the format by the extension.
     # Threads may write one path.
     writer = f"{os.getpid()}-{threading.get_native_id()}"

@@ -185,7 +185,7 @@ class _Epochs:
         self._number += epochs
         if keras_compat.is_tf_dataset(self._own):
             for _ in range(epochs):
-                iter(self._own)  # an iterator draws the seeds of its shuffles when it begins
+                iter(self._own)  # a new iterator draws the seeds of its shuffles
 
 
 @final

@@ -51,7 +51,7 @@ class DistributedDataset(abc.ABC):
         return DistributedIterator(self, _read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
-        return True  # also if the dataset is empty or its length is unknown
+        return True  # this also holds for an empty dataset, or an unknown length
 
     @property
     def element_spec(self) -> Any:
@@ -270,7 +270,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
         )
     if strategy.num_replicas_in_sync == 1 and keras_compat.is_native_dataset(dataset):
         return dataset
-    batches_of(dataset)  # raises an error for other objects here, before the loop
+    batches_of(dataset)  # other objects raise an error here, before the loop
     job, policy = job_of(strategy), policy_of(dataset, options.auto_shard_policy)
     if job is not None and not policy.keeps_global_batches:
         own = WorkerBatches(own_source(dataset, policy, job), job)
@@ -302,7 +302,7 @@ def from_function(
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
     for pipeline in pipelines:
-        batches_of(pipeline)  # raises an error for other objects here, before the loop
+        batches_of(pipeline)  # other objects raise an error here, before the loop
     return _preferred(GatheredDataset(pipelines, strategy, options))
 
 
@@ -311,7 +311,7 @@ def equivalent(dataset: object) -> Any:
     return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
 
 
-# kerasdist's dataset for each distributed dataset of a framework.
+# For each distributed dataset of a framework, kerasdist's dataset.
 _EQUIVALENTS: WeakKeyDictionary[Any, DistributedDataset] = WeakKeyDictionary()
 
 

@@ -124,7 +124,7 @@ def _is_list(value: object) -> bool:
 def has_rows(leaf: object) -> bool:
     """Returns whether a leaf is an array with an axis of examples."""
     if not hasattr(leaf, "shape") and not isinstance(leaf, NoneType | str | bytes | Number):
-        raise InputError(  # otherwise every replica would get all rows
+        raise InputError(  # without this, every replica would get all rows
             "Expected arrays in tuples, lists and dicts as a batch. Received: an object of type "
             f"{type(leaf).__name__}, which cannot be divided. Make a dict or a tuple of its arrays."
         )

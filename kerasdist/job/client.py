@@ -211,7 +211,7 @@ class Client:
                     raise JobError(f"{self.who} {message['why']}.")
                 case "failure":
                     raise _FAILURES[message["kind"]](f"{self.who} {message['why']}.")
-                # any other message is a sign of life
+                # other messages are only signs of life
 
     def _listen(self) -> None:
         try:
@@ -236,7 +236,7 @@ class Client:
                             self._changed.notify_all()
                     case "failure":
                         self.fail(message["kind"], message["why"])
-                    # any other message is a sign of life
+                    # other messages are only signs of life
         except OSError as error:
             self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
         finally:

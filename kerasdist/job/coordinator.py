@@ -197,7 +197,7 @@ class Saves:
             if outcome is not None:
                 yield save, outcome
             elif (
-                # so the chief has saved another file instead
+                # then the chief has saved another file instead
                 self._of_step[save.step] > save.index
                 or chief_step > save.step
                 or chief_waits_for(save.rank)
@@ -223,7 +223,7 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
-        # answers by rank, while the coordinator asks all workers
+        # the workers' answers, while the coordinator asks
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
@@ -328,7 +328,7 @@ class Coordinator:
             case "meet":
                 self._meet(member, message)
             case "ask":
-                if self._next_places is None:  # otherwise all workers have already been asked
+                if self._next_places is None:  # in the other case, all have been asked
                     self._next_places = {}
                     self._tell_all({"type": "asked"})
             case "next":

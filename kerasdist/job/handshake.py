@@ -227,7 +227,7 @@ class Gate:
         except TimeoutError:
             self._report(writer, f"it proved nothing within {SECONDS:g} s")
         except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
-            pass  # the peer has left, as a worker does before it tries again
+            pass  # a worker leaves in this way before it tries again
         except (OSError, ValueError) as error:
             self._report(writer, str(error))
         else:

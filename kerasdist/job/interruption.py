@@ -135,7 +135,7 @@ def limit_interpreter() -> None:
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(
                 OSError, ValueError
-            ):  # a stream is closed, or its reader has ended
+            ):  # a stream may be closed, or its reader has ended
                 thing.flush()
     limit(_INTERPRETER_SECONDS)
 

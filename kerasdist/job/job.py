@@ -279,7 +279,7 @@ class Job:
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
-        self._failing_exit = None  # because the script has caught the exit
+        self._failing_exit = None  # the script has caught this exit
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure

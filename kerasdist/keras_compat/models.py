@@ -288,7 +288,7 @@ def serialize_as(own: Any, stand_in: Any) -> None:
 
         def reduce(kept: object) -> tuple[object, ...]:
             function, *rest = own.__reduce__(kept)
-            return (getattr(own, function.__name__), *rest)  # because pickle finds it by its class
+            return (getattr(own, function.__name__), *rest)  # pickle finds it by its class
 
         stand_in.__reduce__ = reduce
 

@@ -305,7 +305,7 @@ def _as_function(call: Function, original: Function) -> Function:
         call = hooked
     call = functools.update_wrapper(call, original)
     # Keras reads the arguments of a layer's `__init__` without following `__wrapped__`.
-    # It copies the attributes of `build` to a function without `self`.
+    # Keras copies the attributes of `build` to a function without `self`.
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call

@@ -65,7 +65,7 @@ def outside_stateless_scopes() -> Iterator[None]:
     if name is None or place is None:
         scope = get_stateless_scope()
         set_stateless_scope(current.trial)
-    else:  # without a function call, because each step needs this often
+    else:  # no function call, because each step needs this often
         threads = getattr(*place)
         scope = getattr(threads, name, None)
         setattr(threads, name, current.trial)

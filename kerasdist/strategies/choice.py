@@ -33,7 +33,7 @@ def require_no_other_workers(strategy: str) -> None:
         return
     try:
         resolver = detection.detect()
-    except UnsupportedError:  # an evaluator, which works by itself
+    except UnsupportedError:  # this is an evaluator, which works by itself
         return
     if resolver is not None:
         place = resolver.membership()
@@ -188,7 +188,7 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
     if devices[0].kind != "gpu" or rank not in peers:
         return devices
     own = gpus.part(len(devices), len(peers), peers.index(rank))
-    # too few to divide: each worker sees its own
+    # too few GPUs to divide, so each worker sees its own
     return [devices[index] for index in own] or devices
 
 
@@ -201,7 +201,7 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    if built is None:  # no GPU, or the framework was told to leave it
+    if built is None:  # the machine has no GPU, or the framework may not use it
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)

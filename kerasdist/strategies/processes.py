@@ -48,10 +48,10 @@ def command() -> tuple[str, ...]:
     """Returns the command of this process, if `why_not_again` has found no problem."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
-    if main.__spec__ is None:  # a script and not a module; it may have changed its folder
+    if main.__spec__ is None:  # This is a script, not a module, and it may have changed its folder.
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
-            if file == word or file.endswith(f"/{word}"):  # the user typed it relative to a folder
+            if file == word or file.endswith(f"/{word}"):  # the user's path is relative to a folder
                 words[index] = file
                 break
     return tuple(words)

@@ -173,7 +173,7 @@ def _resolver(given: object) -> ClusterResolver | None:
         return given
     try:
         return detect()
-    except UnsupportedError:  # an evaluator, which works by itself
+    except UnsupportedError:  # this is an evaluator, which works by itself
         return None
 
 

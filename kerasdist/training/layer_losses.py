@@ -65,7 +65,7 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     layers = [layer, *keras_compat.flat_layers(layer)]
     for inner in layers:
         losses.pop(id(inner), None)
-    if current.trial is None:  # losses from a call before this step
+    if current.trial is None:  # these losses come from a call before this step
         if internals.LOSSES.path is not None:
             keras_compat.clear_losses_on(layers)
         else:
@@ -140,7 +140,7 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 def prepare(model: keras.Model) -> None:
     """Lets the activity regularizers in a model see the global batch."""
-    internals.LOSSES.is_there()  # looked up here, because torch's compiler cannot follow the search
+    internals.LOSSES.is_there()  # Looked up here, since torch's compiler cannot follow the search.
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):

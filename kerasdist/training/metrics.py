@@ -165,7 +165,7 @@ class GlobalBatchMetric:
         if replica is None or replica.num_replicas_in_sync == 1 or self not in _of_global_batch:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = numerics.gather_rows(replica, (args, kwargs))
-        # These rows are the global batch, so inner metrics must neither gather nor weight them.
+        # These rows are the global batch, so inner metrics must not gather or weight them.
         with replica_scope(None), whole_step(replica.strategy):
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 

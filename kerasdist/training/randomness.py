@@ -95,7 +95,7 @@ def _span(count: Any, replica: Any) -> tuple[Any, Any]:
     index = replica.replica_id_in_sync_group
     begin = least(index * each + least(index, rest), most(total - size, 0))
     has_rows = count % size == 0
-    factor = count // size  # entries for each row, if the axis of rows is merged with another axis
+    factor = count // size  # more than 1 if another axis is merged with the axis of rows
     return choose(has_rows, most(total, size) * factor, count), choose(has_rows, begin * factor, 0)
 
 
@@ -141,7 +141,7 @@ def require_draws(model: Any) -> None:
 
 @cache
 def _require_places() -> None:
-    if keras_compat.backend_name() != "jax":  # on JAX nothing else decides what is drawn
+    if keras_compat.backend_name() != "jax":  # on JAX, draws need nothing else
         internals.RANDOM.require()
         internals.SEED_GENERATOR.require()
 

@@ -61,7 +61,7 @@ def save(
     if job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # This worker joins the chief's reads.
+        # This worker takes part in the chief's reads.
         # The worker's own copy is used if the worker cannot see the chief's file.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)

@@ -58,7 +58,7 @@ class Place:
     def write(self, contents: Any) -> None:
         """Sets the object's contents."""
         kind: Any = list if isinstance(self.at, list) else deque
-        kind.clear(self.at)  # not by the methods of Keras's tracked lists
+        kind.clear(self.at)  # Keras's tracked lists have other methods
         kind.extend(self.at, contents)
 
     def restore(self) -> None:
@@ -378,7 +378,7 @@ class KeptState:
                 add(kind(value), is_shared)
 
         most = _MOST_PLACES
-        for is_shared in (False, True):  # objects that the model also holds count as the model's
+        for is_shared in (False, True):  # an object that the model also holds is not shared
             most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
             for root in self._roots:
                 if root.is_shared is is_shared:

@@ -89,7 +89,7 @@ class Window:
         self._seconds = self._data = self._collectives = 0.0
         self._calls = array("d")  # The seconds, steps and samples of each call.
         self._measured: list[Any] = []
-        # numbers that `_measured` held, as NumPy arrays
+        # the arrays that `_measured` has held
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
@@ -119,7 +119,7 @@ class Window:
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data, meter = self._data, self._meter
         self._read_measured()
-        if self._rows:  # numbers that the framework counted itself, one row per call
+        if self._rows:  # The framework has counted these numbers itself, one row per call.
             samples, steps, waits = np.concatenate(self._rows).T
             data += float(waits.sum())
         figures = Figures(
@@ -270,7 +270,7 @@ class Meter(keras.callbacks.Callback):
 
 def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
     """Returns the seconds per step, averaged over groups of calls with about `group` steps."""
-    numbers = (np.cumsum(steps) - steps) // group  # the group in which a call begins
+    numbers = (np.cumsum(steps) - steps) // group  # the group of steps in which each call begins
     if numbers.size and steps[numbers == numbers[-1]].sum() < group:
         numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # the last group is too short
     sums = [np.bincount(numbers.astype(int), weights=one) for one in (seconds, steps)]

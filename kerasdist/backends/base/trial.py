@@ -149,7 +149,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         variables: Variables,
     ) -> Any:
         """Lets an optimizer update the copies, and records the gradients that it gets."""
-        if optimizer in self._applying:  # one of the hooked functions has called another
+        if optimizer in self._applying:  # one hooked function has called another one
             return original(optimizer, gradients, variables)
         self._build(optimizer, variables)
         if not isinstance(optimizer, keras_compat.LossScaleOptimizer):

@@ -389,7 +389,7 @@ _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, ran
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
 # Handles of open files, and attributes that Keras's callbacks derive from their arguments.
-# They are derived when the first epoch ends (`_set_monitor_op` changes the sign of `min_delta`).
+# Keras derives them when the first epoch ends (`_set_monitor_op` changes `min_delta`).
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")

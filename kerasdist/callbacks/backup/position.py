@@ -104,7 +104,7 @@ class Places:
 
     def newest(self, count: int) -> Place | None:
         """Returns the last place at or before so many batches, and forgets earlier places."""
-        if self._to is not None:  # its batches were the last ones of the epoch
+        if self._to is not None:  # these batches were the last ones of the epoch
             return self._to
         if not self._read_by_python and self._last is not None and self._is_due(count):
             self._kept = self._now(self._last, count)
@@ -114,7 +114,7 @@ class Places:
 
     def next(self) -> Place | None:
         """Returns the place at which the next iteration begins; None if all begin equally."""
-        if self._to is not None:  # since then nothing was read
+        if self._to is not None:  # since that time nothing was read
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self._source):
             return None

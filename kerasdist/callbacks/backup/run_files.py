@@ -380,7 +380,7 @@ _IS_HELD = (errno.EACCES, errno.EAGAIN)
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # The files that this process holds.
-# They are never opened again, because closing a file ends all locks of the process on it.
+# The files stay open, because closing a file ends all locks of the process on it.
 _held: dict[Path, int] = {}
 
 

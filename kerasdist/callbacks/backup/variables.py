@@ -103,7 +103,7 @@ def remove_orphans(folder: Path, up_to: int | None = None) -> None:
     for path in storage.newest_first(folder):
         try:
             kept.update(name for name, _ in parts_of(StoredFile(path).facts))
-        except (BackupError, OSError, TypeError, ValueError):  # damaged, or from another version
+        except (BackupError, OSError, TypeError, ValueError):  # a damaged file, or another version
             unknown.add(storage.number_of(path))
     storage.remove(
         path

@@ -29,7 +29,7 @@ def run_on_own_cores(size: int, command: list[str]) -> NoReturn:
 
 def train() -> None:
     """Trains a network of dense layers, which `kerasdist.callbacks.telemetry.Bench` measures."""
-    import keras  # imported here, because the other mode does not need it
+    import keras  # imported here, because `run_on_own_cores` does not need Keras
     import numpy as np
 
     from kerasdist.strategies.mirrored import auto

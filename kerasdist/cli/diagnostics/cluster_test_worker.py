@@ -141,7 +141,7 @@ def bandwidth(strategy: Strategy) -> Finding:
 def equality(strategy: Strategy) -> list[Finding]:
     """Trains a model under the strategy and on one device, and compares the weights."""
     batch = max(32, 8 * strategy.num_replicas_in_sync)
-    last = batch // 2 + 3  # not divisible by the number of replicas
+    last = batch // 2 + 3  # the replicas cannot divide this batch evenly
     x, y = _data((_STEPS_AN_EPOCH - 1) * batch + last)
     options = {"batch_size": batch, "epochs": STEPS // _STEPS_AN_EPOCH, "shuffle": False}
     alone = _model()

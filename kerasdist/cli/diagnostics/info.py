@@ -250,6 +250,6 @@ def _source(finding: Finding, believed: object, environ: Mapping[str, str]) -> S
     place, verdict = (answer.rank, answer.num_workers), "contradicts"
     if answer is believed:
         verdict = "believed"
-    elif isinstance(believed, Membership):  # otherwise the sources contradict each other
+    elif isinstance(believed, Membership):  # in the other case, the sources contradict each other
         verdict = "agrees" if place == (believed.rank, believed.num_workers) else "outer"
     return SourceFacts(finding.source.name, verdict, "rank {} of {}".format(*place), variables)

@@ -35,7 +35,7 @@ SILENT_SECONDS = 60.0
 
 _SECONDS_BETWEEN_FILES = 1.0
 _DRAWN_A_SECOND = 4
-_BESIDE_WORKERS = 6  # lines of the terminal that other output needs
+_BESIDE_WORKERS = 6  # how many lines of the terminal other output needs
 
 
 @final

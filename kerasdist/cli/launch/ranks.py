@@ -66,7 +66,7 @@ class Ranks:
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
         interruption.register(self.finish)
-        # registered before the job's own function, so that it runs after that one
+        # registered before the job's own function, so it runs after that function
         atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:

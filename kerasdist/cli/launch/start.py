@@ -52,7 +52,7 @@ def worker_variables(
 ) -> dict[str, str]:
     """Returns a worker's variables that the launcher itself does not have."""
     variables = {
-        "PYTHONUNBUFFERED": "1",  # otherwise lines are lost when a worker is killed
+        "PYTHONUNBUFFERED": "1",  # without this, lines are lost when a worker is killed
         **spec.environment,
         kerasdist_variables.WORKERS: str(workers),
         kerasdist_variables.RANK: str(slot.rank),
@@ -225,13 +225,13 @@ def begin_others(
     All of these workers see all devices, just as this process does.
     """
     coordinator, listener = open_coordinator(slots)
-    assert listener is not None  # because rank 0 is on this machine
+    assert listener is not None  # rank 0 is on this machine
     count = len(slots)
     of_all = job_variables(spec, 0) | thread_variables(count)
     own, *others = (worker_variables(spec, each, count, coordinator, 0) | of_all for each in slots)
     for slot, variables in zip(slots[1:], others, strict=True):
         orders = orders_of(spec, slot, variables)
-        orders["must_join"] = True  # because this process waits for the worker to join
+        orders["must_join"] = True  # this process waits for the worker to join
         begun = Start(slot.rank, f"worker {slot.rank}/{count}", SUPERVISOR_HERE, orders)
         yield Worker(begun, screen, events)
     os.environ.update(own)

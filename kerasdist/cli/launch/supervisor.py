@@ -168,7 +168,7 @@ def end(worker: Worker, grace: float) -> NoReturn:
 def end_group(worker: Worker) -> None:
     """Ends the worker's process group, whose number is that of the worker."""
     if isinstance(worker, Forked):
-        return  # the parent does this as soon as this process has ended
+        return  # the parent does this when this process has ended
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signal.SIGKILL)
 

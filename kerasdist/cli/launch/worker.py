@@ -84,7 +84,7 @@ class Screen:
                 self._console.print(shown, soft_wrap=True)
                 return
             if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # not through the stream, whose buffer may have half a line
+                while text:  # The stream is not used, because its buffer may have half a line.
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
@@ -100,7 +100,7 @@ class LogFile:
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line."""
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or a line after the end
+        with contextlib.suppress(OSError, ValueError):  # the disk is full, or the file is closed
             self._file.write(f"{line}\n".encode())
 
     def close(self) -> None:

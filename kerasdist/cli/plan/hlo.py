@@ -15,7 +15,7 @@ _ARRAY = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\](\{[^}]*\})?")
 _ON_CHIP = "S(1)"  # the memory space of a TPU's vector memory, which the program manages
 _COLLECTIVE = re.compile(rf"({_KINDS})(-start)?")
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
-# groups along some axes of a mesh
+# groups of devices along axes of a mesh
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
 # the axis, or a part of the axis with so many devices
@@ -273,7 +273,7 @@ def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:
     if kind == "all-reduce":
         return size_of(each.shape)
     sizes = _array_sizes(each.shape)
-    if asynchronous:  # a tuple of operands and results
+    if asynchronous:  # the shape has both operands and results
         return max(sum(sizes[: len(sizes) // 2]), sum(sizes[len(sizes) // 2 :]))
     return sum(sizes) * (_group_size(each.rest) if kind == "reduce-scatter" else 1)
 

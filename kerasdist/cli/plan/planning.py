@@ -111,7 +111,7 @@ def step_time(
             replaces the chip's limits; None if it is not known.
     """
     chip = target.chip
-    slowest = min(chip.flops.values())  # for types that the units do not support
+    slowest = min(chip.flops.values())  # the rate for types that the units do not support
     compute = sum(flops / chip.flops.get(kind, slowest) for kind, flops in work.flops.items())
     memory = work.memory_bytes / chip.memory_rate
     estimate = work.cycles / chip.clock if chip.clock else 0.0

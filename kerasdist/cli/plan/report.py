@@ -69,7 +69,7 @@ def _largest(found: LargestBatch, subject: Subject) -> str:
             "memory is not full."
         )
     room = ""
-    if found.room:  # far from the compiled size, so only two digits
+    if found.room:  # estimated far from compiled sizes, so only two digits
         room = f", where the memory would hold about {float(f'{found.room:.2g}'):,.0f}"
     return (
         f"{found.examples:,} examples a device fit{room}; no more were tried, since the script has "

@@ -91,7 +91,7 @@ def calls(
         raise passes.refused("run_eagerly=True, where all rows of a batch come before the next")
     leaves: list[Any] = flatten(given)
     divided = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, rows.count)]
-    forms: list[Any] = []  # the structure of the outputs, known after tracing
+    forms: list[Any] = []  # the structure of the outputs, known only after tracing
 
     def one(own: Any) -> Any:
         every = list(leaves)

@@ -49,7 +49,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compiled(*args: object, **kwargs: object) -> Any:
         if scopes.program() is not None:
-            return function(*args, **kwargs)  # becomes a part of the enclosing program
+            return function(*args, **kwargs)  # Here it is a part of another program.
         with translating_failures(FUNCTION):
             return program(function, args, kwargs)
 
@@ -352,12 +352,12 @@ class Executable:
         self._traced: Callable[..., Any] | None = None
         # Found by tracing: the ids of variables whose new values, or components, are returned.
         # The results that are not arrays, with the structure
-        # of all results, are also found by tracing.
+        # the structure of all results, are also found by tracing.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
         self._structure: Any = None
-        self._digest: str | None = None  # the digest by which several workers compare programs
+        self._digest: str | None = None  # the digest that workers compare with each other
 
     def variables(self) -> dict[int, Any]:
         """Returns the known variables, by their ids."""
@@ -461,7 +461,7 @@ class Executable:
         """JAX traces this: returns new values and components of variables, and results."""
         known, place = self.variables(), self.place
         assert self._traced is not None
-        held = dict(zip(self.held, stacks, strict=False))  # without a mesh `stacks` is empty
+        held = dict(zip(self.held, stacks, strict=False))  # `stacks` is empty if there is no mesh
         scope = scopes.ProgramScope(known, [*consumed, *kept], held)
         with scope:
             results = map_values(in_one_array, self._traced(arrays))

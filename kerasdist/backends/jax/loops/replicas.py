@@ -49,7 +49,7 @@ class JaxReplicaSet(ReplicaSet):
     ) -> None:
         self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
-        self.steps_ahead = STEPS_AHEAD  # also on CPUs, because JAX computes while the host goes on
+        self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.rule is not None:
             sharded_state.add(self)

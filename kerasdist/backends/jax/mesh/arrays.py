@@ -38,7 +38,7 @@ def is_traced(leaf: object) -> bool:
 
 @cache
 def _class_of_arrays() -> type:
-    with jax.ensure_compile_time_eval():  # works even if the calling code is traced
+    with jax.ensure_compile_time_eval():  # this works even if the calling code is traced
         return type(jnp.zeros(()))
 
 

@@ -181,8 +181,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
-        self._at_rest: dict[Hashable, NamedSharding] = {}  # by the shape and type of a weight
-        # by the shape and type of a low-rank product
+        self._at_rest: dict[Hashable, NamedSharding] = {}  # shardings by shape and type of weights
+        # shardings by shape and type of a low-rank product
         self._products: dict[Hashable, NamedSharding] = {}
 
     def read(self, jaxpr: Any, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
@@ -341,7 +341,7 @@ class _Run:
         self._groups = _groups(operations)
         self._shards: dict[_Value, jax.Array] = {}  # weights of this group and the next one
         self._whole: dict[_Value, jax.Array] = {}  # of this group
-        self._scattered: list[_Value] = []  # gradients for which no group waits yet
+        self._scattered: list[_Value] = []  # gradients of groups that are not yet waited for
 
     def arrays(self, results: Sequence[_Value]) -> list[object]:
         """Runs all operations; returns the arrays of the step's results."""

@@ -132,7 +132,7 @@ def _kind_of(initializer: Any) -> tuple[str, int]:
     if not isinstance(seed, int) or not keras_compat.is_builtin(type(initializer)):
         return "", 0
     config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
-    config["config"]["seed"] = 0  # without a seed, this would draw a seed and so change later draws
+    config["config"]["seed"] = 0  # Without this, Keras would draw a seed and so change later draws.
     try:
         return json.dumps(config), seed
     except TypeError:  # for example, the configuration has a tensor in place of a number
@@ -216,7 +216,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
     try:
         return original(variable)
-    except RuntimeError:  # other workers hold shards; later versions of Keras then show no value
+    except RuntimeError:  # Other workers hold shards; then later Keras shows no value.
         shape, dtype = tuple(variable.shape), variable.dtype
         return f"<Variable path={variable.path}, shape={shape}, dtype={dtype}>"
 

@@ -63,7 +63,7 @@ class WorkerPlacement(Placement):
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
-        firsts: dict[int, Any] = {}  # a device of each worker, in the workers' order
+        firsts: dict[int, Any] = {}  # the first device of each worker, by rank
         for device in layout.mesh.devices.flat:
             firsts.setdefault(device.process_index, device)
         mesh = Mesh(np.array(list(firsts.values())), ("worker",))
@@ -112,7 +112,7 @@ class WorkerPlacement(Placement):
             self._job.collectives.record("program", " ".join(map(str, what)))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
-        array = jax.block_until_ready(rows.array)  # because NumPy's own wait would drop a Ctrl-C
+        array = jax.block_until_ready(rows.array)  # NumPy's own wait would drop a Ctrl-C
         shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
@@ -161,7 +161,7 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            # because NumPy's own wait would drop a Ctrl-C
+            # NumPy's own wait would drop a Ctrl-C
             result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)

@@ -184,7 +184,7 @@ def rows_on_devices(
 def _local_rows(rows: Any, size: Any, total: Any) -> LocalRows:
     if isinstance(size, int) and size:
         return LocalRows(rows, LocalBatch(size, total, size / total))
-    # float32 would round off the last digits of a float64 model.
+    # In a float64 model float32 would round off the last digits.
     dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
     weight = tf.math.divide_no_nan(tf.cast(size, dtype), tf.cast(total, dtype))
     return LocalRows(rows, LocalBatch(size, total, weight))
@@ -276,7 +276,7 @@ def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
             return [leaf] * len(bounds)
         if isinstance(leaf, tf.Tensor) and not isinstance(held, int):
             # This fails in the step if a leaf has another number of rows.
-            # It is no copy, and TensorFlow would remove a split into one part.
+            # Slicing does not copy, and TensorFlow would remove a split into one part.
             leaf, _ = tf.split(leaf, tf.stack([held, 0]), num=2, name=_DIVISION)
         if isinstance(leaf, tf.SparseTensor):
             return [_sparse_rows(leaf, *one) for one in bounds]

@@ -131,7 +131,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
-            optimizer.build(model.trainable_variables)  # here, and not while Keras traces a step
+            optimizer.build(model.trainable_variables)  # not while Keras traces a step
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""
@@ -155,7 +155,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            # drops compiled functions, but not in this function's first call
+            # drops compiled functions, except in this function's first call
             take_on(self.model, self.replicas)
             self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)
@@ -173,7 +173,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        # replicas exchange values in one graph, not in a graph of the user's
+        # Replicas exchange values in one graph, not in a graph of user code.
         step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)

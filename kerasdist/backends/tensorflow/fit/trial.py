@@ -55,7 +55,7 @@ class TensorFlowTrial(Trial):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job, group = replicas.job, replicas.group
-        if job is None and isinstance(batch, OwnRows):  # rows that were placed on devices
+        if job is None and isinstance(batch, OwnRows):  # these rows were placed on devices
             batch = batch.rows
         if not isinstance(batch, OwnRows) or job is None:
             return super().gathered(replicas, batch, spares=spares)

@@ -106,7 +106,7 @@ class Lookups:
         lookups = self._lookups(gradient.indices)
         # For each lookup, whether one device makes it for each row of the whole batch.
         of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
-        if all(of_rows):  # in a graph, the code that sums gradients finds out itself what to merge
+        if all(of_rows):  # In a graph the code that sums gradients finds out what to merge.
             is_merged = tf.executing_eagerly() and are_unique(gradient.indices, self._made_by)
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
@@ -188,7 +188,7 @@ class Lookups:
         op_name: str | None = None,
         graph: tf.Graph | None = None,
     ) -> None:
-        if graph is not None:  # the graph of a function that is being traced
+        if graph is not None:  # this is the graph of a function that is being traced
             return
         name = kind.decode() if isinstance(kind, bytes) else kind
         if name in ("Shape", "ReadVariableOp"):

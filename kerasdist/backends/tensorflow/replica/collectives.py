@@ -99,7 +99,7 @@ def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tenso
     because the mean inside of the variance counts as a constant; its gradient there is zero.
     """
     mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
-    if inputs.shape.num_elements():  # the number is known, and is not zero
+    if inputs.shape.num_elements():  # the number is known and not zero
         return mean, variance
     has_rows = tf.size(inputs) > 0
     return tf.where(has_rows, mean, 0), tf.where(has_rows, variance, 0)

@@ -93,7 +93,7 @@ def _require_rows_alone(model: Any) -> None:
         raise passes.refused(
             'weights that are sharded (sharding="full"), which each pass would gather'
         )
-    if model.jit_compile:  # not `_should_torch_compile`, because torch's compiler cannot follow it
+    if model.jit_compile:  # torch's compiler cannot follow `_should_torch_compile`
         raise passes.refused("jit_compile=True")
     passes.require_rows_alone(model)
 

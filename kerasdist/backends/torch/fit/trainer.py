@@ -158,7 +158,7 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def compiles_in_replicas(self) -> bool:
         """Whether calls of the model in a replica's step are compiled."""
-        # a worker's variables are on the device on which it computes
+        # a worker's variables are on the device that computes
         is_worker = self.replicas.job is not None
         is_asked = is_worker and not self._gathers_weights
         return is_asked and keras_compat.uses_torch_compile(self.model)
@@ -172,7 +172,7 @@ class TorchTrainer(ReplicatedTrainer):
         """Returns the logs of an epoch; this may wait for the device, as Keras itself then does."""
         job = self.replicas.job
         if job is not None:
-            self.replicas.first_batches.history.end()  # this worker waits for the others after this
+            self.replicas.first_batches.history.end()  # after this, this worker waits for others
             # Waits for all workers, because Gloo aborts if others still sum a step.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)

@@ -54,7 +54,7 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except private.compiler_errors() as error:
-            # too late for `plain`, because other workers wait for the rest
+            # too late to call `plain`, because other workers wait for the rest
             if collectives.calls > before:
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise

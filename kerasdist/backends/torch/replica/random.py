@@ -86,7 +86,7 @@ class StepDraws:
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
         """Returns a context in which a replica draws as it did after a `state` of this step."""
-        if self._first is None:  # before that state nothing was drawn
+        if self._first is None:  # nothing had been drawn at that state
             yield
             return
         generator = self._generators[rank]

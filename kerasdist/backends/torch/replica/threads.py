@@ -59,7 +59,7 @@ class ReplicaThreads:
         self._count = 0
         self._arrived: dict[int, tuple[str, Any]] = {}
         self._finished: set[int] = set()
-        self._ready: deque[int] = deque()  # replicas that may continue, in the order of their turns
+        self._ready: deque[int] = deque()  # replicas that may continue, in order of their turns
         self._to_start: set[int] = set()  # replicas that have not had their first turn
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all replicas
@@ -156,7 +156,7 @@ class ReplicaThreads:
             except KeyboardInterrupt as interrupt:
                 with self._lock:
                     self._break(interrupt, by=rank)
-                self._wait(0)  # until the others stop in their next collective
+                self._wait(0)  # wait until others stop in a collective
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
         """Combines the values in the last replica to arrive, while the others wait."""

@@ -98,7 +98,7 @@ class GatheredWeights:
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # it has at most one group
+        # this has at most one group
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         # The groups that this step has used, and those that it should use next.

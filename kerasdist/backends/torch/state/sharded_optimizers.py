@@ -97,7 +97,7 @@ class ShardedOptimizer:
             elif shards.shard_of(weight) is not None:
                 seen.append((weight, shard, value))
             else:
-                own = shard.cut(value)  # a copy, if the values are not contiguous
+                own = shard.cut(value)  # this is a copy if the values are not contiguous
                 gathered.append((value.detach(), shard, own))
                 seen.append((weight, shard, own))
         with shards.held_whole(whole), shards.seen_as_shards(seen):

@@ -360,10 +360,10 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
             f"{tuple(value.shape)}. Assign a value of that shape."
         )
-    if isinstance(value, np.ndarray):  # usually read from a file; it is not copied first
+    if isinstance(value, np.ndarray):  # usually from a file; not copied first
         checksum = checksum_in_type(value, dtype)
     else:
-        # in torch, because NumPy lacks some types
+        # in torch, since NumPy lacks some types
         checksum = checksum_of(bytes_of(value, "cpu").numpy())
     if not _meet("assignment", variable, checksum):
         raise differing_assignment(variable)

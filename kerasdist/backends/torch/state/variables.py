@@ -157,7 +157,7 @@ class ReplicaScope(keras.StatelessScope):
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
         # The variables that were read, by id.
-        # They are kept, so that no new variable gets their ids.
+        # The variables are kept, so that no new variable gets their ids.
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}

@@ -541,7 +541,7 @@ def _header(tensor: torch.Tensor) -> list[int]:
 
 
 # If torch has a default process group, as in a job, Keras 3.16 parallelizes by itself.
-# It then wraps every model by DistributedDataParallel, and sums every metric.
+# Keras then wraps every model by DistributedDataParallel, and sums every metric.
 # A strategy's model never comes here.
 # Any other model in a job's process belongs to its worker alone.
 # If the chief evaluated such a model in a callback, it would wait for the others forever.

@@ -62,7 +62,7 @@ class Seats:
             )
         try:
             self._listener = socket.create_server(("", port), backlog=BACKLOG)
-        except (OSError, OverflowError) as error:  # for example an impossible port number
+        except (OSError, OverflowError) as error:  # the port number may be impossible
             raise ClusterError(
                 f"Expected a free port for machines that join. Received: {port}: {error}."
             ) from error
@@ -122,12 +122,12 @@ class Seats:
         connection: socket.socket = writer.get_extra_info("socket").dup()
         keep_alive(connection)
         host = connection.getpeername()[0]
-        # the seat is known here first, because the machine may then end its former worker
+        # The seat is added first, because the machine may then end its former worker.
         with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
             writer.write(protocol.packed({"type": "seated"}))
             writer.close()
-            # because both objects share the connection when the other is done
+            # the writer has ended, and both share the connection
             connection.setblocking(True)
             is_new = machine not in self._machines
             self._machines.add(machine)
@@ -228,7 +228,7 @@ class Machine:
         passing.start()
         code = running.wait()
         seat = self._seated(number)
-        with contextlib.suppress(OSError):  # the launcher may not have waited for it
+        with contextlib.suppress(OSError):  # the launcher may not wait any more
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
             passing.join(_DRAIN_SECONDS)  # unread bytes would reset the connection

@@ -70,7 +70,7 @@ class ElasticSlots:
         self._least, self._most = least, most
         self._events, self._screen, self._seats = events, screen, seats
         slots = place(None, spec.hosts) if spec.hosts else ()
-        if len(slots) < self._most:  # otherwise there are spare hosts
+        if len(slots) < self._most:  # if this is False, there are spare hosts
             slots = listed(spec)
         self._slots = list(slots)
         self._down = {slot.host for slot in slots if slot.host is not None}
@@ -147,7 +147,7 @@ class ElasticSlots:
         """Handles a report of a worker of this attempt; at a backup, other workers may be added."""
         try:
             epoch, batches, epochs = map(int, json.loads(line)["backup"])
-        except (ValueError, KeyError, TypeError):  # another kind of report, or one that is cut off
+        except (ValueError, KeyError, TypeError):  # the report is another one, or is cut off
             return
         self._backup = epoch, batches
         for slot in self._used:

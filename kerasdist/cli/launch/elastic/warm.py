@@ -37,7 +37,7 @@ from kerasdist.cli.launch.worker import Screen, Start, Worker
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.job.launcher import JOINED_FILE
 
-_OF_EACH = ("KERASDIST_", "SSH_")  # they differ between workers, but no import reads them
+_OF_EACH = ("KERASDIST_", "SSH_")  # These differ between workers, but no import reads them.
 _GPUS = "_VISIBLE_DEVICES"  # ends of the names of other variables of this kind
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
@@ -81,7 +81,7 @@ class WarmProcesses:
         """Handles a report of a worker; one with a backup says what to import."""
         try:
             frameworks = json.loads(line)["frameworks"]
-        except (ValueError, KeyError, TypeError):  # another kind of report, or one that is cut off
+        except (ValueError, KeyError, TypeError):  # the report is another one, or is cut off
             return
         for host, start in list(self._starts.items()):
             is_there = host in self._running and self._running[host].running
@@ -205,7 +205,7 @@ def main() -> None:
         return  # the script chooses another backend
     modules = "keras", *_OURS, f"kerasdist.backends.{backend}.backend"
     if backend == "torch" and any(Path(each).exists() for each in _GPU_DRIVERS):
-        modules = ()  # because Keras asks CUDA for devices when it is imported
+        modules = ()  # Keras asks CUDA for devices when it is imported
     for each in (*modules, *loaded):
         importlib.import_module(each)
     opened = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
