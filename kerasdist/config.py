@@ -63,10 +63,10 @@ def set_draws(draws: Draws) -> None:
 
     On JAX dropout and noise do not depend on the number of replicas. On TensorFlow and PyTorch each
     replica draws its own numbers by default (``"replica"``), as with `tf.distribute`. Such a run is
-    reproducible, but it drops other units than one device does, or than another number of replicas.
-    With ``"global"`` each replica draws for the whole global batch and keeps the draws of its own
-    rows, so that the run has the numbers of one device. The cost is that each replica draws for the
-    whole batch.
+    reproducible, but dropout drops other units than on one device, or than with another number of
+    replicas. With ``"global"`` each replica draws for the whole global batch and keeps the draws of
+    its own rows, so that the run has the numbers of one device. The cost is that each replica draws
+    for the whole batch.
 
     The setting applies to `keras.random.normal`, `uniform`, `truncated_normal`, `randint`,
     `categorical` and `dropout`, and to the layers that use them, in `fit`, `evaluate` and

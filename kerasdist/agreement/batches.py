@@ -70,8 +70,7 @@ class FirstBatches:
         self._wanted = wanted and job is not None  # equal on all workers
         self._waiting: list[Beginning] | None = None
         self._names: dict[int, list[str]] = {}  # by the number of arrays in a batch
-        # By the name of an array: its checksum in each
-        # batch, and the batches before each iteration.
+        # By an array's name: its checksum in each batch, and the batches before each iteration.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
         # The arrays that were found to differ between workers, as they do with random augmentation.
@@ -137,9 +136,9 @@ class FirstBatches:
     ) -> None:
         """Reports the earliest batch that differs between workers; all workers must call it.
 
-        The report is a warning if threads draw the differing data. It is also a warning if one of
-        the arrays in `ordered` is equal on all workers: the rows of these arrays differ, so the
-        order of the rows is the same.
+        The report is a warning if threads draw the differing data. The report is also a warning if
+        one of the arrays in `ordered` is equal on all workers: the rows of these arrays differ, so
+        the order of the rows is the same.
         """
         job = self._job
         assert job is not None

@@ -1,9 +1,9 @@
 """Descriptions of models, calls and any values in them, as JSON, which the workers compare.
 
-A description is equal on workers that run the same script in the same way. It leaves out addresses,
-the order of sets and dictionaries, and names that Keras numbers, because these do not change the
-computation. It also leaves out seeds and initializers, because variables start with the chief's
-values.
+A description is equal on workers that run the same script in the same way. A description leaves out
+addresses, the order of sets and dictionaries, and names that Keras numbers, because these do not
+change the computation. Seeds and initializers are also left out, because variables start with the
+chief's values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONG = 1000
 
 # Arrays are read in blocks of this size.
 # If an array is larger than the second number, only that many bytes are compared.
-# They are in blocks all over the array, and their comparison takes half a second.
+# These blocks are from all over the array, and their comparison takes half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 

@@ -33,14 +33,14 @@ from kerasdist.keras_compat import ops
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
 # The norm of a difference that rounding explains, relative to the array's norm.
-# It allows some roundings of each element in each step of an epoch.
+# This number allows some roundings of each element in each step of an epoch.
 # For 32 and 64 bits it is at most a thousandth.
 # In 16 bits a single rounding is a thousandth.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 # The size of an array is the norm of its deviations from the mean.
 # For arrays that are nearly constant, the size is at least this fraction of the norm.
-# It is also at least this value in each element.
+# The size is also at least this value in each element.
 _PART_OF_NORM, _LEAST = 0.1, 1e-6
 
 # The size of an array with few elements is its norm, and at least this value in each element.
@@ -277,7 +277,7 @@ class InitialBroadcast:
             self._equalize(equal)
 
     def _ready(self) -> list[Any]:
-        """Returns those variables that still exist and have values."""
+        """Returns the variables that still exist and have values."""
         alive = [one for one in (known() for known in self._new) if one is not None]
         self._new = list(map(weakref.ref, alive))
         return [one for one in alive if keras_compat.stored_value(one) is not None]

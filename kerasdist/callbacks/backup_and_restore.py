@@ -186,7 +186,8 @@ class BackupAndRestore(Callback):
     def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
         """Stores the other callbacks of the call, whose state each backup contains.
 
-        ``others`` are the callbacks that the user passed, and ``listed`` those that Keras calls.
+        ``others`` are the callbacks that the user passed, and ``listed`` the callbacks that Keras
+        calls.
         """
         self._others, self._listed = others, listed
 

@@ -129,7 +129,7 @@ class MetricsReduction(keras.callbacks.Callback):
         logs.update(job.choose(label, own, self._reduce))
 
     def _reduce(self, everyone: Sequence[dict[str, float]]) -> dict[str, float]:
-        """Returns those logs whose values differ between workers, reduced."""
+        """Returns the logs whose values differ between workers, reduced."""
         reduced: dict[str, float] = {}
         for name in everyone[0]:
             values = [theirs[name] for theirs in everyone]

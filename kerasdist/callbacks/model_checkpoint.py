@@ -97,12 +97,12 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
-        """Saves the model if it is time."""
+        """Saves the model if a save is due."""
         self._file.check()
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Saves the model if it is time."""
+        """Saves the model if a save is due."""
         self._file.check()
         super().on_epoch_end(epoch, logs)
 

@@ -1,7 +1,7 @@
 """Keras's callbacks in `fit` on many workers: on the chief if they write, else on all workers.
 
-On every worker the logs are those of the global batch, so callbacks that decide by the logs decide
-equally. Workers vote on ``stop_training``, which a single worker may set.
+On every worker the logs are computed from the global batch, so callbacks that decide by the logs
+decide equally. Workers vote on ``stop_training``, which a single worker may set.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 def _under_strategy(
     job: Job | None, steps: _Steps, expected: StepResult, alone: Trial, precision: Precision
 ) -> tuple[Differences, list[Difference]]:
-    """Runs the step on the replicas; returns all differences, and those beyond rounding."""
+    """Runs the step on the replicas; returns all differences, and the ones beyond rounding."""
     with _all_do(job, "the first step under the strategy"):
         received, replicated = steps.take_step(alone=False)
         found = differences(expected, received, precision)
@@ -369,8 +369,8 @@ class RecordedDraws:
         misfit: Why a draw could not be repeated; None if all draws could be repeated. In that case
         the step has drawn anew.
         may_be_stacked: Whether a draw has several entries for each row.
-        are_stacked: Whether a draw of that kind has its entries as several batches, one after the
-        other.
+        are_stacked: Whether a draw with several entries for each row has them as several batches,
+        one after the other.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:

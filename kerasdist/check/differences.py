@@ -154,8 +154,8 @@ def _without_rounded(
 ) -> dict[str, Any]:
     """Returns received changes of weights; expected changes where rounding decides.
 
-    The first step of Adam has the size of the learning rate, even if a gradient is tiny. So only
-    those elements count whose gradients, measured by their own size, are equal on both sides.
+    The first step of Adam has the size of the learning rate, even if a gradient is tiny. So an
+    element counts only if its gradient, measured by its own size, is equal on both sides.
     """
     weights = dict(received.weights)
     for name, gradient in expected.gradients.items():

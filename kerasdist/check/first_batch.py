@@ -1,7 +1,7 @@
 """Compares a model's first training step with one device, if user code may mix examples.
 
 On TensorFlow and PyTorch a replica runs that code only on its own rows. On JAX `fit` is one global
-program, whose numbers equal those of one device, so nothing is compared.
+program, which computes the same as one device, so nothing is compared.
 """
 
 from __future__ import annotations

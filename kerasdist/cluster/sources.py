@@ -123,7 +123,7 @@ def _read_jax(variables: Variables) -> Membership | Absent:
 
 
 # Slurm numbers steps that no `srun` has started downwards from the end of 32 bits.
-# They are the script of sbatch and the shell of salloc.
+# These steps are the script of sbatch and the shell of salloc.
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
 

@@ -1,9 +1,9 @@
 """Internals of Keras and of frameworks: functions, classes, attributes that are not public.
 
 A release may move or remove any of them. Therefore each internal that kerasdist uses is declared
-once, as an `Internal`: those of Keras in ``keras_compat/internals.py``, those of a framework in
-``backends/<framework>/internals.py``. If an internal is missing, only the feature that needs it
-raises a `VersionError`, when the feature is used; everything else works.
+once, as an `Internal`: internals of Keras in ``keras_compat/internals.py``, internals of a
+framework in ``backends/<framework>/internals.py``. If an internal is missing, only the feature that
+needs it raises a `VersionError`, when the feature is used; everything else works.
 """
 
 from __future__ import annotations

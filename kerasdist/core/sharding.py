@@ -24,8 +24,9 @@ GROUP_BYTES = 25 * 2**20
 class Sharding:
     """Which variables the replicas divide among them, so that a larger model fits.
 
-    Pass an object of this class as ``sharding=`` to a strategy. One of the names ``"optimizer"``,
-    ``"full"`` and ``"auto"`` in its place means that `Sharding` with the default `min_size`.
+    Pass an object of this class as ``sharding=`` to a strategy. In place of the object, the names
+    ``"optimizer"``, ``"full"`` and ``"auto"`` mean the corresponding `Sharding` with the default
+    `min_size`.
 
     Example::
 

@@ -192,7 +192,7 @@ class _Epochs:
 class WorkerBatches(keras_compat.DataAdapter):
     """The batches of a worker, one for each step that all workers take together.
 
-    It is a data adapter for Keras's loops, on backends that support `WorkerShard`.
+    The object is a data adapter for Keras's loops, on backends that support `WorkerShard`.
 
     Workers may have different numbers of batches, and batches of different sizes. So the workers
     exchange the sizes: only once, if each worker's dataset knows its sizes; otherwise before each

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class DistributedDataset(abc.ABC):
     """Batches with a component on every replica; it can be iterated repeatedly.
 
-    Its iterators have `get_next` and `element_spec`, like ``tf.distribute.DistributedIterator``.
+    Iterators of the dataset have `get_next` and `element_spec`, like
+    ``tf.distribute.DistributedIterator``.
 
     Example::
 
@@ -57,7 +58,7 @@ class DistributedDataset(abc.ABC):
     def element_spec(self) -> Any:
         """The types and shapes of a batch: a `PerReplica` of `keras.KerasTensor` for each array.
 
-        The types and shapes are those of the first batch. The size along axis 0 is None, because
+        The types and shapes are taken from the first batch. The size along axis 0 is None, because
         other batches may be smaller.
         """
         local_batches = next(iter(self._local_batches()))

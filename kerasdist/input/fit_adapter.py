@@ -1,4 +1,4 @@
-"""The data adapters of `fit`: wrappers of Keras's adapters, and those of distributed datasets."""
+"""The data adapters of `fit`: for Keras's data adapters, and for distributed datasets."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Divides a global batch: computes the sizes of the local batches, and cuts the arrays.
 
-A batch of ``total`` examples is cut into consecutive local batches, one per replica. Their sizes
-are as equal as possible, and the longer ones come first. The order of the examples is kept, and
-each example is in exactly one local batch. If there are fewer examples than replicas, the last
-replicas are empty.
+A batch of ``total`` examples is cut into consecutive local batches, one per replica. The sizes of
+the local batches are as equal as possible, and longer ones come first. The order of the examples is
+kept, and each example is in exactly one local batch. If there are fewer examples than replicas, the
+last replicas are empty.
 """
 
 from __future__ import annotations

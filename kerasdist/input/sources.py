@@ -169,7 +169,7 @@ def samplers_of(loader: Any) -> list[Any]:
 
 
 def tell_epoch(loader: object, epoch: int) -> None:
-    """Sets the epoch in those samplers of a ``DataLoader`` that have an epoch."""
+    """Sets the epoch in the samplers of a ``DataLoader`` that have an epoch."""
     for sampler in samplers_of(loader):
         if isinstance(sampler, KnowsEpoch):
             sampler.set_epoch(epoch)

@@ -107,7 +107,7 @@ class Client:
         return self._result(channel, number)
 
     def meets_here(self, wants: bool) -> bool:
-        """Returns whether all workers meet at this place, one of those at which they may meet.
+        """Returns whether all workers meet now, at one of the places at which they may meet.
 
         As long as no worker `wants` to meet, nothing is sent. Otherwise they meet at the first
         place that no worker has passed yet.

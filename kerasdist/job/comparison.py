@@ -230,7 +230,7 @@ def _place(report: Report, ended: int) -> str:
 
 
 # The times by which workers are compared; the first one is used if it is known.
-# They are a step's time without waits for other workers, and its wait for data.
+# The times are a step's time without waits for other workers, and its wait for data.
 _BY = ("own_ms", "data_ms")
 
 

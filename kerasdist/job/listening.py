@@ -21,7 +21,7 @@ COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
 BACKLOG = 65535
 """How many connections may wait to be accepted; the kernel allows no more than its own limit."""
 
-# Connections per worker: the coordinator's, those of torch's store and of Gloo, and one more.
+# Connections per worker: for the coordinator, torch's store and Gloo, and one more.
 _CONNECTIONS_EACH = 4
 
 # The number of other files that a process opens.

@@ -73,7 +73,7 @@ class Monitor:
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this one ends, unless they know, and lets it end."""
+        """Tells the other workers why this worker ends, unless they know, and lets it end."""
         self.disarm()
         self._leave_job(why, code)
 
@@ -121,7 +121,7 @@ class Monitor:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if self._ending:  # this hook called the framework's hook, which calls this one again
+        if self._ending:  # the framework's hook has called this hook again
             self._original(kind, error, trace)
             return
         self._ending = True

@@ -358,9 +358,9 @@ def own_batches(dataset: Any) -> Iterator[Any]:
 # A worker reads only its own rows of each batch from Keras's adapter of arrays.
 # Keras shuffles in a different way on each framework.
 # So a second adapter of Keras is made for the numbers of the rows.
-# It has the same batch size and shuffle, so it yields the numbers in the order of the rows.
+# This adapter has the same batch size and shuffle, so the numbers have the order of the rows.
 
-# A function that takes the row numbers of a batch, and returns those that are selected.
+# A function that takes the row numbers of a batch, and returns the selected numbers.
 Chosen = Callable[[Any], Any]
 
 

@@ -142,7 +142,7 @@ def _kept_by(layer: Any, kind: type[Any]) -> list[Any]:
 
 
 def layers_of_users(model: keras.Model) -> list[Any]:
-    """Returns those of a model and its layers whose classes are not Keras's own."""
+    """Returns a model and its layers, as far as their classes are not Keras's own."""
     layers = [model, *flat_layers(model)]
     return [layer for layer in layers if not is_builtin(type(layer))]
 

@@ -1,8 +1,8 @@
 """Data sources whose iterators can save their place, from which another iterator can continue.
 
-They are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and loaders,
-and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's. Private
-attributes of TensorFlow's datasets show which operations a pipeline contains.
+Such sources are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and
+loaders, and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's.
+Private attributes of TensorFlow's datasets show which operations a pipeline contains.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Choice:
     """The GPUs that a worker takes.
 
     Attributes:
-        numbers: Their numbers among the GPUs that the process sees, in order; None for all of them.
+        numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
+        all.
         peers: The workers of this machine that have found no GPU, including this worker.
     """
 

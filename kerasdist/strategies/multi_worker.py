@@ -40,9 +40,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return the
     same as on one device.
 
-    Making the strategy waits until all workers have come. It must be the first thing that a script
-    does with Keras, before tensors, models and random seeds. In a job of one worker it behaves like
-    a `MirroredStrategy`.
+    Making the strategy waits until all workers have come. The strategy must be the first thing that
+    a script makes with Keras, before tensors, models and random seeds. In a job of one worker it
+    behaves like a `MirroredStrategy`.
 
     Example::
 

@@ -176,7 +176,7 @@ def checked_names(
 
 
 def check_same(devices: Sequence[Device], told: str) -> None:
-    """Refuses devices that differ from those for which the workers were started."""
+    """Refuses devices that differ from the devices for which the workers were started."""
     if ",".join(_by_rank(devices)) != told:
         raise UnsupportedError(
             f"Expected the devices for which this script has started its processes: {told}. "

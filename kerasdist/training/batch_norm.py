@@ -57,7 +57,7 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(maker, keras.layers.BatchNormalization):
         return options
     if strategy.options.batch_norm == "per_replica":
-        # Each assignment takes the mean of the replicas' values; `fit` weights it by their rows.
+        # Each assignment takes the mean of the replicas' values; `fit` weights the mean by rows.
         return options | {"aggregation": "mean"}
     return options | {"aggregation": "mean", "synchronization": "on_read"}
 

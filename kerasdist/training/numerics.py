@@ -43,7 +43,7 @@ def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     If the loss was multiplied by the weight before a LossScaleOptimizer scaled it, the weight
     returned is 1, or 0 on an empty replica.
     """
-    # It is still 0 for an empty replica, because gradients without examples may be NaN.
+    # The weight is still 0 for an empty replica, because its gradients may be NaN.
     return presence(weight) if isinstance(optimizer, keras_compat.LossScaleOptimizer) else weight
 
 

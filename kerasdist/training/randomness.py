@@ -18,7 +18,7 @@ from kerasdist.core.context import current
 from kerasdist.keras_compat import internals, ops
 
 # The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
-# It is large, because a replica's seeds count up and must not reach the next replica's seeds.
+# A large distance is needed, because a replica's seeds count up to the next replica's.
 # Also, torch's generator takes the sum of the two parts of a seed.
 _STRIDE = 0x4F1BBCDC
 

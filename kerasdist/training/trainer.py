@@ -159,7 +159,8 @@ class ReplicatedTrainer:
         """Computes the loss of `compile`; a single target for several outputs becomes a list.
 
         Keras 3.15 takes an eager tensor for a list of targets if it has as many rows as there are
-        outputs. A replica may have that number of rows even if the global batch does not.
+        outputs. A replica may have as many rows as there are outputs even if the global batch does
+        not.
         """
         nested = keras.tree.is_nested
         if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:

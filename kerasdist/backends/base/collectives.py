@@ -117,7 +117,8 @@ class Collectives(abc.ABC):
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Concatenates the replicas' tensors along an axis; the result is differentiable.
 
-        All replicas must call this method. Their tensors may differ in size only along the axis.
+        All replicas must call this method. The replicas' tensors may differ in size only along the
+        axis.
 
         Args:
             tensor: A tensor of this replica, of at least one dimension.

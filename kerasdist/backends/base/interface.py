@@ -45,9 +45,9 @@ class ReplicaOptions:
 
     Attributes:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
-            batch. ``"per_replica"``: each replica uses those of its own rows, and the moving
-            statistics are averaged. None: in `fit` the statistics are synchronized, and in custom
-            loops each layer decides.
+            batch. ``"per_replica"``: each replica uses the mean and variance of its own rows, and
+            the moving statistics are averaged. None: in `fit` the statistics are synchronized, and
+            in custom loops each layer decides.
         parameter_device: The device that holds the variables; None if every replica's device does.
         devices_per_replica: How many devices a replica has.
         check: What to do if the first training step differs from that of one device.

@@ -140,7 +140,7 @@ _MOST_TENSORS = 256
 
 @final
 class Meter(keras.callbacks.Callback):
-    """Records the steps of one `fit`. Its clock runs only during the training steps of an epoch.
+    """Records the steps of one `fit`; its clock runs only during training steps.
 
     Attributes:
         steps: How many steps were taken at most; the last call of several steps may have taken
@@ -325,7 +325,7 @@ class _MeteredAdapter(WrappedAdapter):
 
 
 def scalars(logs: object) -> Mapping[str, float]:
-    """Returns those logs of a step that are single numbers; waits for the step."""
+    """Returns the logs of a step that are single numbers; waits for the step."""
     found: dict[str, float] = {}
     for name, value in (logs or {}).items() if isinstance(logs, dict | None) else ():
         if getattr(value, "ndim", 0) == 0:

@@ -1,13 +1,13 @@
 """Connects the workers' JAX processes by `jax.distributed`, with kerasdist's time-outs.
 
-JAX's coordination client polls the chief's service over one connection. It aborts the process as
-soon as that connection closes, before kerasdist can report which worker was lost, and with a C++
-stack instead of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if process 0 fails,
-every process will fail"). The client has a callback for this case, but jaxlib cannot pass the
-status to Python and fails with ``std::bad_cast`` (seen with 0.10.2). So the client talks to a relay
-in its own process. When the chief dies, the relay keeps the client's connection open, and
-kerasdist's own monitor reports the loss. Only the small messages of JAX's coordination pass through
-the relay; collectives have their own connections.
+JAX's coordination client polls the chief's service over one connection. The client aborts the
+process as soon as that connection closes, before kerasdist can report which worker was lost, and
+with a C++ stack instead of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if
+process 0 fails, every process will fail"). The client has a callback for this case, but jaxlib
+cannot pass the status to Python and fails with ``std::bad_cast`` (seen with 0.10.2). So the client
+talks to a relay in its own process. When the chief dies, the relay keeps the client's connection
+open, and kerasdist's own monitor reports the loss. Only the small messages of JAX's coordination
+pass through the relay; collectives have their own connections.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ class Relay:
             if server is None:
                 return
             with server:
-                # After the server has closed its connection,
-                # the client waits forever for an answer.
+                # After the server's end, the client waits forever for an answer.
                 # `_pass_on` then drops the data that the client sends.
                 _start(_pass_on, server, client)
                 _pass_on(client, server)

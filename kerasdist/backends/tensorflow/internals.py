@@ -23,7 +23,7 @@ def _internal(path: str, use: tuple[str, str], *, in_each_fit: bool = False) -> 
     return Internal({path: EVERY_VERSION}, feature, without, in_each_fit=in_each_fit)
 
 
-# Functions that users have compiled, and those that AutoGraph converts.
+# Functions that users have compiled, and functions that AutoGraph converts.
 
 _CONVERTS = "strategy.run, merge_call and update, whose functions AutoGraph may convert", "refused"
 CONTROL_STATUS = _internal("tensorflow:__internal__.autograph.control_status_ctx", _CONVERTS)

@@ -397,7 +397,7 @@ _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previou
 
 @final
 class Remembering:
-    """Saves those attributes of some objects that have changed since `fit` began.
+    """Saves the attributes of some objects that have changed since `fit` began.
 
     The script sets all other attributes again. So little is saved, and attributes that differ
     between processes, such as a start time, keep the new process's values.

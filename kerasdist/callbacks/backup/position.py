@@ -1,9 +1,9 @@
 """The position of a run in its data, and how another process returns to that position.
 
-The states of all random generators are saved before each epoch, together with those attributes of
-the data source that have changed. (If `fit` has ``steps_per_epoch`` and the data continue from
-epoch to epoch, that is done only before the first epoch.) A source that is read again from this
-state yields the same batches, and the batches that were trained on are skipped.
+The states of all random generators are saved before each epoch, together with the changed
+attributes of the data source. (If `fit` has ``steps_per_epoch`` and the data continue from epoch to
+epoch, that is done only before the first epoch.) A source that is read again from this state yields
+the same batches, and the batches that were trained on are skipped.
 
 Iterators of ``tf.data`` and Grain pipelines can save their place and continue from it. Loaders with
 ``state_dict`` and ``load_state_dict`` can, too. Such sources are read from the last saved place.

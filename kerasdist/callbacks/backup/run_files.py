@@ -121,7 +121,7 @@ class RunFiles:
         return self._first_whole(iter(())) if self.in_parts else None
 
     def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
-        """Yields the chief's files of those backups that belong to this call, newest first."""
+        """Yields the chief's files of the backups that belong to this call, newest first."""
         try:
             hold_folder(self._folder, self._mode)
         except BackupError as error:
@@ -279,7 +279,8 @@ class RunFiles:
     def training_ended(self, *, removes: bool) -> None:
         """Counts a call of `fit` that has ended.
 
-        Its backups are removed; under the launcher the last one stays until the job's scripts end.
+        The backups of this call are removed; under the launcher the last backup stays until the
+        job's scripts end.
         """
         _ENDED[self._place] += 1
         self.wait()

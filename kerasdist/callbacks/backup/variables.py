@@ -223,7 +223,7 @@ def _without_doubles(variables: Iterable[keras.Variable]) -> list[keras.Variable
 
 
 def all_variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns `variables_of` a model, and those of all other optimizers that the model holds."""
+    """Returns `variables_of` a model, and the variables of its other optimizers."""
     more = [variable for one in keras_compat.optimizers_of(model) for variable in one.variables]
     return _without_doubles([*variables_of(model), *more])
 
@@ -298,7 +298,7 @@ def read_along(arrays: Sequence[object]) -> None:
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
-    """Sets the replicas' parts of the sums of metrics to those of a restored run.
+    """Divides the sums of metrics among the replicas in the same way as the saved run.
 
     The run then adds the same numbers in the same order as the uninterrupted run, so that the
     results are equal to the last bit. All workers must call this function.

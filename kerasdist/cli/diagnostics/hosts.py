@@ -2,8 +2,8 @@
 
 For several hosts, it starts an agent on each: ``python -m kerasdist.cli.diagnostics.hosts``. The
 agent reads a first line with environment variables as JSON, and writes a first line with its
-findings. It then reads a second line with the other hosts, and writes a second line that says which
-of them it can reach.
+findings. The agent then reads a second line with the other hosts, and writes a second line that
+says which of them it can reach.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def look() -> list[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    """Checks the versions of Keras and the frameworks against those that kerasdist needs."""
+    """Checks whether Keras and the frameworks have the versions that kerasdist needs."""
     here = {name: version for name in ("keras", *KNOWN) if (version := framework_version(name))}
     old = {name: problem for name in here if (problem := too_old(name)) is not None}
     for name, problem in old.items():

@@ -68,9 +68,9 @@ def launch(
 ) -> Any:
     """Calls a function in several new processes of this machine, the workers of a job.
 
-    It is meant for notebooks and interactive interpreters; start a script by ``kerasdist run``. The
-    function may be defined in the notebook. Let the function itself make the strategy and the
-    model, and load the data, because its arguments and its result are pickled.
+    This function is meant for notebooks and interactive interpreters; start a script by ``kerasdist
+    run``. The function may be defined in the notebook. Let the function itself make the strategy
+    and the model, and load the data, because its arguments and its result are pickled.
 
     Example::
 

@@ -68,7 +68,7 @@ class JobSpec:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of a worker on this machine, without those that give it its place."""
+        """The variables of a worker on this machine, except its rank and similar variables."""
         return {**os.environ, **self.environment}
 
 

@@ -75,7 +75,7 @@ def thread_variables(workers: int) -> dict[str, str]:
 
 
 def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of this process's variables that a worker on another machine gets."""
+    """Returns the variables of this process that a worker on another machine gets."""
     return {
         name: value
         for name, value in environ.items()
@@ -150,7 +150,7 @@ def memory_of(spec: JobSpec) -> str:
 
 
 def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[str]:
-    """Runs a command on other machines; returns those on which it succeeded in time."""
+    """Runs a command on other machines; returns the machines on which it succeeded in time."""
 
     def does(host: str) -> bool:
         try:

@@ -1,9 +1,9 @@
 """Computes what `sharding="full"` exchanges and keeps on PyTorch, which gathers weights by groups.
 
 On JAX the gathers are read from the program, because XLA places them. PyTorch's gathers are known
-without a program (ADR 62): a group has the weights of one layer, or those of several small layers.
-Each group is gathered in the forward pass. It is gathered again in the backward pass, except for
-the last group, which is still there. The gradients of each group are summed once. While one group
+without a program (ADR 62): a group has the weights of one layer, or of several small layers. Each
+group is gathered in the forward pass. Each group except the last one, which is still there, is
+gathered again in the backward pass. The gradients of each group are summed once. While one group
 computes, the next is being gathered.
 """
 

@@ -3,8 +3,8 @@
 The time of a device is the longest of three times: the time of its matrix units at their full rate,
 the time of its memory at its full rate, and XLA's estimate for its instructions. No program is
 faster than that, and most are slower. Collectives are added, except for the part that XLA has put
-between other work. Their times follow the usual model of latency and bandwidth, with ring sums over
-the fast links; between machines or slices each chip sends its part.
+between other work. The times of collectives follow the usual model of latency and bandwidth, with
+ring sums over the fast links; between machines or slices each chip sends its part.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class StepFunction:
     def _take_in_loop(
         self, loop: Step, state: object, batches: Sequence[object]
     ) -> tuple[list[object], object, Sequence[object]]:
-        """Runs those steps that can be one program; returns outputs, state, other batches."""
+        """Runs the steps that can be one program; returns outputs, state, other batches."""
         count = _count_alike(batches)
         # Fewer batches run step by step, because each number of batches needs its own program.
         if len(batches) < self._steps or count < max(self._steps - 1, 2):

@@ -56,7 +56,7 @@ def recall(variable: keras.Variable) -> Components | None:
 
 
 def diverged(keys: Any) -> list[int]:
-    """Returns those ids that belong to variables with components."""
+    """Returns the ids that belong to variables with components."""
     return [key for key in _of_variable.ids() if key in keys]
 
 

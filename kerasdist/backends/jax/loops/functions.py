@@ -324,8 +324,8 @@ class Incomplete(Exception):  # noqa: N818  not an error, because a new executab
 class Executable:
     """A program that is compiled for some arguments at its first launch.
 
-    It does not keep its variables alive. If one of its variables is deleted, the executable cannot
-    be used again.
+    The executable does not keep its variables alive. If one of its variables is deleted, the
+    executable cannot be used again.
 
     Attributes:
         known: The variables that are inputs of the program, by their ids.
@@ -348,11 +348,10 @@ class Executable:
         self._trainable = {one: variable.trainable for one, variable in variables.items()}
         self._consumed = len(consumed)
         # The function that JAX traces, set only during a call.
-        # It refers to the user's function and arguments, which this object must not keep alive.
+        # The function refers to user code and arguments, which this object must not keep alive.
         self._traced: Callable[..., Any] | None = None
         # Found by tracing: the ids of variables whose new values, or components, are returned.
-        # The results that are not arrays, with the structure
-        # the structure of all results, are also found by tracing.
+        # So are the results that are not arrays, and the structure of all results.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []

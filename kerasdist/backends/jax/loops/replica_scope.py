@@ -111,9 +111,9 @@ class ReplicaScope(Scope):
     """The scope of the variables in the code of one replica.
 
     A mirrored variable has one value on all replicas, so the values that replicas assign to it are
-    combined at once. Each replica holds its own component of a sync-on-read variable. It also holds
-    a component of a variable without aggregation after replica code has assigned to it, as in
-    ``tf.distribute``.
+    combined at once. Each replica holds its own component of a sync-on-read variable. If replica
+    code has assigned to a variable without aggregation, each replica also holds its own component
+    of that variable, as in ``tf.distribute``.
 
     Attributes:
         variables: The variables that were written.
@@ -138,8 +138,7 @@ class ReplicaScope(Scope):
         self._held = set(held)
         self._outer = outer
         self._replicas = replicas
-        # How writes are treated: they are "combined" by
-        # the aggregation, or "equal" on all replicas.
+        # How writes are treated: "combined" by the aggregation, or "equal" on all replicas.
         # Or a write changes only this device's "copy" of the variable.
         self._writes = "combined"
 

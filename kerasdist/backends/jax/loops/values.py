@@ -139,7 +139,7 @@ class Own(Source):
 
 
 def _shards_here(array: Any) -> list[tuple[int, Any]]:
-    """Returns those elements along axis 0, by number, that are on this process's devices.
+    """Returns the elements along axis 0, by number, that are on this process's devices.
 
     All logical devices of a replica hold the same element, which is returned once.
     """

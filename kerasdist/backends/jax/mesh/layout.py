@@ -41,7 +41,7 @@ WHOLE = PartitionSpec()
 _weights: VariableTable[Any] = VariableTable()
 
 # By weight: the axis that the model class's layout map gives to the batch, and the key.
-# They are stored when the weight is made, because other classes may add their maps later.
+# Both are stored when the weight is made, because other classes may add their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 # The weight for which an optimizer is making a variable in this thread.
@@ -478,7 +478,7 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 
 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
-    """Returns whether several processes own the devices; no process owns those of a plan."""
+    """Returns whether several processes own the devices; no process owns a plan's devices."""
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1
 
 

@@ -28,7 +28,7 @@ HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-# How TensorFlow names the operation that failed; ``[[name/_30]]`` lists those that waited for it.
+# How TensorFlow names the operation that failed; ``[[name/_30]]`` lists operations that waited.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 

@@ -2,7 +2,7 @@
 
 A loop makes one pass after another and keeps only their outputs. In the backward pass another loop
 repeats each pass and adds up the gradients. The code that calls the model gets the outputs of all
-rows, so losses, metrics and updates are those of one call.
+rows, so losses, metrics and updates are the same as after one call.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Pass:
         self.outputs: Any = _trace(self._outputs, *self._specs)
 
     def gradients(self) -> Any:
-        """Returns a function of rows, weights, and gradients of those outputs that are floats.
+        """Returns a function of rows, weights, and gradients of the outputs that are floats.
 
         This function returns two lists for `assembled`: values to join over the passes, and values
         to add up.
@@ -107,7 +107,7 @@ class _Pass:
         return _trace(self._gradients, *self._specs, upstream)
 
     def assembled(self, joined: Sequence[Any], added: Sequence[Any]) -> list[Any]:
-        """Returns, for all passes, the gradients of weights and of those rows that are floats."""
+        """Returns, for all passes, the gradients of weights and of the rows that are floats."""
         joined, added = list(joined), list(added)
         inputs = len(_floats(self._divided.rows))
         found, joined = joined[:inputs], joined[inputs:]

@@ -127,7 +127,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     @staticmethod
     def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
-        """Mirrors those variables of a model and its optimizer that are not mirrored yet."""
+        """Mirrors the variables of a model and its optimizer that are not mirrored yet."""
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:

@@ -315,7 +315,7 @@ class _Extended(_Native):
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: object
     ) -> Any:
         # TensorFlow broadcasts the chief's value of each variable separately.
-        # It waits forever if workers make different variables.
+        # TensorFlow then waits forever if workers make different variables.
         # `InitialBroadcast` compares the variables first, and then broadcasts all values together.
         return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
 

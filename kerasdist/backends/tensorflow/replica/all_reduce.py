@@ -12,7 +12,7 @@ from kerasdist.api.options import CommunicationImplementation, CommunicationOpti
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.collectives import CollectiveLog, described
 
-# One value: a tensor per lane.
+# A value has a tensor per lane.
 # A lane is a participant of a collective: one device of this process.
 # If devices share memory, the process is a single lane.
 Column = Sequence[tf.Tensor]

@@ -95,8 +95,9 @@ class Deferred:
 def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance of each channel of a replica's rows; zeros if it has no rows.
 
-    The operations are the same as in plain Keras. Their gradient takes one pass over the rows,
-    because the mean inside of the variance counts as a constant; its gradient there is zero.
+    The operations are the same as in plain Keras. The gradient of the moments takes one pass over
+    the rows, because the mean inside of the variance counts as a constant, for which its gradient
+    is zero.
     """
     mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
     if inputs.shape.num_elements():  # the number is known and not zero
@@ -291,7 +292,7 @@ class TensorFlowCollectives(Collectives):
     def end_step(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Finishes deferred work and reads variables by one collective; all replicas must call it.
 
-        The variables are those that the step's logs need.
+        The variables are needed for the step's logs.
 
         Returns the variables' values, aggregated over all replicas.
         """

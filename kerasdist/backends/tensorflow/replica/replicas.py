@@ -142,8 +142,8 @@ class TensorFlowReplicaSet(ReplicaSet):
     ) -> list[tuple[LocalBatch, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
-        Each replica has its own copy of what the function keeps in Python objects. Returns, for
-        each replica of this process, its local batch and the function's result.
+        Each replica has its own copy of the state that the function keeps in Python objects.
+        Returns, for each replica of this process, its local batch and the function's result.
         """
         local_rows = self.group.split(batch)
 

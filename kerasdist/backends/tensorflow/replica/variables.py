@@ -198,7 +198,7 @@ def with_inner(optimizer: keras.Optimizer) -> list[Any]:
 
 
 def take_on(model: Any, replicas: Any) -> None:
-    """Mirrors those layers, metrics and optimizer of a model that were made outside the scope.
+    """Mirrors the layers, metrics and optimizer of a model that were made outside the scope.
 
     If a variable is recreated, the compiled functions of the model, and of models among its layers,
     are dropped, because they hold the old variable.

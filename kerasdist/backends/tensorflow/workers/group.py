@@ -64,9 +64,9 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     Attributes:
         begin: If set, this function makes each iterator; its argument is the function that makes
         iterators otherwise.
-        prefetched: Makes an iterator whose batches wait on the devices. Its saved state lacks the
-            batches that it has read ahead, so a run that saves its position in the data cannot use
-            it.
+        prefetched: Makes an iterator whose batches wait on the devices. The saved state of such an
+            iterator lacks the batches that were read ahead, so a run that saves its position in the
+            data cannot use the iterator.
     """
 
     def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:

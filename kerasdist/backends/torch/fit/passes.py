@@ -1,7 +1,8 @@
 """Calls a model for some examples at a time, so that gradients need less memory.
 
 Each pass keeps only its inputs, and is computed once more in the backward pass. The code that calls
-the model gets the outputs for all rows, so losses, metrics and updates are those of one call.
+the model gets the outputs for all rows, so losses, metrics and updates are the same as after one
+call.
 """
 
 from __future__ import annotations

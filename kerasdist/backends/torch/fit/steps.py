@@ -196,7 +196,7 @@ class Steps:
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns those of a model and its layers that have registered torch buffers themselves."""
+    """Returns a model and its layers, as far as they have registered torch buffers themselves."""
     layers = [model, *keras_compat.flat_layers(model)]
     # each replica has its own buffers of that module
     wrapper = keras.layers.TorchModuleWrapper

@@ -44,7 +44,7 @@ def move(device: torch.device, leaf: object) -> Any:
         return leaf.to(device)
     if device.type == "cuda" and leaf.device.type == "cpu":
         # torch would copy ordinary memory only after all work of the GPU.
-        # It reuses page-locked memory only after the copies that read that memory.
+        # Page-locked memory is reused only after all copies from that memory.
         leaf = leaf.pin_memory()
     return leaf.to(device, non_blocking=True)
 

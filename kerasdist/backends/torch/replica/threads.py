@@ -70,7 +70,7 @@ class ReplicaThreads:
     ) -> list[_Result]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
 
-        Each replica has its own copy of what its code keeps in Python objects.
+        Each replica has its own copy of the state that its code keeps in Python objects.
         """
         self._count = count
         self._kept = kept

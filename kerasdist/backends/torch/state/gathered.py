@@ -101,7 +101,7 @@ class GatheredWeights:
         # this has at most one group
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
-        # The groups that this step has used, and those that it should use next.
+        # The groups that this step has used, and the groups that it should use next.
         self._used: WeightGroup | None = None
         self._trace: list[WeightGroup | None] = []
         self._expected: Sequence[WeightGroup | None] = ()

@@ -52,8 +52,8 @@ class Shard:
         length: The length of the first worker's shard, and so of each shard in a message.
         group: The workers that divide the variable.
         is_seen: Whether Keras sees the shard in place of the variable, as during an update.
-        together: The group of weights with which this one is gathered; None if it is gathered
-            alone.
+        together: The group of weights with which this shard is gathered; None if the shard is
+            gathered alone.
         initializer: The function that will draw the values, as long as the variable has no values;
         otherwise None.
     """

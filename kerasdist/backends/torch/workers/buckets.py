@@ -153,7 +153,7 @@ class Buckets:
         beside_gathers: bool = False,
         last_bytes: int | None = None,
     ) -> None:
-        """Makes buckets for those of `count` variables whose index is in `like`.
+        """Makes buckets for the variables, of `count` in all, whose index is in `like`.
 
         Variables that are in `shards` are sharded: this worker gets its shards of their sums.
         `beside_gathers`: whether weights are gathered at the same time.
@@ -256,7 +256,7 @@ class Buckets:
 
         The wait has a limit. If the loss of some worker does not reach a weight, that worker sums
         the weight only after its backward pass, which in turn needs this worker to gather weights.
-        So a model of that kind waits for the limit only once.
+        So such a model waits for the limit only once.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):

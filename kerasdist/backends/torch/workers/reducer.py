@@ -63,8 +63,7 @@ class GradientReducer:
         if self._buckets is None and scope.weights is not None:
             variables = self._model.trainable_weights
             if any(shard_of(variable) is not None for variable in variables):
-                # With sharded weights, no worker may hold
-                # all full gradients, even in the first step.
+                # With sharded weights, no worker may ever hold all full gradients.
                 self._buckets = self._new_buckets(variables, variables, scope)
         if self._buckets is not None and not self._buckets.begin(scope, weight):
             self._drop()

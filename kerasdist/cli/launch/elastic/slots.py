@@ -42,7 +42,7 @@ _ANSWER_SECONDS = 40.0  # ssh itself tries to connect for 20 s, and may then wai
 
 @final
 class ElasticSlots:
-    """The slots of a job, from which each attempt gets those that can be used.
+    """The slots of a job; each attempt gets the slots that can be used.
 
     Args:
         spec: The description of the job.
@@ -207,5 +207,5 @@ class ElasticSlots:
             self._asking.release()
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
-        """Returns those of the hosts that answer."""
+        """Asks the hosts; returns the hosts that answer."""
         return start.run_on(hosts, ("true",), _ANSWER_SECONDS)
