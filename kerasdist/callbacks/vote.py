@@ -1,4 +1,4 @@
-"""What all workers decide or compare together during `fit`: when to stop, and their weights."""
+"""Callbacks by which workers agree when to stop `fit`, and compare their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the `synchronization` and the `aggregation` of a Keras variable mean, on every backend.
+"""Defines the meaning of a Keras variable's `synchronization` and `aggregation`.
 
 In custom loops they mean the same as in ``tf.distribute``:
 

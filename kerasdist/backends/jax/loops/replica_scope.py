@@ -118,7 +118,7 @@ class ReplicaScope(Scope):
     Attributes:
         variables: The variables that were written.
         read: The variables that were read.
-        apart: The variables of which this replica holds a component.
+        apart: The variables of which this replica has a component.
         exchange: How this replica exchanges values with the others.
     """
 

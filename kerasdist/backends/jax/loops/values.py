@@ -107,7 +107,7 @@ class Stacked(Source):
 
 @final
 class Equal(Source):
-    """Components that are equal: one global array, which each device holds whole."""
+    """Components that are equal: one global array, of which each device has a copy."""
 
     def stacked(self) -> Any:
         """Returns the array, repeated along a new first axis, once per component."""

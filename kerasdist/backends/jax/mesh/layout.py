@@ -1,4 +1,4 @@
-"""How devices form a mesh, and which part of an array each device holds.
+"""Decides how devices form a mesh, and which part of an array each device holds.
 
 This file also says which axes of a variable the devices shard (`sharding=`), and to which weight an
 optimizer's variable belongs.
@@ -112,7 +112,7 @@ class OverReplicas:
     """The rule that the replicas divide the optimizer's variables, with or without the weights.
 
     Attributes:
-        gathers_weights: Whether weights are sharded over the replicas, each of which needs whole
+        gathers_weights: Whether weights are sharded over the replicas, each of which needs full
             weights to compute.
         own_maps: The layout maps of models' classes by the class's name, if the rule asks for them.
     """

@@ -1,4 +1,4 @@
-"""Where the arrays of a step are placed, on a mesh of devices."""
+"""Places the arrays of a step on a mesh of devices."""
 
 from __future__ import annotations
 

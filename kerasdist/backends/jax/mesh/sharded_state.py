@@ -177,7 +177,7 @@ class _Writes(keras.StatelessScope):
     """Records the variables that the code inside of this scope writes."""
 
     def __init__(self) -> None:
-        # Otherwise the end of the scope would initialize other waiting variables, amid a trace.
+        # Without this, the end of the scope would initialize other variables during a trace.
         super().__init__(initialize_variables=False)
         self.written: dict[int, keras.Variable] = {}
 

@@ -1,4 +1,4 @@
-"""Where the arrays of a step are placed if the devices of several workers form one mesh."""
+"""Places the arrays of a step on a mesh of the devices of several workers."""
 
 from __future__ import annotations
 

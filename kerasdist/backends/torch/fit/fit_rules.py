@@ -1,4 +1,4 @@
-"""How a step of `fit` combines what replicas assign to variables, to match one device.
+"""Combines the values that replicas assign in a step of `fit`, to match one device.
 
 A replica's assignments are kept apart until the step ends. Then the values that the replicas of a
 process assigned are combined by the aggregation of the variable:
