@@ -1,7 +1,8 @@
 """Contenders that live in processes of their own and take turns, so that noise hits all alike.
 
 A ratio is the median over the rounds of contender ÷ reference in the same round, so that drift of
-the machine's speed cancels. A contender that dies is started again and its deaths are counted.
+the machine's speed cancels. "~" marks one whose rounds are apart by more than 15 %. A contender
+that dies is started again and its deaths are counted; one that cannot keep alive has no ratio.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 MAX_DEATHS = 5
+NOISY = 0.15
 
 _NOTHING: Mapping[str, str] = {}
 
@@ -34,6 +37,7 @@ class Contender:
             **environment,
         }
         self.deaths = 0
+        self.peak = 0
         self._start()
 
     def _start(self) -> None:
@@ -69,6 +73,11 @@ class Contender:
         return float(answer) if answer else None
 
     def end(self) -> None:
+        """Ends the process; `peak` has the most memory that it has had, in MB."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        said = status.read_text("utf-8") if status.exists() else ""
+        if "VmHWM:" in said:
+            self.peak = int(said.split("VmHWM:")[1].split()[0]) // 1000
         self._process.kill()
         self._process.wait()
 
@@ -76,24 +85,25 @@ class Contender:
 class Team:
     """Processes that do their work together, as the workers of a job do; the slowest counts."""
 
-    deaths = 0
-
     def __init__(self, members: Sequence[Contender]) -> None:
         self._members = members
+        self.deaths = 0
+
+    @property
+    def peak(self) -> int:
+        """The most memory that one of the processes has had, in MB, once they have ended."""
+        return max(member.peak for member in self._members)
 
     def seconds(self) -> float:
-        """Has the work done once.
-
-        Raises:
-            RuntimeError: If a process has died: the others cannot go on without it.
-        """
+        """Has the work done once; NaN if a process has died: the others cannot go on without it."""
+        if self.deaths:
+            return float("nan")
         for member in self._members:
             member.begin()
         seconds = [member.finish() for member in self._members]
         alive = [each for each in seconds if each is not None]
-        if len(alive) < len(seconds):
-            raise RuntimeError(f"Expected all workers to answer. Received: {seconds=}.")
-        return max(alive)
+        self.deaths = len(seconds) - len(alive)
+        return float("nan") if self.deaths else max(alive)
 
     def end(self) -> None:
         for member in self._members:
@@ -145,5 +155,19 @@ def median(values: Sequence[float]) -> float:
 
 
 def ratio(values: Sequence[float], reference: Sequence[float]) -> float:
-    pairs = zip(values, reference, strict=True)
-    return median([a / b for a, b in pairs])
+    return median(_ratios(values, reference))
+
+
+def shown_ratio(values: Sequence[float] | None, reference: Sequence[float] | None) -> str:
+    """Returns a ratio, with "~" if the rounds disagree; "—" if a contender is missing or dead."""
+    found = _ratios(values or (), reference or ())
+    if not found:
+        return "—"
+    middle = median(found)
+    is_noisy = max(found) - min(found) > NOISY * middle
+    return f"{middle:.2f}{'~' if is_noisy else ''}"
+
+
+def _ratios(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    pairs = zip(values, reference, strict=bool(values) and bool(reference))
+    return [a / b for a, b in pairs if a == a and b == b]

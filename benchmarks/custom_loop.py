@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 
-from alternating import Contender, measure, median, ratio, serve
+from alternating import Contender, measure, median, serve, shown_ratio
 from networks import TASKS, Task
 from rich.console import Console
 from rich.table import Table
@@ -182,7 +182,7 @@ def main() -> None:
                     name,
                     f"{step * 1e3:.3f}",
                     f"{TASKS[task].batch / step:,.0f}",
-                    f"{ratio(values, figures['by hand']):.2f}",
+                    shown_ratio(values, figures["by hand"]),
                 )
         console.print(table)
 

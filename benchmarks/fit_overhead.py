@@ -18,7 +18,7 @@ import contextlib
 import os
 import sys
 
-from alternating import Contender, Team, measure, median, ratio, serve
+from alternating import Contender, Team, measure, median, serve, shown_ratio
 from multiworker import team
 from networks import TASKS
 from rich.console import Console
@@ -106,7 +106,7 @@ def main() -> None:
                     contender,
                     f"{step * 1e3:.3f}",
                     f"{task.batch / step:,.0f}",
-                    *(f"{ratio(values, one):.2f}" if one else "—" for one in references),
+                    *(shown_ratio(values, one) for one in references),
                 )
         console.print(table)
 

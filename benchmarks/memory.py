@@ -10,11 +10,11 @@ A process is measured as the system does: by how much it has grown at most while
 and trained, the largest of all workers. Beside it stands what it should take: parameters, the
 optimizer's variables and the gradients by the formula; where gradients are scattered, two layers'
 whole ones, on PyTorch with Gloo's copy of one; and under "full" two layers' gathered weights. On
-PyTorch Keras updates all weights at once, with three temporary values of each: that counts where it
-is more than the whole gradients and weights, which are gone then. On JAX in one process it is all
-devices'. Activations, code and what libraries keep come on top, so it says something for large
-models alone (`--units 4096`). "temporary" is what XLA has allotted for temporary values in the
-compiled step of JAX in one process.
+PyTorch an optimizer makes three temporary values of each weight that it updates in one group, of
+one large weight: that counts where it is more than whole gradients and weights. On JAX in one
+process it is of all devices. Activations, code and what libraries keep come on top, so it says
+something for large models alone (`--units 4096`). "temporary" is what XLA has allotted for
+temporary values in the compiled step of JAX in one process.
 Exits with 1 if parameters or optimizer take more than 1.1 of the formula.
 """
 
@@ -119,7 +119,8 @@ def formula_of_process(elements, replicas, sharding, layers):
     is_divided = sharding is not None and replicas > 1
     gradients = 4 * elements / (replicas if is_divided else 1)
     whole = (3 if is_on_torch else 2) + 2 * (sharding == "full") if is_divided else 0
-    update = 3 * gradients if is_on_torch else 0
+    # Plain Keras, which one device has, updates all weights at once.
+    update = 3 * gradients / (layers if replicas > 1 else 1) if is_on_torch else 0
     held = sum(formula(elements, replicas, sharding)) + gradients
     return held + max(whole * 4 * elements / layers, update)
 

@@ -8,6 +8,12 @@ turns, a round each, so that noise hits all alike (see alternating.py). All have
 `OMP_NUM_THREADS` that `kerasdist run` and torchrun give to workers that share two cores, and
 nothing else. The loops by hand train the same Keras model; on PyTorch another one trains an equal
 plain module. See loops/ and networks.py.
+
+On PyTorch "by hand" is DistributedDataParallel (DDP) around the Keras model, with PyTorch's loss
+and optimizer and without metrics. "Keras's own fit" is that of Keras's nightly, which puts DDP
+around the model if the user has made the process group. "a callback" has one of the user's in each
+step, which reads no logs; "logs read" has one that reads them in each step. "MB" is the peak of a
+worker's memory. "~" marks a ratio whose rounds are apart by more than 15 %.
 """
 
 from __future__ import annotations
@@ -17,8 +23,9 @@ import importlib
 import os
 import socket
 import sys
+from pathlib import Path
 
-from alternating import Contender, Team, measure, median, ratio, serve
+from alternating import Contender, Team, measure, median, serve, shown_ratio
 from loops import Place
 from networks import TASKS
 from rich.console import Console
@@ -27,17 +34,25 @@ from rich.table import Table
 WORKERS = 2
 BY_HAND = "by hand"
 PLAIN_TORCH = "plain torch"
+KERAS = "Keras's own fit"
+NIGHTLIES = Path(__file__).parents[1] / ".venv" / "keras-nightly"  # `make nightly` fills it
 FIT, LOOP = "kerasdist fit", "kerasdist loop"
 OURS = {FIT: "with_kerasdist.fit", LOOP: "with_kerasdist.loop"}
 # Batch normalization as the loops by hand have it; on JAX `fit` has no such choice.
 PER_REPLICA = {"fit, per_replica": "with_kerasdist.fit_per_replica"}
 NORMALIZED = ("cnn",)
+# What a callback of the user costs, which is most where a step is all overhead.
+WITH_CALLBACKS = {
+    "fit, a callback": "with_kerasdist.fit_with_callback",
+    "fit, logs read": "with_kerasdist.fit_with_logs_read",
+}
 CONTENDERS = {
     "tensorflow": {**OURS, BY_HAND: "with_tensorflow.keras_model"},
     "jax": {**OURS, BY_HAND: "with_jax.keras_model"},
     "torch": {
         **OURS,
         BY_HAND: "with_torch.keras_module",
+        KERAS: "with_torch.keras_fit",
         "Keras's optimizer": "with_torch.keras_optimizer",
         PLAIN_TORCH: "with_torch.plain_module",
     },
@@ -77,6 +92,11 @@ def team(backend: str, task: str, loop: str) -> Team:
         "KERASDIST_COORDINATOR": f"localhost:{meeting}",
         "KERASDIST_WORKERS": str(WORKERS),
         "OMP_NUM_THREADS": "1",
+        **(
+            {"PYTHONPATH": str(max(NIGHTLIES.iterdir()))}
+            if loop == CONTENDERS["torch"][KERAS]
+            else {}
+        ),
     }
     return Team(
         [
@@ -97,9 +117,17 @@ def _work(task: str, loop: str):
 
 def contenders_of(backend: str, task: str, sharding: str | None = None) -> dict[str, Team]:
     """Starts the contenders, by name."""
-    loops = dict(CONTENDERS[backend] if sharding is None else SHARDED[sharding][backend])
-    if sharding is None and task in NORMALIZED and backend != "jax":
-        loops = {**PER_REPLICA, **loops}
+    if sharding is not None:
+        loops = SHARDED[sharding][backend]
+    else:
+        loops = dict(CONTENDERS[backend])
+        if task in NORMALIZED and backend != "jax":
+            loops = {**PER_REPLICA, **loops}
+        if task == "tiny" and backend == "torch":
+            loops = {**WITH_CALLBACKS, **loops}
+        if KERAS in loops and not NIGHTLIES.exists():
+            print(f"{KERAS}: no Keras nightly in {NIGHTLIES}; `make nightly` installs it")
+            del loops[KERAS]
     return {label: team(backend, task, loop) for label, loop in loops.items()}
 
 
@@ -116,12 +144,12 @@ def main() -> None:
         table = Table(title=f"{backend}: {WORKERS} workers of one thread, {os.cpu_count()} cores")
         table.add_column("task")
         table.add_column("contender")
-        for column in ("ms a step", "samples/s", f"speed ÷ {BY_HAND}", f"÷ {PLAIN_TORCH}"):
+        for column in ("ms a step", "samples/s", "MB", f"speed ÷ {BY_HAND}", f"÷ {PLAIN_TORCH}"):
             table.add_column(column, justify="right")
         for name in options.tasks:
             task = TASKS[name]
-            figures = measure(contenders_of(backend, name, options.sharding), options.rounds)
-            plain = figures.get(PLAIN_TORCH)
+            contenders = contenders_of(backend, name, options.sharding)
+            figures = measure(contenders, options.rounds)
             for label, seconds in figures.items():
                 step = median(seconds) / task.steps
                 # Ratios are of speeds, so the reference's seconds are above.
@@ -130,8 +158,9 @@ def main() -> None:
                     label,
                     f"{step * 1e3:.3f}",
                     f"{task.batch / step:,.1f}",
-                    f"{ratio(figures[BY_HAND], seconds):.2f}",
-                    f"{ratio(plain, seconds):.2f}" if plain else "—",
+                    f"{contenders[label].peak:,}",
+                    shown_ratio(figures[BY_HAND], seconds),
+                    shown_ratio(figures.get(PLAIN_TORCH), seconds),
                 )
         console.print(table)
 

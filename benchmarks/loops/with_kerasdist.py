@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from networks import Task
 
 from loops import Place
@@ -13,18 +15,33 @@ def _strategy(**options: str):
     return kd.MultiWorkerMirroredStrategy(**options)
 
 
-def fit(task: Task, place: Place, **options: str):
+def fit(task: Task, place: Place, on_batch: Callable[..., object] | None = None, **options: str):
     del place  # the strategy finds it in the environment
+    import keras
+
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=on_batch)] if on_batch else []
     with _strategy(**options).scope():
         model = task.model()
         model.compile("adam", task.loss())
     x, y = task.data()
 
     def work():
-        history = model.fit(x, y, batch_size=task.batch, shuffle=False, verbose=0)
+        history = model.fit(
+            x, y, batch_size=task.batch, shuffle=False, verbose=0, callbacks=callbacks
+        )
         return history.history["loss"][-1]
 
     return work
+
+
+def fit_with_callback(task: Task, place: Place):
+    """With a callback in each step that reads no logs."""
+    return fit(task, place, on_batch=lambda batch, logs: None)
+
+
+def fit_with_logs_read(task: Task, place: Place):
+    """With a callback in each step that reads its loss."""
+    return fit(task, place, on_batch=lambda batch, logs: float(logs["loss"]))
 
 
 def fit_per_replica(task: Task, place: Place):

@@ -29,6 +29,23 @@ def keras_module(task: Task, place: Place):
     return _loop(task, place, _replicated(module, place), update, training=True)
 
 
+def keras_fit(task: Task, place: Place):
+    """Keras's own `fit`, which puts DDP around the model from Keras 3.16 on."""
+    _connect(place)
+    model = task.model()
+    model.compile("adam", task.loss())
+    x, y = task.data()
+    rows = [range(len(x))[own] for own in place.rows_of(task)]
+    own = [row for batch in rows for row in batch]
+    x, y = x[own], y[own]
+
+    def work():
+        history = model.fit(x, y, batch_size=len(rows[0]), shuffle=False, verbose=0)
+        return history.history["loss"][-1]
+
+    return work
+
+
 def on_one_device(task: Task, kind: str):
     """The Keras model alone, with PyTorch's optimizer, on a device of a kind."""
     module = task.model()

@@ -20,7 +20,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
-from kerasdist.backends.base.trial import Trial, TriedBatch
+from kerasdist.backends.base.trial import Outputs, Trial, TriedBatch
 from kerasdist.backends.base.user_places import may_draw, state_kept
 from kerasdist.check.differences import (
     Difference,
@@ -84,8 +84,11 @@ class _Steps:
 
     def take_step(
         self, *, alone: bool, change: float = 0.0, number: int = 0
-    ) -> tuple[StepResult, Trial]:
-        """Runs the step; a number changes weights and unrepeated draws a little."""
+    ) -> tuple[StepResult, Outputs]:
+        """Runs the step, and frees the step's copies of the state.
+
+        A number changes weights and unrepeated draws a little.
+        """
         is_fresh = self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
         trial: Trial = self.trainer.replicas.trial_class(
@@ -107,7 +110,8 @@ class _Steps:
                 self._begin()
                 logs = keras_compat.numbers_of(trial.take(self.batch))
             after = trial.values(seen)
-        return _result(self.model, logs, trial.gradients, before, after), trial
+        trial.free_copies()
+        return _result(self.model, logs, trial.gradients, before, after), trial.outputs
 
     def _begin(self) -> None:
         self.model.reset_metrics()
@@ -191,22 +195,21 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
             steps = _Steps(trainer, tried, outputs, RecordedDraws(tried.sizes))
-            expected, alone = steps.take_step(alone=True)
+            expected, outputs_alone = steps.take_step(alone=True)
             steps.draws.end_recording()
-            drawn = "" if job is None else steps.draws.digest(alone.as_array)
+            drawn = "" if job is None else steps.draws.digest(replicas.trial_class.as_array)
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
         if drawn_alike and job is not None:
             # All workers have computed this step from the same rows.
             dtypes = _compute_dtypes(model) if replicas.on_cpu else None
             results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
-        found, suspicious = _under_strategy(job, steps, expected, alone, precision)
+        found, suspicious = _under_strategy(job, steps, expected, outputs_alone, precision)
         is_any = _is_any(job, bool(suspicious))
         if is_any and _is_any(job, steps.draws.may_be_stacked):
             steps.draws.are_stacked = True
-            again = _under_strategy(job, steps, expected, alone, precision)
+            again = _under_strategy(job, steps, expected, outputs_alone, precision)
             found, suspicious = min((found, suspicious), again, key=lambda one: len(one[1]))
             is_any = _is_any(job, bool(suspicious))
-        del alone  # this frees the copies of the first step
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
         keeps_state = False
@@ -220,13 +223,13 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 
 
 def _under_strategy(
-    job: Job | None, steps: _Steps, expected: StepResult, alone: Trial, precision: Precision
+    job: Job | None, steps: _Steps, expected: StepResult, alone: Outputs, precision: Precision
 ) -> tuple[Differences, list[Difference]]:
     """Runs the step on the replicas; returns all differences, and the ones beyond rounding."""
     with _all_do(job, "the first step under the strategy"):
-        received, replicated = steps.take_step(alone=False)
+        received, outputs = steps.take_step(alone=False)
         found = differences(expected, received, precision)
-        found = replace(found, outputs=_of_outputs(alone, replicated, steps.batch, precision))
+        found = replace(found, outputs=_of_outputs(alone, outputs, steps.batch, precision))
     return found, [one for one in found.deciding if one.is_more_than_rounding]
 
 
@@ -301,17 +304,15 @@ def _beyond_chance(
 
 
 def _of_outputs(
-    alone: Trial, replicated: Trial, batch: TriedBatch, precision: Precision
+    alone: Outputs, replicated: Outputs, batch: TriedBatch, precision: Precision
 ) -> list[Difference]:
     """Returns how the outputs of the model differ on this worker's replicas."""
     found = []
-    for key, outputs in replicated.outputs.items():
+    for key, outputs in replicated.items():
         if key is None or not batch.sizes[key]:
             continue
         begin = sum(batch.sizes[:key])
-        for number, (whole, own) in enumerate(
-            zip(alone.outputs.get(None, ()), outputs, strict=False)
-        ):
+        for number, (whole, own) in enumerate(zip(alone.get(None, ()), outputs, strict=False)):
             is_cut = whole.shape != own.shape and whole.shape[:1] == (batch.examples,)
             expected = whole[begin : begin + batch.sizes[key]] if is_cut else whole
             found.append(difference(f"output {number}", expected, own, precision.tolerance))

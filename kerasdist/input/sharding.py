@@ -17,10 +17,11 @@ from typing import Any, final
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import InputError
 
-# In a trial, one device gets at most this many times as many examples as a replica.
-_TIMES = 4
 # In a trial, this many examples per replica are enough to show whether code mixes them.
-_ENOUGH = 8
+_LEAST = 2
+# This many examples show the effects of uneven replicas.
+# One device gets at most this many times as many examples as a replica.
+_ENOUGH, _TIMES = 8, 4
 
 
 def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
@@ -59,14 +60,16 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
 def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns how many of each replica's examples the check of the first step uses.
 
-    A single device also takes that step, and may not have the memory for all examples.
+    A single device also takes that step. Of an even batch it gets about as many examples as a
+    replica has in a step, so that the check needs no more memory for activations than the step.
 
     Args:
         sizes: How many examples each replica has.
     """
     largest, replicas = max(sizes), len(sizes)
-    most = max(largest, min(_ENOUGH * replicas, _TIMES * largest))
-    return tuple(min(size, max(1, most // replicas)) for size in sizes)
+    is_even = min(sizes) == largest
+    most = largest if is_even else max(largest, min(_ENOUGH * replicas, _TIMES * largest))
+    return tuple(min(size, max(_LEAST, most // replicas)) for size in sizes)
 
 
 def split_batch(batch: object, replicas: int) -> list[Any]:

@@ -277,6 +277,13 @@ NUMBERS_OF_VARIABLES = _internal(
 APPLY_GRADIENTS = _internal(
     "keras:Optimizer._backend_apply_gradients", "sharding=", backends=("torch",)
 )
+UPDATE_AT_ONCE = _internal(
+    "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
+    ":TorchParallelOptimizer._backend_update_step",
+    "optimizers that update weights in groups",
+    "all weights are updated at once, which takes more memory and time",
+    ("torch",),
+)
 CLIP_GRADIENTS = _internal(
     "keras:Optimizer._clip_gradients", "clipping with sharding=", backends=("torch",)
 )

@@ -152,6 +152,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_OPTIMIZER, "stateless_apply", "JAX: updates shards"),
     _at(internals.APPLY_GRADIENTS, "update", "updates shards"),
     _at(internals.CLIP_GRADIENTS, "clip", "norms count all shards"),
+    _at(internals.UPDATE_AT_ONCE, "update_in_groups", "needs less memory and time"),
     # Methods that a layer gets from an extra base class.
     *_of(_LAYER, "named_parameters", "gives the replica's", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),

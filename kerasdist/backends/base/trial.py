@@ -18,6 +18,9 @@ from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current
 from kerasdist.input import sharding
 
+# The outputs of a model's first call in a step, by replica; None stands for one device.
+Outputs = dict[int | None, list[Any]]
+
 
 class Draws(Protocol):
     """The random draws of the steps that a trial compares."""
@@ -77,7 +80,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         self.draws = draws
         self.seed = seed
         self.gradients: dict[str, Any] = {}
-        self.outputs: dict[Any, list[Any]] = {}
+        self.outputs: Outputs = {}
         self.layer_losses: dict[int, tuple[Any, list[Any]]] = {}
         self._trainer = trainer
         self._model: Any = trainer.model
@@ -102,6 +105,10 @@ class Trial(keras.StatelessScope, abc.ABC):
         """Assigns to the copy of a variable."""
         self.write(*update)
 
+    def free_copies(self) -> None:
+        """Drops the copies of the variables, after the step."""
+        self._copies.clear()
+
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
         """Restores the framework's own state that the model holds, when the block ends."""
@@ -119,8 +126,9 @@ class Trial(keras.StatelessScope, abc.ABC):
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step, with the whole batch or with its parts; returns the step's logs."""
 
+    @staticmethod
     @abc.abstractmethod
-    def as_array(self, value: Any) -> Any:
+    def as_array(value: Any) -> Any:
         """Returns a tensor or a gradient as a NumPy array; a sparse one becomes dense."""
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:

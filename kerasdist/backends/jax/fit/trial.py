@@ -84,7 +84,8 @@ class JaxTrial(Trial):
         self._is_taken = True
         return logs
 
-    def as_array(self, value: Any) -> Any:
+    @staticmethod
+    def as_array(value: Any) -> Any:
         """Returns an array as a NumPy array."""
         found = np.asarray(value)
         return found.astype("float32") if found.dtype == jnp.bfloat16 else found

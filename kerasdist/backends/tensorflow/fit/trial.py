@@ -145,7 +145,8 @@ class TensorFlowTrial(Trial):
         with outside_strategies(), tf.device(device):
             return model.train_step(keras.tree.map_structure(none_for_optional, batch.whole))
 
-    def as_array(self, value: Any) -> Any:
+    @staticmethod
+    def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array; an empty array for a tensor of an inner graph."""
         value = copies(value)[0]
         if isinstance(value, tf.RaggedTensor):

@@ -95,7 +95,8 @@ class TorchTrial(Trial):
             # The arrays are copied, because Keras multiplies the weights by the mask in place.
             return self._model.train_step(map_leaves(_copied, batch))
 
-    def as_array(self, value: Any) -> Any:
+    @staticmethod
+    def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array with its own memory."""
         value = value.detach()
         if value.layout != torch.strided:

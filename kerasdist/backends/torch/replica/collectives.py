@@ -249,7 +249,7 @@ class TorchCollectives(Collectives):
         def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
             return self._group.sums([add_up(column) for column in zip(*brought, strict=True)])
 
-        shapes = [tuple(tensor.shape) for tensor in tensors]
+        shapes = [*map(tuple, map(torch.Tensor.size, tensors))]
         totals = self._meet(f"{label} of shapes {shapes}", tensors, sums)
         return [
             total.to(own.device, copy=not self._is_only)

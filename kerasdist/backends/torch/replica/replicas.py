@@ -14,13 +14,14 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.agreement.results import checksum_of
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
 from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.base.variable_rules import require_aggregate
-from kerasdist.backends.torch.fit import backward, batch_norm, batches
+from kerasdist.backends.torch.fit import backward, batch_norm, batches, updates
 from kerasdist.backends.torch.fit.batches import Part
 from kerasdist.backends.torch.replica import modules, random
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
@@ -120,7 +121,7 @@ class TorchReplicaSet(ReplicaSet):
         on_one = len(self.devices) == 1 and self.variable_devices == self.devices
         self.is_plain = job is None and on_one
         if not self.is_plain:
-            for hooks in (modules, batches, random, backward):
+            for hooks in (modules, batches, random, backward, updates):
                 hooks.install()
             if not self.on_cpu:
                 batch_norm.install()
@@ -199,8 +200,9 @@ class TorchReplicaSet(ReplicaSet):
             (one if shards.shard_of(variable) is None else one[:0]).detach()
             for variable, one in zip(variables, keras_compat.stored_values(variables), strict=True)
         ]
-        sums = [checksum_on_device(one) for one in values]
-        return torch.stack(sums).tolist() if sums else []
+        if self.on_cpu:
+            return [checksum_of(one.reshape(-1).view(torch.uint8)) for one in values]
+        return torch.stack([checksum_on_device(one) for one in values]).tolist() if values else []
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules

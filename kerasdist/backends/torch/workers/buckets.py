@@ -286,7 +286,7 @@ class GradientSum:
 
         For a gradient whose index is in `shards`, it returns this worker's shard of the sum.
         """
-        self._agree(variables, len(gradients))
+        self.agree(variables, len(gradients))
         like = [
             _shape_of(variable) if gradient is None else gradient
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -302,7 +302,8 @@ class GradientSum:
                 totals[index] = self.group.gather_alike(own).amax(0)
         return totals
 
-    def _agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
+    def agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
+        """Compares variables, and their number, with those of the other workers, once."""
         key = tuple(map(id, variables))
         known = self._agreed.get(key)
         # Ids of deleted variables may be used again, but not on all workers.

@@ -12,7 +12,7 @@ other collectives, such as those of synchronized BatchNormalization, all buckets
 the backward pass. Only the gathers of sharded weights run at the same time, in a process group of
 their own.
 
-The first step shows which parameters have a gradient on any worker; these get buckets.
+The first step shows which parameters have a gradient on any worker; later buckets are for these.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ class GradientReducer:
         # the optimizer whose gradients have buckets
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._buckets: HookedBuckets | None = None
+        # The parameters, by id, that had no gradient on any worker; None: before the first step.
+        self._unreached: set[int] | None = None
 
     def begin(self, scope: ReplicaScope) -> None:
-        """Starts a step of the replica with this scope; drops buckets that no longer fit."""
+        """Starts a step of the replica with this scope; makes buckets that fit."""
         optimizer = self._model.optimizer
         # other optimizers may change gradients first
         if not keras_compat.applies_directly(optimizer):
@@ -60,13 +62,12 @@ class GradientReducer:
             return
         self._optimizer = optimizer
         weight = numerics.weight_of_gradients(optimizer, scope.weight)
-        if self._buckets is None and scope.weights is not None:
-            variables = self._model.trainable_weights
-            if any(shard_of(variable) is not None for variable in variables):
-                # With sharded weights, no worker may ever hold all full gradients.
-                self._buckets = self._new_buckets(variables, variables, scope)
         if self._buckets is not None and not self._buckets.begin(scope, weight):
             self._drop()
+        if self._buckets is None:
+            self._buckets = self._new_buckets(self._model.trainable_weights, scope)
+            if self._buckets is not None:
+                self._buckets.begin(scope, weight)
 
     def sum_up(
         self,
@@ -80,36 +81,43 @@ class GradientReducer:
 
         For a sharded gradient the method returns this worker's shard of the sum.
         """
-        shards = sharded_optimizers.of_gradients(optimizer, variables)
         buckets = self._buckets if optimizer is self._optimizer else None
         if buckets is None:
+            shards = sharded_optimizers.of_gradients(optimizer, variables)
             own_sum = weighted_sum([gradients], [weight], variables, scope.device)
-            totals = self._sum(own_sum, variables, shards)
-            if optimizer is self._optimizer:
-                self._buckets = self._new_buckets(totals, variables, scope)
-            return totals
+            return self._sum(own_sum, variables, shards)
         totals, unserved = buckets.sums(gradients)
+        if self._unreached is None:
+            pairs = zip(variables, totals, strict=True)
+            self._unreached = {id(variable) for variable, total in pairs if total is None}
+            if self._unreached:
+                self._drop()
         if unserved:
+            shards = sharded_optimizers.of_gradients(optimizer, variables)
             own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
             held = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
             rest = self._sum(weighted_sum([own], [weight], theirs, scope.device), theirs, held)
             for index, total in zip(unserved, rest, strict=True):
                 totals[index] = total
-            self._drop()  # the next step makes new buckets
+            missed = {id(one) for one in theirs if not one.overwrite_with_gradient}
+            if missed:
+                self._unreached -= missed
+                self._drop()  # the next step makes new buckets
         return totals
 
     def _new_buckets(
-        self, totals: Gradients, variables: Sequence[keras.Variable], scope: ReplicaScope
+        self, variables: Sequence[keras.Variable], scope: ReplicaScope
     ) -> HookedBuckets | None:
-        """Returns buckets for the variables that have a sum, None if no variable has one."""
+        """Returns buckets for variables that may have a gradient, None if there are none."""
         served = [
-            total is not None
+            id(variable) not in (self._unreached or ())
             and not variable.overwrite_with_gradient
             and keras_compat.stored_value(variable).requires_grad
-            for total, variable in zip(totals, variables, strict=True)
+            for variable in variables
         ]
         if not any(served):
             return None
+        self._sum.agree(variables, len(variables))
         shards = sharded_optimizers.of_gradients(self._optimizer, variables)
         return HookedBuckets(variables, served, self._sum.group, scope, shards)
 

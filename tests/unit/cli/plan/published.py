@@ -7,7 +7,7 @@ that of a device of the smallest group. Each device has the same batch in groups
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kerasdist.cli.plan.hlo import Collective
 from kerasdist.cli.plan.planning import Work, collective_time, step_time
@@ -32,11 +32,13 @@ class Point:
     sends: Sequence[Collective]
     source: str
     network: float = 1.0  # by the rate in the table of chips
+    # Sums of the smallest group for one of a larger, where all have one global batch.
+    sums_of_base: float = 1.0
 
     def without_overlap(self, name: str) -> float:
         """The efficiency of a group if collectives overlap with nothing."""
         few, many = (self._network_time(one) for one in (self.base, name))
-        return self.step / (self.step - few + many)
+        return self.step / (self.step - self.sums_of_base * few + many)
 
     def with_overlap(self, name: str) -> float:
         """The same if all of them overlap with the device's own work."""
@@ -50,10 +52,16 @@ class Point:
         return min(0.0, self.reached[name] - low) or max(0.0, self.reached[name] - high)
 
     def _target(self, name: str) -> Target:
-        return parse_target(name).with_network(self.network)
+        return target_of(name).with_network(self.network)
 
     def _network_time(self, name: str) -> float:
         return sum(collective_time(each, self._target(name)) for each in self.sends)
+
+
+def target_of(name: str) -> Target:
+    """Returns a target by a name such as 8xa100, or 32 slices v5e:1x1."""
+    slices, _, one = name.rpartition(" slices ")
+    return replace(parse_target(one), slices=int(slices or 1))
 
 
 def sums(parameters: float, size: int = 4) -> list[Collective]:
@@ -79,7 +87,12 @@ _TORCHTITAN = (
     "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
     "llama3_h100_202412_torchtitan.md)"
 )
-_RESNET, _BERT, _GPT, _VGG = 25.6e6, 110e6, 0.53e9, 138e6
+_MAXTEXT = (
+    "[MaxText](https://github.com/AI-Hypercomputer/maxtext/blob/"
+    "0ed7bd529b9d690570473c3525d1efeda6b6c944/MaxText/configs/v5e/README.md)"
+)
+_RESNET, _EFFICIENTNET, _VGG = 25.6e6, 21.5e6, 138e6
+_BERT, _BERT_LARGE, _GPT = 110e6, 336e6, 0.53e9
 _NODES = ("8xv100", "2x8xv100", "4x8xv100")
 
 
@@ -104,6 +117,27 @@ def _mpt(what: str, parameters: float, sequences: int, rates: Mapping[str, float
     reached = {name: rates[name] / rates[base] for name in others}
     step = sequences * 2048 / rates[base]
     return Point(what, step, base, reached, sharded(parameters, 2), _MOSAIC)
+
+
+def _bert_large(
+    batch: int, rate: float, base: str, taken: int, larger: str, reached: float
+) -> Point:
+    """Of NVIDIA, in mixed precision: `taken` batches of a device between two sums."""
+    source = f"[DeepLearningExamples]({_NVIDIA}/TensorFlow2/LanguageModeling/BERT/README.md)"
+    what = f"BERT-Large, {batch} x {taken}, TF 2 and Horovod"
+    step, part = batch * taken / rate, taken / {"2x8xv100": 64, "8xa100": 32}[base]
+    sends = sums(_BERT_LARGE)
+    return Point(what, step, base, {larger: reached}, sends, source, sums_of_base=part)
+
+
+def _maxtext(what: str, parameters: float, sequences: int, used: Mapping[int, float]) -> Point:
+    """Of 2,048 tokens; the used part of a chip's 197 TFLOP/s, by the number of slices.
+
+    A chip sums its part of the gradients with others; what happens in a slice is in the step.
+    """
+    reached = {f"{one} slices v5e:1x1": used[one] / used[1] for one in used if one > 1}
+    step = sequences * 2048 * 6 * parameters / (used[1] * 197e12)
+    return Point(what, step, "v5e:1x1", reached, sums(parameters / 256), _MAXTEXT)
 
 
 POINTS = (
@@ -142,6 +176,37 @@ POINTS = (
     _on_a100("TF32, MXNet", 1022, 8001, "MxNet/Classification/RN50v1.5"),
     _on_a100("mixed, MXNet", 2180, 16925, "MxNet/Classification/RN50v1.5"),
     _on_a100("mixed, TF 1", 2375, 17400, "TensorFlow/Classification/ConvNets/resnet50v1.5"),
+    _bert_large(60, 220.5, "2x8xv100", 16, "8x8xv100", 13370 / (4 * 3529)),
+    _bert_large(60, 220.5, "2x8xv100", 4, "32x8xv100", 42697 / (16 * 3529)),
+    _bert_large(60, 220.5, "2x8xv100", 2, "64x8xv100", 84223 / (32 * 3529)),
+    _bert_large(312, 475.5, "8xa100", 16, "2x8xa100", 7551 / (2 * 3804)),
+    _bert_large(312, 475.5, "8xa100", 4, "8x8xa100", 29711 / (8 * 3804)),
+    _bert_large(312, 475.5, "8xa100", 1, "32x8xa100", 110281 / (32 * 3804)),
+    Point(
+        "EfficientNetV2-S, 460 of 300 x 300, mixed, TF 2 and Horovod",
+        460 / 950,
+        "a100",
+        {
+            "8xa100": 6600 / (8 * 950),
+            "2x8xa100": 14517 / (16 * 950),
+            "10x8xa100": 62130 / (80 * 950),
+        },
+        sums(_EFFICIENTNET),
+        f"[DeepLearningExamples]({_NVIDIA}/TensorFlow2/Classification/ConvNets/efficientnet_v2/"
+        "README.md)",
+    ),
+    _maxtext(
+        "16 billion, 6 x 2,048 tokens, slices of 256, MaxText",
+        16e9,
+        6,
+        {1: 0.6110, 4: 0.5914, 16: 0.5656, 32: 0.5465},
+    ),
+    _maxtext(
+        "128 billion, 2,048 tokens, slices of 256, MaxText",
+        128e9,
+        1,
+        {1: 0.5606, 4: 0.5493, 16: 0.5086, 32: 0.4625},
+    ),
     Point(
         "Llama 3.1 8B, 2 x 8,192 tokens, FSDP2",
         2 * 8192 / 5762,
@@ -175,11 +240,10 @@ def table() -> str:
     ]
     for point in POINTS:
         names = list(point.reached)
-        chip = parse_target(point.base).chip.name.upper()
-        counts = ", ".join(f"{parse_target(name).devices}" for name in names)
+        base, counts = target_of(point.base), ", ".join(f"{target_of(n).devices}" for n in names)
         columns = (
             point.what,
-            f"{parse_target(point.base).devices} to {counts} {chip}",
+            f"{base.devices} to {counts} {base.chip.name.upper()}",
             _percent([point.without_overlap(name) for name in names]),
             _percent([point.with_overlap(name) for name in names]),
             _percent([point.reached[name] for name in names]),

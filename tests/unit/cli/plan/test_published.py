@@ -12,6 +12,11 @@ SLOW = {
     "BERT-base, 32, TF 1 and Horovod": 0.29,
     "BERT-base, 32, MXNet and Horovod": 0.37,
     "ResNet-50, mixed, PyTorch": 0.16,
+    "BERT-Large, 60 x 4, TF 2 and Horovod": 0.21,
+    "BERT-Large, 60 x 2, TF 2 and Horovod": 0.17,
+    "EfficientNetV2-S, 460 of 300 x 300, mixed, TF 2 and Horovod": 0.19,
+    "16 billion, 6 x 2,048 tokens, slices of 256, MaxText": 0.10,
+    "128 billion, 2,048 tokens, slices of 256, MaxText": 0.10,
 }
 
 
