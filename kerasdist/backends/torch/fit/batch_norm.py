@@ -85,7 +85,7 @@ class _Moments(torch.autograd.Function):
     def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if rows.device.type == _GPU:
             variance, mean = torch.var_mean(rows, 0, correction=0)
-        else:  # where `var_mean` takes ten times as long
+        else:  # on a CPU `var_mean` takes ten times as long
             mean = rows.mean(0)
             variance = (rows - mean).square_().mean(0)
         ctx.save_for_backward(rows, mean)

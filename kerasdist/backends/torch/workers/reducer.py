@@ -49,7 +49,7 @@ class GradientReducer:
         # the optimizer whose gradients have buckets
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._buckets: HookedBuckets | None = None
-        # The parameters, by id, that had no gradient on any worker; None: before the first step.
+        # The ids of parameters without a gradient on any worker; None before the first step.
         self._unreached: set[int] | None = None
 
     def begin(self, scope: ReplicaScope) -> None:
