@@ -19,8 +19,9 @@ from kerasdist.keras_compat import ops
 class BroadcastGlobalVariables(keras.callbacks.Callback):
     """Gives every worker the chief's variables of the model and the optimizer when `fit` begins.
 
-    New variables are equal on all workers anyway. Use this callback for variables that changed
-    afterwards on the chief only, such as weights that only the chief has loaded.
+    New variables are equal on all workers even without this callback. Use this callback for
+    variables that changed afterwards on the chief only, such as weights that only the chief has
+    loaded.
 
     Example::
 
@@ -63,7 +64,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
 
 
 def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
-    """Gives all workers the chief's values of some variables, or (None) of a model's and more.
+    """Gives all workers the chief's values of some variables, or of a model (None).
 
     None stands for the variables of the model and its optimizers. All workers must call it.
     """

@@ -88,7 +88,7 @@ class Telemetry(keras.callbacks.Callback):
       ``step_ms`` then uses the means of eight steps.
 
     Measuring never waits for a device, and workers do not wait for each other except at the end of
-    an epoch, when they do so anyway. All workers must have the callback.
+    an epoch, when they wait without this callback, too. All workers must have the callback.
 
     Example::
 

@@ -30,10 +30,10 @@ class Vote(keras.callbacks.Callback):
     """Stops training on all workers at the same step if one of them wants to stop.
 
     Vote is the last callback. Workers vote after each epoch. Workers can also vote after a batch if
-    one of them asks for a vote. This is possible only if a worker has a user-defined callback that
-    acts on batches, or may be preempted. Keras's own callbacks decide by the logs, which are equal.
-    If all workers want to stop, they stop at once; otherwise they stop after the next batch, which
-    another worker may have begun.
+    one of them asks for a vote. Votes after batches are possible only if a worker has a
+    user-defined callback that acts on batches, or may be preempted. Keras's own callbacks decide by
+    the logs, which are equal. If all workers want to stop, they stop at once; otherwise they stop
+    after the next batch, which another worker may have begun.
 
     With each vote the workers compare which variables are trainable. If a user-defined callback
     acts at the beginning of an epoch, the workers also compare then. Workers that train different

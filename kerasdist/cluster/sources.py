@@ -172,8 +172,8 @@ _URI = "OMPI_MCA_orte_hnp_uri"  # Open MPI 4: <job>.0;tcp://<addresses of mpirun
 def _read_open_mpi(variables: Variables) -> Membership | Absent:
     """Reads the variables of Open MPI's ``mpirun``, which starts any program, MPI or not.
 
-    Rank 0 is assumed to be on the machine of ``mpirun``. This is right unless a list of hosts
-    leaves out that machine.
+    Rank 0 is assumed to be on the machine of ``mpirun``. This assumption is right unless a list of
+    hosts leaves out that machine.
     """
     rank = variables.integer("OMPI_COMM_WORLD_RANK")
     count = variables.integer("OMPI_COMM_WORLD_SIZE")

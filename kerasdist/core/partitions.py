@@ -1,8 +1,9 @@
 """Several devices per replica: how many, and which shard of a tensor each of them holds.
 
-This is integer arithmetic without a framework. The devices of one replica are called its logical
-devices. The number of logical devices is a product of primes, and each prime is an axis of a mesh.
-So every way to cut a tensor into that many shards assigns axes of the mesh to axes of the tensor.
+The module has only integer arithmetic, without a framework. The devices of one replica are called
+its logical devices. The number of logical devices is a product of primes, and each prime is an axis
+of a mesh. So every way to cut a tensor into that many shards assigns axes of the mesh to axes of
+the tensor.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from kerasdist.errors import InputError
 
 # In a trial, this many examples per replica are enough to show whether code mixes them.
 _LEAST = 2
-# This many examples show the effects of uneven replicas.
-# One device gets at most this many times as many examples as a replica.
+# The first number of examples shows the effects of uneven replicas.
+# One device gets at most the second number times as many examples as a replica.
 _ENOUGH, _TIMES = 8, 4
 
 

@@ -130,7 +130,7 @@ def code_here() -> str:
 
 @contextmanager
 def issued_for(place: str) -> Generator[None]:
-    """Records collectives of this thread under `place`, the code of a thread that waits."""
+    """Records this thread's collectives as called from `place`, where another thread waits."""
     before = _place.set(place)
     try:
         yield

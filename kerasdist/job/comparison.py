@@ -218,7 +218,7 @@ def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str |
     ended = min((one["begun"] for one in known if one.get("ended")), default=None)
     if ended is None or ended == max(one["begun"] for one in known):
         return None
-    # One worker waits in the next step, the other at the end of the epoch.
+    # One worker waits in the next step, and another worker at the end of the epoch.
     places = [_place(one, ended) for one in known]
     return described_difference([{f"batch {ended + 1}": place} for place in places])
 

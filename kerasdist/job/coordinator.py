@@ -328,7 +328,7 @@ class Coordinator:
             case "meet":
                 self._meet(member, message)
             case "ask":
-                if self._next_places is None:  # in the other case, all have been asked
+                if self._next_places is None:  # if it is set, all have been asked
                     self._next_places = {}
                     self._tell_all({"type": "asked"})
             case "next":

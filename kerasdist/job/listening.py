@@ -167,8 +167,8 @@ def misleads(others: Sequence[str]) -> str | None:
     """Returns this machine's address for others; None if its own name leads others to it.
 
     Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
-    machine's name resolves. On Debian and Ubuntu that is a loopback address, which others cannot
-    reach.
+    machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which
+    others cannot reach.
 
     Args:
         others: The addresses of other workers. One that is on another machine is enough.

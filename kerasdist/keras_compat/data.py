@@ -413,7 +413,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     take_rows = _taker(adapter, "torch", tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
-    # This is done now and not with the first batch, because the start draws a random number.
+    # The iteration starts now and not with the first batch, because the start draws a number.
     # Keras also starts iterations from which it reads nothing.
     iter(loader)
 

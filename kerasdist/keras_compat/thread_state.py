@@ -14,7 +14,7 @@ from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
 
 # Where Keras stores the state of each thread, and the names of its parts.
-# This is a dictionary, because compiled steps read it.
+# The place is in a dictionary, because compiled steps read it.
 # The compiler of torch would follow a cached function into its body.
 KNOWN: dict[Any, Any] = {}
 

@@ -125,7 +125,7 @@ class Relay:
     def close(self) -> None:
         """Stops accepting connections."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # This wakes the thread that accepts.
+            self._listener.shutdown(socket.SHUT_RDWR)  # The accepting thread wakes up.
         self._listener.close()
 
     def _listen(self) -> None:
@@ -144,7 +144,7 @@ class Relay:
                 _start(_pass_on, server, client)
                 _pass_on(client, server)
                 with contextlib.suppress(OSError):
-                    server.shutdown(socket.SHUT_RDWR)  # This wakes the receiving thread.
+                    server.shutdown(socket.SHUT_RDWR)  # The receiving thread wakes up.
 
     def _connected(self) -> socket.socket | None:
         end = time.monotonic() + self._patience

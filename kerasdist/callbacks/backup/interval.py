@@ -44,10 +44,10 @@ def best_seconds(cost: float, between_failures: float) -> float:
 class Interval:
     """After how many batches of training a backup is due.
 
-    With a number, a backup is due after every such number of batches of an epoch, and at its end.
-    With ``"auto"``, batches are counted from one backup to the next, across the ends of epochs. At
-    the end of an epoch a backup is made if half of the batches have passed, because it is cheaper
-    to continue from there.
+    With a number, a backup is due each time that this number of batches has passed in an epoch, and
+    at the end of the epoch. With ``"auto"``, batches are counted from one backup to the next,
+    across the ends of epochs. At the end of an epoch a backup is made if half of the batches have
+    passed, because it is cheaper to continue from there.
 
     Attributes:
         is_open: Whether the number of batches is still to be chosen.

@@ -68,7 +68,7 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Makes a folder, or checks that an existing one is this user's, as others could change it."""
+    """Makes a folder, or checks that an existing folder belongs to this user."""
     try:
         folder.mkdir(exist_ok=True)
         found = folder.lstat()
@@ -102,8 +102,8 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
 def bring_newest(memory: Path, disk: Path, job: Job) -> None:
     """Gives the chief the newest copy, unless the chief has a backup that is as new.
 
-    This is needed if the chief now runs on a host without a copy, because its host was lost. All
-    workers must call it. If the chief cannot write the copy, it warns and continues without a copy.
+    The chief may run on a host without a copy if its former host was lost. All workers must call
+    it. If the chief cannot write the copy, it warns and continues without a copy.
     """
     listed = storage.newest_first(memory)
     own = [storage.number_of(listed[0]), listed[0].stat().st_size] if listed else [0, 0]

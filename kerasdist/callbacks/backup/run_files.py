@@ -413,7 +413,7 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
 
 
 def release_folder(folder: Path) -> None:
-    """Unlocks the folder for others."""
+    """Unlocks the folder for other runs."""
     path = folder.resolve() / _LOCK
     file = _held.pop(path, None)
     if file is not None:

@@ -151,7 +151,7 @@ def listening(host: str) -> socket.socket:
 
 
 def _draw() -> int:
-    # This needs a generator of its own, because a script that seeds Python's would repeat the port.
+    # Python's own generator is not used, because a script that seeds it would repeat the port.
     return random.SystemRandom().randrange(1 << 16)
 
 

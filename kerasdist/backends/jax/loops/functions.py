@@ -49,7 +49,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compiled(*args: object, **kwargs: object) -> Any:
         if scopes.program() is not None:
-            return function(*args, **kwargs)  # Here it is a part of another program.
+            return function(*args, **kwargs)  # another program contains this call
         with translating_failures(FUNCTION):
             return program(function, args, kwargs)
 
@@ -236,7 +236,7 @@ class Program:
                 except Incomplete as found:
                     scope = found.scope
                 finally:
-                    # This also runs after a failure, because built layers keep their variables.
+                    # Variables get values even after a failure, because built layers keep them.
                     keras_compat.initialize_waiting_variables()
                 executable = self._keep(key, executable.extended(scope), objects)
             else:
@@ -402,7 +402,7 @@ class Executable:
                 if self._digest is None:
                     self._digest = self.place.compare(self._compiled, *arguments)
                 self.place.record(self._digest[:12])
-            # This is one call of C code.
+            # A launch is one call of C code.
             # Python raises KeyboardInterrupt only between its own instructions.
             # So none can come after the old values are consumed and before new values are kept.
             results.extend(map(self._compiled, *([one] for one in arguments)))

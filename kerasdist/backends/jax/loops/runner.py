@@ -452,7 +452,7 @@ class JaxRunner(Runner):
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:
-    """Returns a distributed value of objects that are not arrays; None if all are None."""
+    """Returns a distributed value of Python objects; just None if all objects are None."""
     first = leaves[0]
     same = all(leaf is first for leaf in leaves)
     alone = first is None or (same and is_distributed(first))

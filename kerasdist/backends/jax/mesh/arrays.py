@@ -63,7 +63,7 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
         for device, index in places.items()
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
-    return jax.block_until_ready(made)  # this waits, because the caller may change the array
+    return jax.block_until_ready(made)  # wait, because the caller may change the array
 
 
 def is_sharded(array: jax.Array) -> bool:

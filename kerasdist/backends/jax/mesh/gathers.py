@@ -234,7 +234,7 @@ class _Reader:
         if _scatters(equation, inputs):
             operation.scatters = True
         elif name == "dot_general" and any(one.is_state for one in inputs):
-            # This makes the gradient of a factor from the whole gradient of a low-rank product.
+            # The gradient of a factor is made from the full gradient of a low-rank product.
             shards = [None if one.is_state else self._products.get(one.form) for one in inputs]
             if any(shards):
                 operation.shards, operation.scatters = shards, True

@@ -42,13 +42,13 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
     lets 32 programs be in flight (``max_inflight_computations_per_device`` in XLA's CPU client),
     and the launch of the next program waits for its turn *inside* the thread pool that also runs
     the programs. The pool has as many threads as there are cores, or as devices if these are more.
-    On two cores, one thread waits there for a launch, and the other waits in an all-reduce for its
-    partner, which finds no thread: "Expected 2 threads to join the rendezvous, but only 1 of them
-    arrived". After 40 seconds XLA aborts the process. The stacks of a stopped process show
+    On two cores, one thread of the pool waits for a launch, and the other waits in an all-reduce
+    for its partner, which finds no thread: "Expected 2 threads to join the rendezvous, but only 1
+    of them arrived". After 40 seconds XLA aborts the process. The stacks of a stopped process show
     ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker and
     ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``, before JAX
-    starts) prevents the deadlock. So do fewer programs in flight; the limit must be well below 32,
-    because callbacks and user code launch programs too. Seen with jaxlib 0.10.2.
+    starts) prevents the deadlock. Fewer programs in flight prevent it, too; the limit must be well
+    below 32, because callbacks and user code launch programs too. Seen with jaxlib 0.10.2.
     """
     due = next(_launches) % STEPS_AHEAD == 0
     for _ in range(1, steps):
@@ -312,7 +312,7 @@ class Placement:
 
     def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
-        # This also applies to rows that Keras keeps, because this process reads them.
+        # Rows that Keras keeps are also constrained, because this process reads them.
         if not isinstance(leaf, jax.Array):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf]))

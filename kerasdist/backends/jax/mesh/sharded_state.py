@@ -2,8 +2,8 @@
 
 Code outside of compiled programs reads whole values, so each read of a sharded variable gathers it.
 With several workers, all of them must make, read and write the variable together, and they wait for
-each other. If one worker did so alone, its collective would meet a different program of the other
-workers.
+each other. If one worker read or wrote a variable alone, its collective would meet a different
+program of the other workers.
 
 Inside of a step of `fit`, XLA's programs hold each device's shard. A weight that the replicas
 divide is gathered for each use (`gathers.py`), and the optimizer updates shards.

@@ -190,7 +190,7 @@ class WorkerPlacement(Placement):
     def _launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs a program. Workers compare their first programs; others are only recorded."""
+        """Runs a program. Runs a program; workers compare only their first programs."""
         form: Hashable = _shapes(batch)
         if steps > 1:
             # All are recorded first, since a worker with different batches runs single steps.
@@ -200,7 +200,7 @@ class WorkerPlacement(Placement):
             seen[form] = self.compare(program, state, batch)
         else:
             if form not in seen:
-                # This does not wait for the others, whose batch may have another shape.
+                # No wait here, because the batch of another worker may have another shape.
                 seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
@@ -259,7 +259,7 @@ def _sum_of_bits(value: jax.Array) -> jax.Array:
     kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
     whole = value.astype(jnp.uint8) if value.dtype == bool else value
     bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
-    # There is a random factor for each position, so that exchanged elements change the sum.
+    # Each position has a random factor, so that exchanged elements change the sum.
     factors = (jnp.arange(bits.size, dtype=jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
     factors = (factors ^ (factors >> 15)) * jnp.uint32(0x85EBCA77) | 1
     return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)

@@ -37,7 +37,8 @@ def on_values(function: Callable[[Any], Any], gradient: object) -> Any:
 def weighted(gradient: Any, weight: Any) -> Any:
     """Returns a gradient times a replica's weight; a weight of 0 gives 0, even for a NaN.
 
-    This is `training.numerics.weighted` in one operation, which also supports sparse gradients.
+    The function does the same as `training.numerics.weighted` in one operation, and supports sparse
+    gradients.
     """
     if isinstance(weight, float):
         return on_values(lambda values: values * weight, gradient)
@@ -114,7 +115,7 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # This happens before the backward pass, because its collectives apply the weights.
+    # The factor is applied before the backward pass, whose collectives apply the weights.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [

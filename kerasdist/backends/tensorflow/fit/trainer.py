@@ -313,7 +313,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if self.has_builtin("train_step"):
             _build_from(self.model, data_batch)
         elif keras_compat.has_built_layers(self.model):
-            # This builds metrics, losses and optimizer; it fails if `call` does not fit the data.
+            # This builds metrics, losses and optimizer, if `call` fits the data.
             with suppress(Exception):
                 _build_from(self.model, data_batch)
 

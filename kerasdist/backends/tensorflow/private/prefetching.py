@@ -101,7 +101,8 @@ class PlacedIterator(tf.experimental.ExtensionType):
         """Returns the next batch.
 
         An error of the pipeline reaches the first device, while for other devices the data may just
-        end. So the other devices wait for the first, because the error could be taken for the end.
+        end. So the other devices wait for the first device, because they could mistake the error
+        for the end.
         """
         parts: list[Any] = []
         for device, iterator in zip(self.devices, self.iterators, strict=True):

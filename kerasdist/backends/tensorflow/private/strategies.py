@@ -166,7 +166,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
         scoped_allocator_enabled_ops=("CollectiveReduce",),
         device_filters=(f"/job:{_JOB}/task:{rank}",),
     )
-    # There is no such service, because kerasdist's job detects lost workers.
+    # TensorFlow's coordination service is not used, because kerasdist's job detects lost workers.
     # TensorFlow's service would catch SIGTERM permanently and abort if a worker is late.
     # At exit it would also wait for lost workers.
     internals.CONFIGURE_COORDINATION.of(runtime)(service_type="")

@@ -370,7 +370,7 @@ class TensorFlowCollectives(Collectives):
 
     @contextmanager
     def equal_writes(self) -> Iterator[None]:
-        """Returns a context in which a replica without rows assigns the same as the others."""
+        """Returns a context in which a replica without rows assigns the others' values."""
         outer, self._writes_equal = self._writes_equal, True
         try:
             yield

@@ -170,7 +170,7 @@ class TensorFlowRunner(Runner):
         if tf.executing_eagerly():
             self._replica_set.begin_step()
         elif self._replica_set.job is not None:
-            # This is not counted as a step, because one worker may trace more often than another.
+            # A trace does not count as a step, because workers may trace differently often.
             self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 

@@ -118,7 +118,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
     TensorFlow would divide the value by the number of replicas, round it down, and assign the
     result to each replica. With two replicas a confusion matrix of ones would then be read as
-    zeros. Here the first replica also gets the remainder.
+    zeros. With this hook the first replica also gets the remainder.
     """
     in_scope = keras_compat.get_stateless_scope() is not None
     if in_scope or current.replica is not None or not is_sum_on_read(variable):

@@ -1,7 +1,7 @@
 """Batch normalization with fewer passes over memory.
 
 Keras computes batch normalization by elementary operations, and torch differentiates each of them.
-This needs about twenty passes over the memory, while on GPUs the kernels of
+These operations need about twenty passes over the memory, while on GPUs the kernels of
 ``torch.nn.SyncBatchNorm`` need four. The layers of torch compute the statistics themselves, but
 here the statistics may come from the global batch. Therefore two functions compute the statistics
 (`_Moments`, on CPUs too) and normalize (`_Normalized`).

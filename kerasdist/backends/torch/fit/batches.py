@@ -1,9 +1,9 @@
 """Divides a global batch into one local batch per replica, and joins the replicas' outputs.
 
-Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch this changes the
-weights of the batch itself. So code that reads the weights later in the step, such as a weighted
-metric, gets masked weights, which for a mean are also multiplied by ``total / valid`` (seen in
-Keras 3.15). To match one device, this factor must be computed over the global batch.
+Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch this operation changes
+the weights of the batch itself. So code that reads the weights later in the step, such as a
+weighted metric, gets masked weights, which for a mean are also multiplied by ``total / valid``
+(seen in Keras 3.15). To match one device, this factor must be computed over the global batch.
 """
 
 from __future__ import annotations

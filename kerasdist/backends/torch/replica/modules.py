@@ -26,7 +26,7 @@ from kerasdist.errors import ReplicaError, UnsupportedError
 
 # The modules that hold a replica's tensors at the moment.
 # Replicas take turns, so another replica rarely finds a module here.
-# This happens if the first replica waits in a collective inside of the module.
+# A second replica finds one if the first replica waits in a collective inside of the module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 

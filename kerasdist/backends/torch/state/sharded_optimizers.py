@@ -302,7 +302,7 @@ class ShardRules:
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
         shard = shards.shard_without_values(variable, initializer, self.group, self._workers)
-        # An initializer of Keras with a number as seed draws the same values later; others may not.
+        # Only an initializer of Keras with a number as seed surely draws the same values later.
         is_fixed = isinstance(getattr(initializer, "seed", 0), int)
         if not (is_fixed and keras_compat.is_builtin(type(initializer))):
             shards.draw_one(variable, shard, self._workers)

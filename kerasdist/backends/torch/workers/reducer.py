@@ -194,7 +194,7 @@ class HookedBuckets(Buckets):
             # After the backward pass, Keras's step reads only gradients.
             weights = self._weights
             private.call_after_backward(lambda: setattr(weights, "are_differentiated", True))
-        # This frees torch's own gradient; a sharded parameter keeps no gradient.
+        # torch's own gradient is freed here; a sharded parameter keeps no gradient.
         parameter.grad = self.put(index, parameter.grad, self._weight)
         if self._scope.sums_in_backward:
             return

@@ -165,7 +165,7 @@ class ElasticSlots:
     def _usable(self, answering: Collection[str] = ()) -> list[int]:
         """Returns the usable slots, with recently failed slots only if they are needed."""
         down = self._down.difference(answering)
-        with self._joining:  # reports come in other threads
+        with self._joining:  # other threads receive the reports
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
         there = [

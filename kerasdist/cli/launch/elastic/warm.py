@@ -114,7 +114,7 @@ def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Ord
 
 def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
     """Forks a worker and stays as its parent; returns only in the worker."""
-    os.setpgid(0, 0)  # this process outlives the warm process, as the worker does
+    os.setpgid(0, 0)  # like the worker, this process outlives the warm process
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if peer_user(connection) != os.getuid():
         os._exit(1)
