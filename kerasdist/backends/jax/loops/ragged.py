@@ -57,7 +57,7 @@ Trace = Callable[[int, Exchange], Traced]
 
 
 @dataclass(eq=False)
-class _Pause(BaseException):  # not an Exception, because user code must not catch it
+class _Pause(BaseException):  # user code that catches Exception must not catch it
     """A replica has come to an exchange whose result is not known yet."""
 
     kind: str

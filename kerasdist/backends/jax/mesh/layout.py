@@ -60,7 +60,7 @@ def _note_slots() -> None:
 def _make_slot(
     original: Callable[..., Any],
     optimizer: keras.Optimizer,
-    reference_variable: keras.Variable,  # Keras's name, which some optimizers use as a keyword
+    reference_variable: keras.Variable,  # some optimizers pass it by this name
     *args: object,
     **kwargs: object,
 ) -> Any:

@@ -131,7 +131,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
-            optimizer.build(model.trainable_variables)  # not while Keras traces a step
+            # This is done here, because Keras would do it while it traces a step.
+            optimizer.build(model.trainable_variables)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""

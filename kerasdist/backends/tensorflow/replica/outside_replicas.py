@@ -144,7 +144,7 @@ def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
 def _make_state(
     original: Callable[..., Any],
     optimizer: Any,
-    reference_variable: Any,  # Keras's name, which some optimizers use as a keyword
+    reference_variable: Any,  # some optimizers pass it by this name
     *args: object,
     **kwargs: object,
 ) -> Any:

@@ -173,7 +173,7 @@ def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
 def _make_slot(
     original: Callable[..., Any],
     optimizer: keras.optimizers.Optimizer,
-    reference_variable: keras.Variable,  # Keras's name, which some optimizers use as a keyword
+    reference_variable: keras.Variable,  # some optimizers pass it by this name
     *args: object,
     **kwargs: object,
 ) -> Any:

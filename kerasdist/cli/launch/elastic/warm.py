@@ -127,7 +127,8 @@ def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple
     if worker == 0:
         connection.close()
         return order, files
-    os.setpgid(worker, worker)  # the worker does the same, because either process may be first
+    # The worker also sets its group, because either process may be first.
+    os.setpgid(worker, worker)
     for one in files:
         os.close(one)
     connection.sendall(f"{worker}\n".encode())
