@@ -122,7 +122,7 @@ class RunOptions:
         experimental_xla_options: Must be None.
 
     Raises:
-        UnsupportedError: If there are options for XLA.
+        UnsupportedError: If options for XLA are given, which no backend supports.
     """
 
     experimental_enable_dynamic_batch_size: bool = True

@@ -76,7 +76,7 @@ class DistributedDataset(abc.ABC):
         """Returns the number of batches.
 
         Raises:
-            TypeError: If the source does not know the number.
+            TypeError: If the source does not know the number of batches.
         """
 
     @abc.abstractmethod

@@ -1,8 +1,9 @@
 """Exit codes of workers, and their quick end with one line of output after Ctrl-C.
 
-Most of the time goes into the end of the interpreter, which unloads the framework's modules: 1 to 2
-s on an idle machine, 6 s on a busy one (measured with TensorFlow and PyTorch, two workers). During
-that time no Python thread runs that could end the process, so a timer of the kernel does it.
+A worker needs most of the time until its end for the end of the interpreter, which unloads the
+framework's modules: 1 to 2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and
+PyTorch, two workers). During that time no Python thread runs that could end the process, so a timer
+of the kernel does it.
 """
 
 from __future__ import annotations

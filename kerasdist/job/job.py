@@ -97,7 +97,7 @@ class Job:
 
     @property
     def other_addresses(self) -> list[str]:
-        """Addresses of other workers, with one on another machine if any worker is on another."""
+        """Some addresses of other workers, at least one of them on another machine if possible."""
         known = self.membership.addresses or (self.chief_address, self._client.roster["far"])
         return [one for one in known if one not in (None, self.address)]
 

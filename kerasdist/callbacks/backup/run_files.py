@@ -389,7 +389,7 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
     """Locks the folder for this process, until `release_folder` or the end of the process.
 
     Raises:
-        BackupError: If another process has locked it.
+        BackupError: If another process has locked the folder.
         OSError: If the folder cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ class TorchTrainer(ReplicatedTrainer):
         return outputs
 
     def zero_grad(self, original: Original, set_to_none: bool = True) -> None:
-        """Clears the gradients of the current replica; outside of replicas, torch's own."""
+        """Clears the gradients of the current replica; outside of replicas calls torch's own."""
         scope = modules.scope_here()
         if scope is None:
             original(set_to_none)
