@@ -186,7 +186,7 @@ class JaxTrainer(ReplicatedTrainer):
                 outputs, new = run(state, batches)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step.
-                # Any error puts them back; otherwise variables would be initialized again.
+                # Any error must put them back; otherwise variables would be initialized again.
                 # A step that failed on the devices (a lost worker) has already consumed them.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:

@@ -276,7 +276,7 @@ def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
             return [leaf] * len(bounds)
         if isinstance(leaf, tf.Tensor) and not isinstance(held, int):
             # The step fails here if a leaf has another number of rows.
-            # Slicing does not copy, and TensorFlow would remove a split into one part.
+            # This split does not copy; TensorFlow would remove a split into one part.
             leaf, _ = tf.split(leaf, tf.stack([held, 0]), num=2, name=_DIVISION)
         if isinstance(leaf, tf.SparseTensor):
             return [_sparse_rows(leaf, *one) for one in bounds]
