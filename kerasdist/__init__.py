@@ -1,6 +1,6 @@
 """Distributed training for Keras 3 on TensorFlow, JAX and PyTorch, with the numbers of one device.
 
-Importing this package imports no framework; `kerasdist.public` is loaded when one of its names is
+Importing this package imports no framework; `kerasdist.public` is imported when one of its names is
 first used.
 """
 
@@ -75,13 +75,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("callbacks", "cluster", "config", "errors", "experimental"):
         return importlib.import_module(f"kerasdist.{name}")
-    if name == "launch":  # the one function of the command line, which needs no framework
+    if name == "launch":  # the only public function of the command line, which needs no framework
         return importlib.import_module("kerasdist.cli.launch.function").launch
     name = look_up(name, RENAMED, "kerasdist") or name
     if name not in __all__:
         raise AttributeError(_hint(name))
     choice = importlib.import_module("kerasdist.core.backend_choice")
-    choice.require_supported()  # before Keras is imported, of which an old one lacks what we import
+    # before Keras is imported, because an old Keras lacks what kerasdist imports
+    choice.require_supported()
     try:
         public = importlib.import_module("kerasdist.public")
     except (ImportError, ValueError) as error:
@@ -95,12 +96,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    """Returns the advice for a name that does not exist here."""
+    """Returns the error message for a name that does not exist, with advice."""
     said = f"module 'kerasdist' has no attribute {name!r}."
     advice = look_up(name, ADVICE, "kerasdist")
     if advice is not None:
         return f"{said} {advice}"
-    import difflib  # imported here, since it takes 2 ms
+    import difflib  # imported only here, because its import takes 2 ms
 
     by_lower = {known.lower(): known for known in __all__}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)

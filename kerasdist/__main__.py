@@ -1,4 +1,4 @@
-"""``python -m kerasdist``, where the command ``kerasdist`` is not on the path."""
+"""``python -m kerasdist``, for an environment in which the command ``kerasdist`` is not found."""
 
 from __future__ import annotations
 

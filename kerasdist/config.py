@@ -1,4 +1,4 @@
-"""Settings that hold for the whole process."""
+"""Settings that apply to the whole process."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _most_at_once: int | Literal["auto"] | None = None
 def set_logical_cpu_devices(count: int) -> None:
     """Prepares several CPU devices, to try a strategy on a machine without accelerators.
 
-    They share the machine's cores. On JAX and TensorFlow it must come before the framework starts,
-    that is before the first model, tensor or random seed; on PyTorch any time. The variable
-    ``KERASDIST_CPU_DEVICES`` does the same when the first strategy is made, and has strategies
-    without named devices compute on CPUs even where there are GPUs.
+    The devices share the machine's cores. On JAX and TensorFlow this must be called before the
+    framework starts, that is before the first model, tensor or random seed; on PyTorch it can be
+    called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the
+    first strategy is made, and also makes strategies without named devices compute on CPUs even if
+    there are GPUs.
 
     Args:
-        count: How many devices, at least 1.
+        count: The number of devices, at least 1.
 
     Raises:
         DeviceError: If the framework has started with another number of devices.
-        TypeError: If `count` is no integer.
+        TypeError: If `count` is not an integer.
         ValueError: If `count` is less than 1.
     """
-    from kerasdist.backends import registry  # imported here, since it imports Keras
+    from kerasdist.backends import registry  # imported here, because it imports Keras
 
     if operator.index(count) < 1:
         raise ValueError(f"Expected a positive number of CPU devices. Received: count={count!r}")
@@ -40,7 +41,7 @@ def set_logical_cpu_devices(count: int) -> None:
 
 
 def wants_cpu_devices() -> bool:
-    """Returns whether ``KERASDIST_CPU_DEVICES`` chooses CPU devices before accelerators."""
+    """Returns whether ``KERASDIST_CPU_DEVICES`` selects CPU devices in place of accelerators."""
     return bool(os.environ.get(CPU_DEVICES_VARIABLE))
 
 
@@ -58,21 +59,22 @@ def apply_cpu_devices_variable() -> None:
 
 
 def set_draws(draws: Draws) -> None:
-    """Says whether dropout and noise in `fit` depend on the number of replicas.
+    """Sets whether dropout and noise in `fit` depend on the number of replicas.
 
-    On JAX they do not. On TensorFlow and PyTorch each replica draws numbers of its own by default,
-    ``"replica"``, as with `tf.distribute`: a run is reproducible, but drops other units than one
-    device, or than another number of replicas. With ``"global"`` each replica draws for the whole
-    global batch and keeps its own rows, so that the run has the numbers of one device. It costs
-    drawing for the whole batch on each replica.
+    On JAX dropout and noise do not depend on the number of replicas. On TensorFlow and PyTorch each
+    replica draws its own numbers by default (``"replica"``), as with `tf.distribute`. Such a run is
+    reproducible, but dropout drops other units than on one device, or than with another number of
+    replicas. With ``"global"`` each replica draws for the whole global batch and keeps the draws of
+    its own rows, so that the run has the numbers of one device. The cost is that each replica draws
+    for the whole batch.
 
-    It concerns `keras.random.normal`, `uniform`, `truncated_normal`, `randint`, `categorical` and
-    `dropout`, and the layers that use them, in `fit`, `evaluate` and `predict`. Other draws,
-    and those in `Strategy.run`, stay the replica's own. Where several batches are stacked along
-    axis 0, as a GAN does with real and generated examples, the draws of their rows are not one
-    device's: call the layer once for each.
+    The setting applies to `keras.random.normal`, `uniform`, `truncated_normal`, `randint`,
+    `categorical` and `dropout`, and to the layers that use them, in `fit`, `evaluate` and
+    `predict`. Other draws, and draws in `Strategy.run`, always differ between replicas. If several
+    batches are stacked along axis 0, as a GAN does with real and generated examples, the draws for
+    their rows differ from one device; call the layer once for each batch instead.
 
-    All workers must call it with the same value, before the first step.
+    All workers must call this function with the same value before the first step.
 
     Example::
 
@@ -82,7 +84,7 @@ def set_draws(draws: Draws) -> None:
         draws: ``"replica"`` or ``"global"``.
 
     Raises:
-        ValueError: If `draws` is neither.
+        ValueError: If `draws` has another value.
     """
     global _draws
     if draws not in ("replica", "global"):
@@ -91,25 +93,26 @@ def set_draws(draws: Draws) -> None:
 
 
 def draws() -> Draws:
-    """Returns what `set_draws` has set."""
+    """Returns the value that `set_draws` has set."""
     return _draws
 
 
 def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     """Says how many examples a replica computes at once in training.
 
-    Where a replica has more, the model is called in several passes. The loss, the metrics and the
-    one update are of all of them, so the numbers stay. So a job of fewer workers, each of which has
-    more of the global batch, needs no more memory for activations: set what fits on one device, and
-    each start of the job takes the passes that it needs. A pass keeps its inputs and outputs, and
-    is computed once more in the backward pass, which takes a third more time.
+    If a replica has more examples, the model is called in several passes. The loss, the metrics and
+    the single update of the weights use all examples, so the numbers do not change. A job of fewer
+    workers, each of which has more rows of the global batch, then needs no more memory for
+    activations: set the number that fits on one device, and each start of the job makes as many
+    passes as it needs. A pass keeps only its inputs and outputs, and is computed once more in the
+    backward pass, which takes a third more time.
 
-    On PyTorch unseeded dropout draws in each pass, so its draws depend on the number of passes, as
-    on that of replicas. What a pass cannot know is an error: `BatchNormalization` that trains,
-    losses that layers add, seeded draws and other state that a call changes, on JAX and TensorFlow
-    all draws; on PyTorch and TensorFlow ``jit_compile=True``; on PyTorch ``sharding="full"``, and
-    `set_draws("global")` with layers that draw. A layer of your own that mixes the rows of a batch
-    mixes those of a pass.
+    On PyTorch dropout without a seed draws in each pass, so its draws depend on the number of
+    passes, as they do on the number of replicas. The following are an error, because a pass cannot
+    know the other rows: training `BatchNormalization`, losses that layers add, and seeded draws or
+    other state that a call changes; on JAX and TensorFlow all draws; on PyTorch and TensorFlow
+    ``jit_compile=True``; on PyTorch ``sharding="full"``, and `set_draws("global")` with layers that
+    draw. A user-defined layer that mixes the rows of a batch mixes only the rows of a pass.
 
     With ``"auto"`` the number is found before the first step of a call of `fit`, by steps on trial:
     as long as a device of any worker has no memory for one, the number is halved. It stays for the

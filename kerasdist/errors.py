@@ -8,11 +8,11 @@ from __future__ import annotations
 
 
 class KerasdistError(Exception):
-    """Base of every error that kerasdist raises on purpose."""
+    """The base class of every error that kerasdist raises on purpose."""
 
 
 class DeviceError(KerasdistError, ValueError):
-    """A device is unknown, named twice, missing, or cannot be prepared any more."""
+    """A device is unknown, named twice or missing, or it is too late to prepare it."""
 
 
 class ScopeError(KerasdistError, RuntimeError):
@@ -40,7 +40,7 @@ class ShapeError(ReplicaError, ValueError):
 
 
 class StateLostError(KerasdistError, RuntimeError):
-    """A step that failed on the devices had consumed the model's state, which is gone."""
+    """A step that failed on the devices had already consumed the model's state, which is lost."""
 
 
 class BackendError(KerasdistError, ImportError):
@@ -48,7 +48,7 @@ class BackendError(KerasdistError, ImportError):
 
 
 class NotOneDeviceError(KerasdistError, ValueError):
-    """A training step under a strategy computes something else than on one device."""
+    """A training step under a strategy does not compute the same as on one device."""
 
 
 class ClusterError(KerasdistError, ValueError):

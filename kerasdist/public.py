@@ -1,10 +1,11 @@
-"""The public names, from where they are defined.
+"""The public names, imported from the files that define them.
 
 Importing `kerasdist` imports no framework, so it imports this file when one of the names is first
-used; type checkers see them at once. What is not here, nor in the packages `callbacks`, `cluster`,
-`config`, `errors` and `experimental`, is private.
+used; type checkers see the names at once. Any name that is neither here nor in `callbacks`,
+`cluster`, `config`, `errors` or `experimental` is private.
 
-A new name needs a line here, one in ``kerasdist.__all__``, and one in the test of public names.
+A new name needs a line here, a line in ``kerasdist.__all__``, and a line in the test of public
+names.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What must be equal on all workers when they compute together."""
+"""Checks that everything is equal on all workers that must be equal when they compute together."""

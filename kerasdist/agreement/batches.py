@@ -1,7 +1,7 @@
-"""Whether workers read the same batches, of which each takes its own rows.
+"""Checks whether workers read the same batches, from which each worker takes its own rows.
 
-Each worker takes its own rows of every batch. If workers shuffle the dataset in different orders,
-some rows are trained on twice and others never. So workers compare the first batch of each
+Each worker takes its own rows of every batch. If workers shuffled a dataset in different orders,
+some rows would be used twice and others never. So workers compare the first batch of each
 iteration, at the step that uses it, and checksums of all batches at the end of an epoch.
 """
 
@@ -22,11 +22,11 @@ from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import ADVICE, BatchHistory, Report, digest
 from kerasdist.job.job import Job
 
-# How many rows of an array are compared, and how many elements of each.
+# How many rows of an array are compared, and how many elements of each row.
 ROWS, ELEMENTS = 16, 1024
 
-# How many bytes of an array a checksum of a batch takes. Of a longer array it takes some elements
-# of each row, and other ones in the next batch.
+# How many bytes of an array the checksum of a batch covers.
+# Of a larger array it covers some elements of each row, and other elements in the next batch.
 BYTES = 1 << 16
 
 # How many of an array's first elements a message shows.
@@ -36,11 +36,12 @@ _MEMBERS = ("x", "y", "sample_weight")
 
 
 class Beginning(NamedTuple):
-    """The beginning of an array of a batch, which workers compare.
+    """The beginning of one array of a batch, which the workers compare.
 
     Attributes:
-        name: Which array of the batch it is, such as ``y``.
-        has_order: Whether its first rows differ, so that another order has another checksum.
+        name: The name of the array, such as ``y``.
+        has_order: Whether the array's first rows differ, so that another order changes the
+            checksum.
         shown: The array's first elements, and a checksum of its first rows.
     """
 
@@ -51,33 +52,32 @@ class Beginning(NamedTuple):
 
 @final
 class FirstBatches:
-    """What a worker has read of datasets that all workers read, and not compared yet.
+    """The batches that a worker has read of common datasets, and has not yet compared.
 
     Attributes:
-        drawn_by_threads: Whether threads of the source race for random numbers, such as those of
-            a ``PyDataset``, so that no two workers draw the same.
-        history: The forms of global batches that workers have not compared yet.
+        drawn_by_threads: Whether several threads of the data source, such as of a ``PyDataset``,
+            draw random numbers, so that each worker draws different numbers.
+        history: The forms (shapes and types) of global batches that were not yet compared.
     """
 
     def __init__(
         self, job: Job | None, *, wanted: bool, count_begun: Callable[[], int] | None = None
     ) -> None:
-        """Starts without a batch; `count_begun` is `BatchHistory`'s."""
+        """Starts without a batch; `count_begun` is the argument of `BatchHistory`."""
         self.history = BatchHistory(count_begun)
         self.drawn_by_threads = False
         self._job = job
-        self._wanted = wanted and job is not None  # alike on all workers
+        self._wanted = wanted and job is not None  # equal on all workers
         self._waiting: list[Beginning] | None = None
-        self._names: dict[int, list[str]] = {}  # of batches with so many arrays
-        # By the name of an array, a checksum of it in each batch; and after how many of these
-        # batches an iteration began.
+        self._names: dict[int, list[str]] = {}  # by the number of arrays in a batch
+        # By an array's name: its checksum in each batch, and the batches before each iteration.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
-        # The arrays that were found to differ by worker, as augmentation does.
+        # The arrays that were found to differ between workers, as they do with random augmentation.
         self._drawn: set[str] = set()
 
     def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Returns the batches of an iteration, each of which is recorded when it is read."""
+        """Returns the batches of an iteration, and records each one when it is read."""
         return self._noted(batches) if self._wanted else batches
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -89,7 +89,7 @@ class FirstBatches:
             yield batch
 
     def name(self, batch: Any) -> int:
-        """Notes that an iteration begins; returns the number of arrays that have a name."""
+        """Records that an iteration begins; returns how many arrays of the batch have a name."""
         names = names_of(batch)
         self._names[len(names)] = names
         for name in names:
@@ -97,7 +97,7 @@ class FirstBatches:
         return len(names)
 
     def note(self, sums: Sequence[int]) -> None:
-        """Keeps the checksums of a batch's arrays."""
+        """Stores the checksums of a batch's arrays."""
         if self._wanted:
             numbers = [f"array {number}" for number in range(len(sums))]
             for name, one in zip(self._names.get(len(sums), numbers), sums, strict=True):
@@ -106,7 +106,7 @@ class FirstBatches:
     def require_equal_since(self, when: str) -> None:
         """Raises DisagreementError if workers trained on different batches since the last call.
 
-        All workers must call it.
+        All workers must call this method.
         """
         job = self._job
         if job is None:
@@ -134,10 +134,11 @@ class FirstBatches:
         when: str,
         ordered: Iterable[str] | None = None,
     ) -> None:
-        """Says which batch differs between workers, the earliest first; all must call it.
+        """Reports the earliest batch that differs between workers; all workers must call it.
 
-        It is a warning where threads draw what differs; or, if `ordered` is given, where one of
-        these arrays, whose rows differ, is equal, which shows that workers read in one order.
+        The report is a warning if threads draw the differing data. The report is also a warning if
+        one of the arrays in `ordered` is equal on all workers: the rows of these arrays differ, so
+        the order of the rows is the same.
         """
         job = self._job
         assert job is not None
@@ -164,23 +165,23 @@ class FirstBatches:
             warn_user(str(error))
 
     def clear(self) -> None:
-        """Forgets what was recorded, since a new call begins."""
+        """Forgets what was recorded, because a new call begins."""
         self._waiting = None
         self._checksums.clear()
         self._begins.clear()
         self._drawn.clear()
 
     def compare(self) -> None:
-        """Compares the last iteration's first batch over the workers, if it is new.
+        """Compares the workers' first batches of the last iteration, unless already done.
 
-        All workers must call it, before a step.
+        All workers must call this method before a step.
         """
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self.require_equal(waiting)
 
     def require_equal(self, beginning: Sequence[Beginning]) -> None:
-        """Makes sure that all workers have read the same batch. All workers must call it."""
+        """Checks that all workers have read the same batch. All workers must call this method."""
         job, own = self._job, list(beginning)
         if job is None or not self._wanted or job.all_have_one("first batch of a dataset", own):
             return
@@ -189,7 +190,7 @@ class FirstBatches:
 
 
 def _forms(report: Report) -> list[str]:
-    """Returns the form of each batch."""
+    """Returns the shapes and types of each batch in a report."""
     ends = [*(at for at, _ in report["changes"][1:]), report["steps"]]
     each = zip(report["changes"], ends, strict=False)
     return [form for (begin, form), end in each for _ in range(begin, end)]
@@ -211,7 +212,7 @@ _OTHER_VALUES = (
 
 
 def _checksum(leaf: Any, number: int) -> int:
-    """Returns a checksum of an array of the batch with this number; 0 of what is no dense array."""
+    """Returns a checksum of an array in the batch with this number; 0 if it is not dense."""
     try:
         rows = leaf
         if len(leaf.shape) and math.prod(leaf.shape) * leaf.dtype.itemsize > BYTES:
@@ -221,12 +222,12 @@ def _checksum(leaf: Any, number: int) -> int:
             begin = number * each % length
             rows = rows[:, begin : begin + each]
         return checksum_of(keras_compat.ops.convert_to_numpy(rows))
-    except Exception:  # noqa: BLE001  sparse, ragged, of Python's objects
+    except Exception:  # noqa: BLE001  sparse or ragged arrays, or Python objects
         return 0
 
 
 def names_of(batch: object) -> list[str]:
-    """Returns a name for each leaf of a batch, after Keras's arguments, such as ``x``."""
+    """Returns a name for each leaf of a batch, by Keras's arguments, such as ``x``."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
     names: list[str] = []
@@ -244,7 +245,7 @@ def beginnings(batch: object) -> list[Beginning]:
             continue
         try:
             found.append(_beginning(name, leaf))
-        except Exception:  # noqa: BLE001  sparse, ragged
+        except Exception:  # noqa: BLE001  sparse or ragged arrays
             continue
     return found
 

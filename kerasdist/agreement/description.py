@@ -1,8 +1,9 @@
-"""What workers say of a model, of a call, and of any value in them, as JSON.
+"""Descriptions of models, calls and any values in them, as JSON, which the workers compare.
 
-It is equal on workers which run the same script in the same way. Addresses, the order of sets and
-dictionaries, names that Keras numbers, seeds and initializers are left out: they say nothing about
-the computation, and variables start with the chief's values.
+A description is equal on workers that run the same script in the same way. A description leaves out
+addresses, the order of sets and dictionaries, and names that Keras numbers, because these do not
+change the computation. Seeds and initializers are also left out, because variables start with the
+chief's values.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ from kerasdist.keras_compat.internals import FUNCTION_ARGUMENTS
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
-# Arguments that do not change what is computed from equal variables.
+# Arguments that do not change the computation, if the variables are equal.
 _LEFT_OUT = frozenset({"name", "seed"})
 
-# Longer texts are compared by a digest.
+# Texts that are longer than this are compared by a digest.
 _LONG = 1000
 
-# Arrays are read in blocks of so many bytes. Of more than the most, that many are compared, in
-# blocks all over the array, which takes half a second.
+# Arrays are read in blocks of this size.
+# If an array is larger than the second number, only that many bytes are compared.
+# These blocks are from all over the array, and their comparison takes half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 
 def described(value: object, known: Collection[str] = ()) -> Any:
-    """Returns a value as JSON; the class alone of a value that cannot be described."""
+    """Returns a value as JSON, or only its class if it cannot be described."""
     try:
         return _described(value, known)
-    except Exception:  # noqa: BLE001  user-defined properties that fail, endless structures
+    except Exception:  # noqa: BLE001  user-defined properties may fail, structures may be endless
         return type(value).__name__
 
 
@@ -81,9 +83,9 @@ def _described(value: object, known: Collection[str]) -> Any:
 
 
 def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the arguments that a Keras object was made with and keeps, and its user-defined code.
+    """Returns the arguments with which a Keras object was made, and its user-defined code.
 
-    Not by `get_config`: that serializes, for which Keras imports TensorFlow on every backend.
+    `get_config` is not used, because it serializes, for which Keras imports TensorFlow.
     """
     kind = cast("type[Any]", type(instance))
     given = {} if keras_compat.is_wired(instance) else _kept(instance)
@@ -96,7 +98,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
 def _kept(instance: object) -> dict[str, Any]:
     kept, found = vars(instance), dict[str, Any]()
     is_own = keras_compat.is_of_user(type(instance))
-    # Keras takes some arguments, such as `rms_scaling`, without naming them.
+    # Keras takes some arguments, such as `rms_scaling`, that its signatures do not name.
     others = () if is_own else (name for name in kept if name[0] != "_" and _is_setting(name, kept))
     for name in dict.fromkeys((*_parameters(type(instance)), *others)):
         value = kept.get(name, kept.get(f"_{name}", _MISSING))
@@ -106,18 +108,18 @@ def _kept(instance: object) -> dict[str, Any]:
             continue
         found[name] = value
     if isinstance(instance, keras.layers.InputLayer):
-        # A model that is built by its data may have the rows of a replica here.
+        # In a model that is built from data, this size may be the number of a replica's rows.
         found = {**found, "batch_shape": (None, *instance.batch_shape[1:]), "input_tensor": None}
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer
-    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # of a loss or metric that is a function
+    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # the function that Keras's class wraps
     return {**found, "options": options} if isinstance(options, dict) and options else found
 
 
 _MISSING = object()
 
-# Suffixes of arguments for initial values, which come from the chief anyway.
+# The end of the names of arguments for initial values, which the chief determines anyway.
 _START = "initializer"
 
 
@@ -132,7 +134,7 @@ def _is_plain_or_of_keras(value: object) -> bool:
 
 
 def _parameters(kind: type) -> Iterator[str]:
-    """Yields the names of a class's arguments, and of those that it passes on to its parents."""
+    """Yields the names of the arguments of a class and of its parents."""
     for parent in kind.__mro__:
         made = vars(parent).get("__init__")
         if isinstance(made, FunctionType):
@@ -141,12 +143,12 @@ def _parameters(kind: type) -> Iterator[str]:
             yield from (name for name in named if name not in _OWN_FORM)
 
 
-# Arguments that have a form of their own here, or stand elsewhere.
+# Arguments that have a special form here, or are described elsewhere.
 _OWN_FORM = {"dtype", "trainable", "activity_regularizer"}
 
 
 def _functions(instance: object) -> dict[str, Any]:
-    """Returns the user-defined functions that a user-defined object keeps."""
+    """Returns the user-defined functions that a user-defined object has as attributes."""
     return {
         name: value
         for name, value in vars(instance).items()
@@ -165,11 +167,11 @@ ROWS = "checksum of rows"
 
 
 def of_array(array: Any) -> dict[str, Any]:
-    """Returns the shape and type of an array, and a checksum of its rows, in their order."""
+    """Returns an array's shape and type, and a checksum of its rows in their order."""
     facts = {"shape": str(tuple(array.shape)), "dtype": str(array.dtype)}
     try:
         return {**facts, ROWS: _rows(array)}
-    except Exception:  # noqa: BLE001  sparse, ragged, symbolic
+    except Exception:  # noqa: BLE001  sparse, ragged or symbolic arrays
         return facts
 
 
@@ -183,7 +185,7 @@ def _rows(array: Any) -> str:
     each = max(_BLOCK // row, 1)
     begins = range(0, count, each)
     most = max(_MOST // (row * each), 2)
-    if len(begins) > most:  # with the first and the last block
+    if len(begins) > most:  # the first and the last block are always included
         begins = [begins[number * (len(begins) - 1) // (most - 1)] for number in range(most)]
     checksum = 0
     for begin in begins:
@@ -216,7 +218,7 @@ def _of_object(value: object, known: Collection[str]) -> Any:
         return {"partial": described(made.func), "given": described([made.args, made.keywords])}
     if len(getattr(value, "shape", ())) > 0 and getattr(value, "dtype", None) is not None:
         return of_array(value)
-    wrapped = getattr(value, "__wrapped__", None)  # a function that a framework has compiled
+    wrapped = getattr(value, "__wrapped__", None)  # set if a framework has compiled the function
     if isinstance(wrapped, FunctionType):
         return described(wrapped)
     if isinstance(value, keras.DTypePolicy):
@@ -240,10 +242,10 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-# The key of the digests of code, among the facts that workers compare.
+# The key for digests of code, among the facts that workers compare.
 KEY = "code"
 
-# Names whose values differ by worker, so they are not compared.
+# Names whose values differ between workers, so that they are not compared.
 OWN = frozenset(
     {
         "chief",
@@ -272,7 +274,7 @@ OWN = frozenset(
 
 
 def of_function(function: FunctionType) -> dict[str, Any]:
-    """Returns what a function computes: its code, and the plain values that it uses."""
+    """Returns what determines a function's result: its code, and the plain values that it uses."""
     facts: dict[str, Any] = {"function": function.__name__}
     if keras_compat.is_of_user(function):
         facts[KEY] = _digest_of_code(function.__code__)
@@ -282,7 +284,7 @@ def of_function(function: FunctionType) -> dict[str, Any]:
 
 
 def of_class(kind: type) -> dict[str, str]:
-    """Returns a digest of the user-defined methods by its key, nothing if there are none."""
+    """Returns a digest of a class's user-defined methods by its key; {} if there are none."""
     parts = [
         f"{name} {_digest_of_code(function.__code__)}"
         for parent in kind.__mro__
@@ -294,7 +296,7 @@ def of_class(kind: type) -> dict[str, str]:
 
 def _is_compared(name: str, value: object) -> bool:
     if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
-        return False  # a path, which may differ by worker
+        return False  # the path may differ between workers
     return isinstance(value, bool | int | float | str | None)
 
 
@@ -309,7 +311,7 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The defaults, the closure and the globals of a function, by name."""
+    """Yields a function's defaults, closure and globals, each with its name."""
     code = function.__code__
     defaults = function.__defaults__ or ()
     parameters = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
@@ -323,11 +325,11 @@ def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the variables that a function closes over, by name, as far as they are set."""
+    """Yields the variables over which a function closes, by name, if they are set."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # not set yet
+        except ValueError:  # the variable is not set yet
             continue
 
 
@@ -349,33 +351,33 @@ def _digest_of_code(code: CodeType) -> str:
     return _digest(repr(parts).encode())
 
 
-# The attribute for the arguments of `compile`; set without Keras's tracking.
+# The attribute that holds the arguments of `compile`; Keras does not track it.
 _COMPILED = "_kerasdist_compiled"
 
-# The attribute for the facts that workers have compared since `compile`.
+# The attribute that holds the facts that workers have compared since `compile`.
 _COMPARED = "_kerasdist_compared"
 
 
 def record_compile(model: keras.Model, given: Mapping[str, Any]) -> None:
-    """Keeps the arguments of `compile` on the model."""
+    """Stores the arguments of `compile` on the model."""
     facts = {name: described(value) for name, value in given.items() if name != "optimizer"}
     object.__setattr__(model, _COMPILED, facts)
     object.__setattr__(model, _COMPARED, None)
 
 
 def is_compared(model: keras.Model) -> bool:
-    """Returns whether workers have compared the model since it was compiled."""
+    """Returns whether workers have compared the model since its last `compile`."""
     return vars(model).get(_COMPARED) is not None
 
 
 def facts_of(model: Any, *, anew: bool) -> dict[str, Any]:
-    """Returns what must be equal on all workers."""
+    """Returns the facts about a model that must be equal on all workers."""
     known = vars(model).get(_COMPARED)
     return _facts(model) if known is None or anew else known
 
 
 def mark_compared(model: keras.Model, facts: Mapping[str, Any]) -> None:
-    """Records that all workers have compared the model, and found it equal."""
+    """Records that all workers have compared the model and have found it equal."""
     object.__setattr__(model, _COMPARED, facts)
 
 
@@ -410,14 +412,14 @@ def _of_call(operation: object, calls: list[Any]) -> Any:
 
 
 def _named(one: Any) -> str:
-    """Returns an object's class, and its name if the user has chosen one."""
+    """Returns an object's class, and its name if the user has chosen the name."""
     kind = type(one)
     own = not keras_compat.is_default_name(one.name, kind)
     return f"{kind.__name__} {one.name!r}" if own else kind.__name__
 
 
 def _attributes(model: keras.Model) -> dict[str, Any]:
-    """Returns the optimizers and losses that a model keeps, for its own `train_step` or Keras's."""
+    """Returns the optimizers and losses that a model has as attributes for its `train_step`."""
     kept = {
         name: value
         for name, value in vars(model).items()
@@ -452,7 +454,7 @@ _ARGUMENTS_LEFT_OUT = ("self", "verbose")
 def facts_of_call(
     arguments: Mapping[str, Any], job: Job, kinds: tuple[type[Any], ...]
 ) -> dict[str, Any]:
-    """Returns what must be equal on all workers."""
+    """Returns the facts about a call that must be equal on all workers."""
     facts = {
         f"argument {name}": described(arguments[name]) for name in _ARGUMENTS if name in arguments
     }
@@ -469,7 +471,7 @@ def facts_of_call(
 
 
 def of_data(data: Any, job: Job | None) -> Any:
-    """Returns what must be equal on all workers of data, and in a run that goes on with them."""
+    """Returns the facts about data that must be equal on all workers, and after a restart."""
     if isinstance(data, dict):
         return {str(name): of_data(one, job) for name, one in data.items()}
     if isinstance(data, list | tuple):
@@ -479,7 +481,7 @@ def of_data(data: Any, job: Job | None) -> Any:
     if isinstance(data, DistributedDataset):
         ours = equivalent(data)
         if job is None and isinstance(ours, DividedDataset):
-            return of_data(ours.source, job)  # which a single replica has in its place
+            return of_data(ours.source, job)  # a lone replica has the source itself instead
         return _kind_of(ours)
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
@@ -504,16 +506,16 @@ def _kind_of(data: object) -> str:
 def _of_rows(data: Any) -> Any:
     if getattr(data, "dtype", None) is not None:
         return of_array(data)
-    # A pandas DataFrame.
+    # The data are a pandas DataFrame.
     facts = {"class": type(data).__name__, "shape": str(tuple(data.shape))}
     try:
         return {**facts, **of_array(data.to_numpy())}
-    except Exception:  # noqa: BLE001  a table with columns that are no numbers
+    except Exception:  # noqa: BLE001  a table may have columns that are not numbers
         return facts
 
 
 def _of_callback(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    # LearningRateWarmup keeps its target and start as `_given`.
+    # LearningRateWarmup stores its target and start as `_given`.
     given = {*inspect.signature(type(callback).__init__).parameters, "given"}
     own = {
         # Keras changes the sign of `min_delta` when the first epoch ends.

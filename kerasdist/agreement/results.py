@@ -1,10 +1,10 @@
-"""Whether workers have computed the same: the first step, the programs, the variables.
+"""Checks whether workers have computed the same: the first step, the programs, the variables.
 
-Code may depend on anything: globals, files, the environment. So workers compare what a step
-computes, not what it is made of. How far apart their values of an array are, a few numbers tell
-that each of them sends: workers multiply the array by the same random signs and add up. The
-difference of two such sums has the size of the norm of the arrays' difference, whatever the number
-of elements.
+Code may depend on anything: globals, files, the environment. So workers compare the results of a
+step, not the code of the step. Each worker sends only a few numbers for an array: all workers
+multiply their values of the array by the same random signs and add them up. The difference of two
+workers' sums is about as large as the norm of the difference of their arrays, for any number of
+elements.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ from kerasdist.job import comparison
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# The signs of a line are the same in each line, but for one sign of the whole line.
+# All lines have the same signs, except that each line is also multiplied by one sign of its own.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
-# The norm of a difference by rounding, relative to the array's: between that of some roundings of
-# each element in each step of an epoch, and a thousandth. In 16 bits one rounding is a thousandth.
+# The norm of a difference that rounding explains, relative to the array's norm.
+# This number allows some roundings of each element in each step of an epoch.
+# For 32 and 64 bits it is at most a thousandth.
+# In 16 bits a single rounding is a thousandth.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
-# The size of an array is the norm of its deviations from the mean, but at least this part of its
-# norm, if it is nearly constant, and at least this value in each element.
+# The size of an array is the norm of its deviations from the mean.
+# For arrays that are nearly constant, the size is at least this fraction of the norm.
+# The size is also at least this value in each element.
 _PART_OF_NORM, _LEAST = 0.1, 1e-6
 
-# The size of fewer elements is their norm, and at least this value in each: what is left of larger
-# numbers that cancel, such as in a bias, may be small.
+# The size of an array with few elements is its norm, and at least this value in each element.
+# The reason is that larger numbers may have cancelled, for example in a bias.
 _FEW, _LEAST_OF_FEW = 100, 0.1
 
 
 def measures_of(array: object) -> list[float]:
-    """Returns the norm, the size, the numbers of elements that are not finite, and the sums."""
+    """Returns an array's norm, its size, the numbers of elements that are not finite, and sums."""
     flat = np.asarray(array).reshape(-1)
     squares = total = 0.0
     not_finite, sums = np.zeros(3), np.zeros(_SUMS)
@@ -70,7 +73,7 @@ def measures_of(array: object) -> list[float]:
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the norm of the difference of two arrays, relative to the larger one's size."""
+    """Returns the norm of the difference of two arrays, relative to the size of the larger one."""
     if list(one[2:5]) != list(other[2:5]):
         return float("inf")
     between = np.subtract(one[5:], other[5:])
@@ -78,7 +81,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def rounding_of(dtype: str) -> float:
-    """Returns the largest relative difference that rounding explains; 0 for whole numbers."""
+    """Returns the largest relative difference that rounding explains; 0 for integers."""
     return _ROUNDING.get(dtype, 0.0)
 
 
@@ -88,7 +91,7 @@ def _signs() -> np.ndarray[Any, Any]:
 
 
 def checksum_of(array: object, start: int = 0) -> int:
-    """Returns the CRC-32 of an array's bytes, in their order, after those that gave `start`."""
+    """Returns the CRC-32 of an array's bytes in their order, continued from `start`."""
     values = np.ascontiguousarray(array)
     if values.dtype == object:
         return zlib.crc32(repr(values.tolist()).encode(), start)
@@ -96,7 +99,7 @@ def checksum_of(array: object, start: int = 0) -> int:
 
 
 def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
-    """Returns `checksum_of` what an array is in a type, with a few rows of it at a time."""
+    """Returns `checksum_of` an array cast to a type, with only a few rows cast at a time."""
     rows, total = np.atleast_1d(array), 0
     some = max(1, _CHUNK * len(rows) // max(1, rows.size))
     for begin in range(0, len(rows), some):
@@ -104,12 +107,12 @@ def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
     return total
 
 
-# Workers may have other devices, whose products are exact to three digits only. CPUs round as their
-# type does; the loss, a mean over the batch, shows it. Gradients that cancel round more, and a
-# metric jumps where an example changes its class.
+# Workers may have different devices, whose products agree to three digits only.
+# CPUs round as their type does, which the loss shows, because it is a mean over the batch.
+# Gradients that cancel have larger errors, and a metric jumps when an example changes its class.
 _DEVICES = 0.01
 
-# Gradients smaller than this part of the largest one may be rounding alone.
+# Gradients that are smaller than this fraction of the largest one may be only rounding errors.
 _LEAST_PART = 1e-3
 
 
@@ -119,15 +122,16 @@ def require_equal_results(
     gradients: Mapping[str, Any],
     dtypes: Iterable[str] | None = None,
 ) -> None:
-    """Raises DisagreementError if a step on the same rows gives workers other results.
+    """Raises DisagreementError if a step on the same rows gives workers different results.
 
-    All workers must call it. They send digests, and the chief its results if these differ.
+    All workers must call it. The workers send digests; if the digests differ, the chief sends its
+    results.
 
     Args:
-        job: The job.
-        logs: The losses and metrics.
-        gradients: The gradients, by the paths of their variables.
-        dtypes: The types in which CPUs have computed; None: other devices have.
+        job: The job of the workers.
+        logs: The losses and metrics of the step.
+        gradients: The gradients of the step, by the paths of their variables.
+        dtypes: The types in which CPUs computed; None if other devices did.
     """
     numbers = _numbers_of(logs)
     exact = {
@@ -148,7 +152,7 @@ def require_equal_results(
 
 
 def _numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of logs by name, each of those of an array by its place too."""
+    """Returns the numbers in logs by name; the numbers of an array also by index."""
     found: dict[str, float] = {}
     for name, value in logs.items():
         values = np.ravel(np.asarray(value, "float64"))
@@ -180,7 +184,7 @@ def _is_apart(
 
 
 def _shown(value: Any) -> str:
-    """Returns a number or an array's measures as a text that differs where they do."""
+    """Returns a number, or an array's measures, as a text that differs if they differ."""
     if value is None:
         return "nothing"
     if isinstance(value, float):
@@ -188,7 +192,7 @@ def _shown(value: Any) -> str:
     return f"norm {value[0]:.7g} ({zlib.crc32(repr(value).encode()):08x})"
 
 
-# A program that calls Python holds the address of the function.
+# Matches the address of a Python function, which a program that calls Python contains.
 _NUMBER = re.compile(r"\d{6,}")
 
 # How many characters of a line of a program are sent.
@@ -196,7 +200,7 @@ _CHARACTERS = 300
 
 
 def digest_of(program: str) -> str:
-    """Returns a digest of a program that is equal on workers which run the same."""
+    """Returns a digest of a program that is equal on workers that run the same program."""
     return hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()
 
 
@@ -205,10 +209,10 @@ def _lines(program: str) -> list[str]:
 
 
 def require_equal_programs(job: Job, program: str) -> str:
-    """Returns the digest of a program that all workers run. All workers must call it.
+    """Returns the digest of a program that all workers run. All workers must call this function.
 
     Raises:
-        DisagreementError: If they run different programs.
+        DisagreementError: If workers run different programs.
     """
     lines = _lines(program)
     first = job.first_difference("program of a step", lines)
@@ -216,7 +220,7 @@ def require_equal_programs(job: Job, program: str) -> str:
         own = lines[first].strip() if first < len(lines) else "no further line"
         facts = {
             f"line {first + 1} of the program": own[:_CHARACTERS],
-            # What differs may come later.
+            # The lines may differ only after the characters that the message shows.
             f"checksum of line {first + 1}": zlib.crc32(own.encode()),
         }
         job.assert_equal("program", facts, _OTHER_PROGRAM)
@@ -230,10 +234,10 @@ _NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
 
 @final
 class InitialBroadcast:
-    """The variables that a strategy's workers have made and not compared yet.
+    """The variables that a strategy's workers have made and have not yet compared.
 
-    Those that are gone by then do not count: one worker alone may have made them, as Keras does
-    where the chief alone saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
+    Variables that were deleted before do not count, because one worker alone may have made them, as
+    Keras does if only the chief saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
     """
 
     def __init__(self, job: Job | None, equalize: Callable[[Sequence[Any]], None]) -> None:
@@ -247,13 +251,13 @@ class InitialBroadcast:
         self._new.append(weakref.ref(variable))
 
     def waiting(self) -> list[Any]:
-        """Returns the variables that `ensure` gives the chief's values."""
+        """Returns the variables to which `ensure` will give the chief's values."""
         if self._ready():
-            gc.collect()  # else one worker may hold in a circle what is gone on another
+            gc.collect()  # Else a worker may keep a variable in a cycle that another has freed.
         return self._ready()
 
     def ensure(self) -> None:
-        """Gives new variables the chief's values. All workers must call it."""
+        """Gives new variables the chief's values. All workers must call this method."""
         job = self._job
         if job is None or not self._new or not (ready := self.waiting()):
             return
@@ -265,7 +269,7 @@ class InitialBroadcast:
             for number, one in enumerate(ready)
         }
         job.assert_equal("variables made in the scope", facts)
-        # A metric that is built in an eager step has added up this worker's examples already.
+        # A metric that was built in an eager step has already added this worker's examples.
         equal = [
             one for one in ready if (one.synchronization, one.aggregation) != ("on_read", "sum")
         ]
@@ -273,19 +277,19 @@ class InitialBroadcast:
             self._equalize(equal)
 
     def _ready(self) -> list[Any]:
-        """Returns the variables that still exist, and have values."""
+        """Returns the variables that still exist and have values."""
         alive = [one for one in (known() for known in self._new) if one is not None]
         self._new = list(map(weakref.ref, alive))
         return [one for one in alive if keras_compat.stored_value(one) is not None]
 
 
 def unnumbered(path: str) -> str:
-    """Returns a variable's path without numbers, which Keras counts up with each layer it makes."""
+    """Returns a variable's path without the numbers by which Keras counts the layers it makes."""
     return _NUMBER_OF_LAYER.sub("", path)
 
 
 class Workers(Protocol):
-    """A `ReplicaSet`, as far as its workers compare variables."""
+    """The methods of a `ReplicaSet` by which workers compare variables."""
 
     job: Job | None
 
@@ -301,7 +305,7 @@ class Workers(Protocol):
 def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
     """Raises DisagreementError if a model or its optimizer has different values on workers.
 
-    All workers must call it. Values that differ by no more than rounding become the chief's.
+    All workers must call this function. Values that differ only by rounding are set to the chief's.
     """
     job = replicas.job
     if job is None:
@@ -338,16 +342,16 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
 
 
 def _variables(model: keras.Model) -> list[Any]:
-    """Returns the variables to compare: training alone changes them, alike on all workers."""
+    """Returns the variables to compare, which only training changes, equally on all workers."""
     optimizer = model.optimizer if model.compiled else None
     known = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     return [
         one
         for one in {id(variable): variable for variable in known}.values()
-        # Each worker has its own part of a metric; moving statistics are the same on all.
+        # Workers' values of a metric differ, but moving statistics are equal on all workers.
         if (one.synchronization != "on_read" or one.aggregation == "mean")
         and keras_compat.stored_value(one) is not None
-        # Not the seeds of layers that augment data: pipelines of workers run ahead differently.
+        # Seeds of augmenting layers are left out, since pipelines read ahead differently.
         and not one.path.endswith("seed_generator_state")
     ]
 

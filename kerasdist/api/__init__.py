@@ -1,1 +1,1 @@
-"""The names of `tf.distribute`: strategies' common class, replica contexts, values, options."""
+"""The API of `tf.distribute`: base class of strategies, replica contexts, values, options."""

@@ -1,4 +1,4 @@
-"""`Strategy.extended`: what libraries need of a strategy, by the names of ``tf.distribute``."""
+"""`Strategy.extended`: members that libraries need of a strategy, named as in ``tf.distribute``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasdist.errors import ScopeError
 
 @final
 class StrategyExtended:
-    """What libraries need of a strategy, and few users do; all of it for cross-replica context.
+    """Members of a strategy that libraries need and few users do, all for cross-replica context.
 
     Example::
 
@@ -26,10 +26,10 @@ class StrategyExtended:
             print(strategy.extended.worker_devices)
 
     Attributes:
-        experimental_require_static_shapes: Whether every replica must get the same shapes; no
-            strategy here asks for that.
-        experimental_should_init: Whether this process initializes variables: all do, and the
-            chief's values count.
+        experimental_require_static_shapes: Whether every replica must get values of the same
+            shapes; False, because no strategy here needs that.
+        experimental_should_init: Whether this process initializes variables. It is always True: all
+            processes do, and then the chief's values replace the others.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """
@@ -42,7 +42,7 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The names of the devices that compute, replica 0's first."""
+        """The names of the devices that compute, beginning with replica 0."""
         replica_set = self._strategy.replica_set
         return () if replica_set is None else tuple(map(str, replica_set.devices))
 
@@ -54,22 +54,22 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints and summaries: the chief of the workers does."""
+        """Whether this process, as the chief of the workers, writes checkpoints and summaries."""
         return self._strategy.is_chief
 
     should_save_summary = should_checkpoint
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker runs a program of its own: in a job of several they do."""
+        """Whether each worker runs a program of its own, as in a job of several workers."""
         replica_set = self._strategy.replica_set
         return replica_set is not None and replica_set.job is not None
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Returns where an optimizer's variables are that belong to no other.
+        """Returns the devices of optimizer variables that belong to no other variable.
 
         Args:
-            var_list: The variables that are optimized; without effect.
+            var_list: The optimized variables; this argument has no effect.
         """
         return self.parameter_devices
 
@@ -79,7 +79,7 @@ class StrategyExtended:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Calls a function once per replica; `Strategy.run` with another name.
+        """Calls a function once per replica. This method is `Strategy.run` under another name.
 
         Args:
             fn: The function.
@@ -95,13 +95,13 @@ class StrategyExtended:
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Returns the sum or mean of a distributed value where `destinations` live.
+        """Returns the sum or mean of a distributed value on the devices of `destinations`.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
-            value: A distributed value; a tensor stands for equal components.
-            destinations: A variable, a distributed value, or a device's name: where the result is
-                needed. It comes to every replica's device, whichever is named.
+            value: A distributed value. A tensor counts as the equal component of every replica.
+            destinations: A variable, a distributed value, or a device's name. The result goes to
+                every replica's device in any case.
             options: How to communicate.
 
         Returns:
@@ -119,11 +119,11 @@ class StrategyExtended:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Returns the sums or means of several distributed values, in one go where that is faster.
+        """Returns the sums or means of several distributed values, together if that is faster.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
-            value_destination_pairs: Pairs of what `reduce_to` takes.
+            value_destination_pairs: Pairs of a value and its destinations, as for `reduce_to`.
             options: How to communicate.
 
         Raises:
@@ -139,7 +139,7 @@ class StrategyExtended:
 
         Args:
             tensor: The tensor.
-            destinations: What `reduce_to` takes.
+            destinations: The same as for `reduce_to`.
 
         Raises:
             ScopeError: In replica context.
@@ -155,17 +155,18 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls ``fn(var, *args, **kwargs)`` once for each copy of a variable, to change it.
+        """Calls ``fn(var, *args, **kwargs)`` once for each copy of a variable, to change the copy.
 
         Args:
             var: A variable of this strategy.
-            fn: What to do with a copy; it may assign to it.
-            args: Arguments; of distributed values the component of the copy.
-            kwargs: Keyword arguments, likewise.
-            group: Whether to return one value for all copies, instead of a list of one a copy.
+            fn: A function that takes a copy and may assign to it.
+            args: Arguments; instead of a distributed value, the function gets the copy's component.
+            kwargs: Keyword arguments; distributed values are treated as in `args`.
+            group: Whether to return one value for all copies, and not a list with one value per
+                copy.
 
         Raises:
-            ScopeError: In replica context, or if the variable is not this strategy's.
+            ScopeError: In replica context, or if the variable does not belong to this strategy.
         """
         context.require_cross_replica("extended.update", "get_replica_context().merge_call")
         if not self.variable_created_in_scope(var):
@@ -176,7 +177,7 @@ class StrategyExtended:
         with self._strategy.scope(), context.updating_copies():
             results = list(self._strategy.runner.update(var, fn, Arguments.of(args, kwargs)))
         if self._strategy.options.parameter_device is not None:
-            results = results[:1]  # all replicas have one copy
+            results = results[:1]  # all replicas share one copy
         if not group:
             return self._for_each_copy(results[0]) if len(results) == 1 else results
         return results[0] if len(results) == 1 else self._strategy.runner.per_replica(results)
@@ -189,14 +190,15 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls ``fn(*args, **kwargs)``, which assigns to variables, and so to all their copies.
+        """Calls ``fn(*args, **kwargs)``, which assigns to variables and so to all their copies.
 
         Args:
-            colocate_with: What `non_slot_devices` returned; without effect.
-            fn: What to do.
-            args: Arguments; a value must have equal components.
-            kwargs: Keyword arguments, likewise.
-            group: Whether to return one value for all devices, or a list of one a device.
+            colocate_with: The result of `non_slot_devices`; this argument has no effect.
+            fn: The function that assigns.
+            args: Arguments; the components of a distributed value must be equal.
+            kwargs: Keyword arguments, with the same condition as `args`.
+            group: Whether to return one value for all devices, and not a list with one value per
+                device.
         """
         context.require_cross_replica("extended.update_non_slot", "merge_call")
         with self._strategy.scope():
@@ -204,7 +206,7 @@ class StrategyExtended:
         return result if group else self._for_each_copy(result)
 
     def _for_each_copy(self, result: object) -> list[object]:
-        """Returns a result once for each copy that this process has of a variable."""
+        """Returns a list with the result once for each copy of a variable in this process."""
         each = self._strategy.options.devices_per_replica
         return [result] * (len(self.parameter_devices) // each)
 
@@ -212,15 +214,15 @@ class StrategyExtended:
         """Returns the value of a variable as cross-replica code sees it.
 
         Args:
-            v: A variable; of one that is aggregated on reading, the aggregate.
+            v: A variable. For a variable that is aggregated on reading, the aggregate is returned.
         """
         return self._strategy.runner.read(v)
 
     def value_container(self, value: Any) -> Any:
-        """Returns the variable that a component belongs to; a variable stands for its copies.
+        """Returns the value itself, because a variable stands for all its copies.
 
         Args:
-            value: A variable, or what `update` handed to its function.
+            value: A variable, or the copy that `update` passed to its function.
         """
         return value
 
@@ -233,14 +235,15 @@ class StrategyExtended:
         return self._strategy.runner.created(v)
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[Any]:
-        """Makes new variables where another one lives.
+        """Makes new variables on the devices of another variable.
 
         Args:
-            colocate_with_variable: A variable of this strategy, or what `non_slot_devices`
-                returned. All have a copy wherever it computes: there is no other place.
+            colocate_with_variable: A variable of this strategy, or the result of
+                `non_slot_devices`. It has no effect, because every variable has a copy on each
+                computing device.
 
         Raises:
-            ValueError: If the variable is not this strategy's.
+            ValueError: If the variable does not belong to this strategy.
         """
         place = colocate_with_variable
         if not (isinstance(place, tuple) or self.variable_created_in_scope(place)):

@@ -1,4 +1,4 @@
-"""`kerasdist.function` and `kerasdist.value_and_grad`: a training step, backend-neutral."""
+"""`kerasdist.function` and `kerasdist.value_and_grad`: training steps that run on every backend."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def function(
 def function(
     fn: Callable[..., Any] | None = None, *, jit_compile: bool = False, **given: Any
 ) -> Any:
-    """Compiles a step of a custom loop, as the backend compiles: a decorator.
+    """Compiles a step of a custom loop in the way of the backend. This is a decorator.
 
-    On TensorFlow ``tf.function``; on JAX ``jax.jit``, with the Keras variables that the step reads
-    and writes found by tracing it, and given back to it without a copy; on PyTorch the function
-    itself, or ``torch.compile`` with `jit_compile`.
+    On TensorFlow it is ``tf.function``. On JAX it is ``jax.jit``: the step is traced to find the
+    Keras variables that it reads and writes, and their new values replace the old ones without a
+    copy. On PyTorch it is the function itself, or ``torch.compile`` if `jit_compile` is True.
 
     Example::
 
@@ -40,14 +40,14 @@ def function(
             return strategy.reduce("SUM", per_replica_losses, axis=None)
 
     Args:
-        fn: Takes and returns tensors, distributed values, and nested structures of them. Other
-            arguments are constants to it: it is compiled for each value.
+        fn: Takes and returns tensors, distributed values, and nested structures of them. Any other
+            argument counts as a constant, so the function is compiled anew for each of its values.
         jit_compile: Whether to compile with XLA on TensorFlow, and with ``torch.compile`` on
-            PyTorch. JAX always does.
-        **given: Arguments of ``tf.function``, which are refused.
+            PyTorch. JAX compiles with XLA in any case.
+        **given: Other arguments of ``tf.function``, which raise an error.
 
     Returns:
-        The compiled function, or without `fn` a decorator.
+        The compiled function, or a decorator if `fn` is None.
     """
     refuse_arguments("kerasdist.function", given)
     if fn is None:
@@ -58,10 +58,10 @@ def function(
 def value_and_grad(
     fn: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool = False
 ) -> tuple[Any, list[Any]]:
-    """Calls a function and differentiates its value by variables.
+    """Calls a function and differentiates the function's value with respect to variables.
 
-    What the function assigns to other variables, such as moving statistics and the state of random
-    generators, stays assigned.
+    Variables to which the function assigns, such as moving statistics and the state of random
+    generators, keep the new values.
 
     Example::
 
@@ -72,17 +72,18 @@ def value_and_grad(
         optimizer.apply(gradients, model.trainable_variables)
 
     Args:
-        fn: Takes nothing; returns a scalar tensor, or with `has_aux` a pair of it and anything.
+        fn: Takes no argument and returns a scalar tensor; with `has_aux` a pair of such a tensor
+            and any other value.
         variables: Keras variables.
         has_aux: Whether the function returns a pair.
 
     Returns:
-        What the function returned, and a list of gradients in the order of `variables`: None for a
-        variable that the function did not read, zeros for one that it read and that has no
-        influence on the value.
+        The function's result, and a list of gradients in the order of `variables`: None for a
+        variable that the function did not read, and zeros for one that it read but that does not
+        influence the value.
 
     Raises:
-        ValueError: If the function returns no scalar, or with `has_aux` no pair.
+        ValueError: If the function does not return a scalar, or with `has_aux` not a pair.
     """
 
     def checked() -> Any:

@@ -1,4 +1,4 @@
-"""What a device holds of a model."""
+"""Describes which share of a model's variables a device holds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from kerasdist.core.sharding import size
 
 @final
 class ModelLayout:
-    """Which part of each variable of a model a device holds; printed as a table.
+    """Which share of each variable of a model a device holds. Printing the object shows a table.
 
     Attributes:
-        rows: For each variable, those of the optimizer included: its path, its shape, how it is
+        rows: One row for each variable, also of the optimizer: its path, its shape, how it is
             divided, why, and how many bytes of it a device holds.
-        total_bytes: How many bytes the variables have.
-        bytes_a_device: How many of them a device holds.
-        divided: The share of the bytes that are of variables which devices divide.
+        total_bytes: How many bytes all variables have.
+        bytes_a_device: How many of these bytes a device holds.
+        divided: The fraction of the bytes that belongs to variables which devices divide.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Asks the model's strategy; a model of no strategy is whole on its device."""
+        """Asks the model's strategy; without one, a device holds the whole model."""
         trainer = trainer_of(model)
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
@@ -47,12 +47,12 @@ class ModelLayout:
         self.divided = divided / max(self.total_bytes, 1)
 
     def table(self, most: int | None = None) -> Table:
-        """Returns the rows as a table, to be printed by a console of rich.
+        """Returns the rows as a table that a console of the package rich can print.
 
         Args:
-            most: How many rows it shows. Variables whose paths differ in numbers alone, as those of
-                equal layers, are one row then, and the largest rows are shown. None: each variable
-                has its row.
+            most: How many rows the table shows. Variables whose paths differ only in numbers, as
+                those of equal layers do, then share a row, and the largest rows are shown. None:
+                each variable has its own row.
         """
         groups: dict[tuple[object, tuple[int, ...], str, str], list[tuple[str, int]]] = {}
         for index, (path, shape, layout, why, here) in enumerate(self.rows):
@@ -84,9 +84,9 @@ class ModelLayout:
 
 
 def describe_layout(model: keras.Model) -> ModelLayout:
-    """Returns which part of each variable a device holds, to be printed. No worker waits for it.
+    """Returns which share of each variable a device holds. Workers need not call it together.
 
-    Variables that do not exist yet, as those of an optimizer before the first step, are not in it.
+    Variables that do not exist yet, such as an optimizer's before the first step, are missing.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Losses of custom loops, scaled so that their sum over the replicas is right."""
+"""Losses for custom loops, scaled so that their sum over the replicas is right."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from kerasdist.keras_compat import ops
 def compute_average_loss(
     per_example_loss: object, sample_weight: object = None, global_batch_size: object = None
 ) -> Any:
-    """Returns a replica's part of the mean loss of the global batch.
+    """Returns a replica's contribution to the mean loss of the global batch.
 
-    The sum of the replicas' parts is the mean over all examples; ``optimizer.apply`` sums the
-    gradients likewise. An example's loss is the sum along all other axes: where it should be
-    their mean, take that first.
+    The sum of these contributions over the replicas is the mean over all examples, and
+    ``optimizer.apply`` sums the gradients over the replicas in the same way. The loss of an example
+    is the sum along all other axes; if you want the mean along these axes, compute the mean before
+    the call.
 
     Example::
 
@@ -28,17 +29,18 @@ def compute_average_loss(
 
     Args:
         per_example_loss: Losses of this replica's examples, of shape ``(n, ...)``.
-        sample_weight: Weights that can be broadcast to it, or None.
-        global_batch_size: Number of examples in the global batch, an int or an integer scalar
-            tensor. None: this replica's times the number of replicas, which is wrong for a batch
-            that cannot be divided evenly.
+        sample_weight: Weights that can be broadcast to the losses, or None.
+        global_batch_size: Number of examples in the global batch, as an int or an integer scalar
+            tensor. None: the number of this replica's examples times the number of replicas, which
+            is wrong if the batch cannot be divided evenly.
 
     Returns:
-        A scalar, of the type of the losses; 0 for an empty global batch.
+        A scalar of the type of the losses; 0 for an empty global batch.
 
     Raises:
-        ScopeError: In cross-replica context, where `global_batch_size` is None.
-        ValueError: If `global_batch_size` is no integer or negative, or the losses are a scalar.
+        ScopeError: In cross-replica context, if `global_batch_size` is None.
+        ValueError: If `global_batch_size` is negative or not an integer, or the losses are a
+            scalar.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
     """
@@ -65,15 +67,16 @@ def compute_average_loss(
     total = ops.sum(losses)
     is_float = backend.is_float_dtype(backend.standardize_dtype(dtype))
     if isinstance(global_batch_size, int) and global_batch_size > 0 and is_float:
-        return total / global_batch_size  # one operation, since more would slow down a short step
-    # Not by `divide_no_nan`, which on PyTorch makes a float32 of a float64 (Keras 3.15).
+        # a single operation, because more operations slow down a short step
+        return total / global_batch_size
+    # `divide_no_nan` is not used, because on PyTorch it turns float64 into float32 (Keras 3.15).
     size = ops.cast(global_batch_size, dtype)
     quotient = total / ops.maximum(size, ops.ones_like(size))
     return ops.where(size > 0, quotient, ops.zeros_like(quotient))
 
 
 def scale_regularization_loss(regularization_loss: object) -> Any:
-    """Returns a loss that does not depend on the batch, divided by the number of replicas.
+    """Divides a loss that does not depend on the batch by the number of replicas.
 
     Example::
 
@@ -85,7 +88,7 @@ def scale_regularization_loss(regularization_loss: object) -> Any:
         regularization_loss: A tensor, or a list of them, such as ``model.losses``.
 
     Returns:
-        A scalar.
+        A scalar tensor.
 
     Raises:
         ScopeError: In cross-replica context.

@@ -1,4 +1,4 @@
-"""What users choose of a reduction, its communication and a run: by name, member or object."""
+"""Options of reductions, of their communication and of `run`, as names, members or objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Options = TypeVar("Options", bound=_Dataclass)
 
 
 class ReduceOp(enum.Enum):
-    """How replicas' values are reduced to one.
+    """How the values of the replicas are reduced to a single value.
 
     Example::
 
@@ -41,7 +41,7 @@ class ReduceOp(enum.Enum):
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which collectives to use where a framework has several.
+    """Which collectives to use, if a framework has several implementations.
 
     Example::
 
@@ -60,10 +60,11 @@ class CommunicationImplementation(enum.Enum):
 class CommunicationOptions:
     """How a collective communicates.
 
-    On TensorFlow workers sum gradients as the strategy's options say; in `fit` the job's time-out
-    (``KERASDIST_MEETING_TIMEOUT``) stands in for `timeout_seconds`. On PyTorch `bytes_per_pack` and
-    `compression` of a strategy count. Where an option has no effect a warning tells; on JAX none
-    has, since XLA decides. `compression` is refused where there is none.
+    On TensorFlow, workers sum gradients by the options of the strategy; in `fit`, the job's
+    time-out (``KERASDIST_MEETING_TIMEOUT``) replaces `timeout_seconds`. On PyTorch, only
+    `bytes_per_pack` and `compression` of the strategy's options have an effect. On JAX no option
+    has an effect, because XLA decides. An option without effect causes a warning, and `compression`
+    an error where it is not supported.
 
     Example::
 
@@ -73,11 +74,12 @@ class CommunicationOptions:
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationOptions
 
     Attributes:
-        bytes_per_pack: How many bytes are reduced together at most; 0: the framework's choice.
-        timeout_seconds: How long to wait for the other replicas; None: the strategy's time-out.
+        bytes_per_pack: How many bytes are reduced together at most; 0 lets the framework choose.
+        timeout_seconds: How long to wait for the other replicas; None means the strategy's
+            time-out.
         implementation: Which collectives to use.
-        compression: ``"bf16"`` or ``"fp16"``: gradients of workers on PyTorch travel in half as
-            many bytes, rounded; None: as they are.
+        compression: ``"bf16"`` or ``"fp16"``: workers on PyTorch round gradients to half as many
+            bytes before they send them. None: gradients are sent as they are.
     """
 
     bytes_per_pack: int = 0
@@ -104,7 +106,7 @@ class CommunicationOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How `Strategy.run` runs a function: options for TPUs, without effect on any result.
+    """How `Strategy.run` runs a function: options for TPUs, which change no result.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/RunOptions
 
@@ -113,14 +115,14 @@ class RunOptions:
         >>> strategy.run(step, args=(batch,), options=options)
 
     Attributes:
-        experimental_enable_dynamic_batch_size: Whether batches may differ in size. They may in any
-            case.
-        experimental_bucketizing_dynamic_shape: Whether to compile less often where shapes differ.
-            JAX compiles a function once for each shape in any case.
+        experimental_enable_dynamic_batch_size: Whether batches may differ in size. Batches may
+            differ in size, with either value.
+        experimental_bucketizing_dynamic_shape: Whether to compile less often if shapes differ. JAX
+            compiles a function once for each shape, with either value.
         experimental_xla_options: Must be None.
 
     Raises:
-        UnsupportedError: If there are options for XLA.
+        UnsupportedError: If options for XLA are given, which no backend supports.
     """
 
     experimental_enable_dynamic_batch_size: bool = True
@@ -137,7 +139,7 @@ class RunOptions:
 
 
 def require_choice(argument: str, value: object, choices: Sequence[object]) -> None:
-    """Raises ValueError for a value that is none of an argument's choices."""
+    """Raises ValueError for a value that is not one of an argument's choices."""
     if value not in choices:
         raise ValueError(
             f"Expected {argument} to be one of {list(choices)}. Received: {argument}={value!r}."
@@ -145,7 +147,7 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns the member of an enumeration for its name, or for an equally named member."""
+    """Returns the member of an enumeration for a name, or for a member of that name elsewhere."""
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
         return kind[name.upper()]
@@ -156,7 +158,7 @@ def member_of(kind: type[E], value: object, argument: str) -> E:
 
 
 def options_of(kind: type[Options], value: object, argument: str) -> Options:
-    """Returns the given options, the defaults for None; TensorFlow's own are converted."""
+    """Returns the given options, or the defaults for None; converts TensorFlow's own options."""
     if value is None:
         return kind()
     if isinstance(value, kind):

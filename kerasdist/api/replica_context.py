@@ -1,4 +1,4 @@
-"""A replica's view of a step: its number, its rows, and the collectives."""
+"""A replica's view of a step: its number, its rows, and its collectives."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class LocalBatch:
     """Which part of the global batch a replica holds, in a step of `fit`, `evaluate` or `predict`.
 
     Attributes:
-        size: Number of examples here: an int, or an int32 scalar tensor where it is not known
-            before the step runs.
-        total: Number of examples in the global batch, like `size`.
-        weight: ``size / total``, a float or a float32 scalar tensor, 0 for a replica without
-            example.
+        size: Number of examples of this replica, as an int; or as an int32 scalar tensor, if it is
+            not known before the step runs.
+        total: Number of examples in the global batch, of the same type as `size`.
+        weight: ``size / total``, a float or a float32 scalar tensor; 0 for a replica without
+            examples.
     """
 
     size: Any
@@ -33,7 +33,7 @@ class LocalBatch:
     weight: Any
 
     def note_in(self, error: Exception) -> None:
-        """Adds to an error about shapes, from a user's step, that a replica has few of the rows."""
+        """Notes in an error about shapes that a replica has only some of the batch's rows."""
         is_known = isinstance(self.size, int) and isinstance(self.total, int)
         of_shapes = ("shape", "dimension", "size of tensor")
         if is_known and self.size == self.total:
@@ -52,11 +52,11 @@ class LocalBatch:
 
 @dataclass(frozen=True, eq=False)
 class ReplicaContext:
-    """One replica of a step: who it is, and what it can ask of the others.
+    """One replica of a step: its number, and the collectives through which it reaches the others.
 
-    In the function that `Strategy.run` calls, and in everything called from there,
-    `kerasdist.get_replica_context` returns it. It is also a context manager, which makes it the one
-    in force.
+    `kerasdist.get_replica_context` returns this context in the function that `Strategy.run` calls,
+    and in everything that this function calls. The context is also a context manager, inside of
+    which it is in force.
 
     Example::
 
@@ -72,27 +72,27 @@ class ReplicaContext:
 
     Attributes:
         strategy: The strategy that runs the step.
-        replica_id_in_sync_group: This replica's number, from 0: an int, or on JAX an int32 scalar
-            that is known when the program runs.
-        num_replicas_in_sync: How many replicas take part.
+        replica_id_in_sync_group: This replica's number, counted from 0. It is an int; on JAX it is
+            an int32 scalar, whose value is known when the program runs.
+        num_replicas_in_sync: How many replicas take part in the step.
     """
 
     strategy: StrategyLike
     replica_id_in_sync_group: Any
     num_replicas_in_sync: int
-    # Below: for kerasdist itself.
+    # The following fields are for kerasdist itself.
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
-    # None in code that follows tf.distribute's rules, set where the one-device contract holds.
+    # None if the code follows tf.distribute's rules; set in `fit`, which matches one device.
     local_batch: LocalBatch | None = field(default=None, repr=False)
-    # Losses added by layers in this replica, by the layer's id, with the layer: Keras keeps them on
-    # the layer, which all replicas share.
+    # The losses that layers added in this replica, with the layer, by the layer's id.
+    # Keras keeps such losses on the layer, but all replicas share the layers.
     layer_losses: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict, repr=False)
     # The `with` blocks that are open on this context.
     _entered: list[AbstractContextManager[None]] = field(default_factory=list, repr=False)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names of the devices this replica computes on."""
+        """The names of the devices on which this replica computes."""
         replica_set, number = self.strategy.replica_set, self.replica_id_in_sync_group
         if not isinstance(number, int) or replica_set is None:
             return ()
@@ -108,7 +108,7 @@ class ReplicaContext:
     ) -> Any:
         """Calls a function once for all replicas, in cross-replica context.
 
-        All replicas must call it, with the same function.
+        All replicas must call this method, with the same function.
 
         Args:
             merge_fn: Takes the strategy, and the arguments of all replicas as distributed values.
@@ -116,7 +116,7 @@ class ReplicaContext:
             kwargs: This replica's keyword arguments.
 
         Returns:
-            What the function returns; of distributed values this replica's component.
+            The function's result; a distributed value is replaced by this replica's component.
 
         Raises:
             ScopeError: If this is not the context in force.
@@ -130,17 +130,18 @@ class ReplicaContext:
     ) -> Any:
         """Returns the sum or mean of the replicas' values; the mean of integers is a float.
 
-        All replicas must call it, in the same order. The gradient of an all-sum is an all-sum, that
-        of an all-mean an all-mean.
+        All replicas must call this method, in the same order. The gradient of a sum is the sum of
+        the replicas' gradients, and the gradient of a mean is their mean.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
             value: A tensor, or nested lists, tuples and dicts of tensors, of the same shapes and
-                types in all replicas. On TensorFlow also ``tf.IndexedSlices``, without gradient.
+                types on all replicas. On TensorFlow also ``tf.IndexedSlices``, which then have no
+                gradient.
             options: How to communicate.
 
         Returns:
-            The same structure, reduced, on every replica.
+            The same structure with reduced tensors, on every replica.
 
         Raises:
             ScopeError: If this is not the context in force.
@@ -155,20 +156,20 @@ class ReplicaContext:
         return pack(value, sums)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Returns the replicas' values one after another along an axis, on every replica.
+        """Returns the replicas' values, concatenated along an axis, on every replica.
 
-        All replicas must call it, in the same order. Its gradient is this replica's part of an
-        all-sum.
+        All replicas must call this method, in the same order. The gradient is summed over the
+        replicas, and each replica gets the rows of that sum that belong to its tensor.
 
         Args:
-            value: A tensor of at least one dimension, or nested lists, tuples and dicts of them;
-                equal in all replicas but for the size along `axis`.
+            value: A tensor of at least one dimension, or nested lists, tuples and dicts of such
+                tensors. The shapes on the replicas may differ only along `axis`.
             axis: The axis; negative values count from the end.
-            options: Without effect, of which a warning tells: each backend chooses by the size of
-                the tensors.
+            options: These have no effect and cause a warning, because each backend chooses by the
+                size of the tensors.
 
         Returns:
-            The same structure, gathered.
+            The same structure with gathered tensors.
 
         Raises:
             ScopeError: If this is not the context in force.
@@ -206,10 +207,10 @@ class ReplicaContext:
 def global_batch(tensor: object) -> Any:
     """Returns the rows of all replicas, in the order of the global batch.
 
-    For code inside a model, a loss or a `train_step` that mixes examples by itself, such as a
-    contrastive loss over the batch: on TensorFlow and PyTorch a replica holds only its own rows.
-    The gradient flows through. On one device, on JAX (where `fit` is one global program), and
-    outside a replica, it returns `tensor` itself. All replicas must call it.
+    Use it in a model, a loss or a `train_step` that itself mixes examples, such as a contrastive
+    loss over the batch, because on TensorFlow and PyTorch a replica holds only its own rows.
+    Gradients flow through it. On one device, on JAX (where `fit` is one global program), and
+    outside of a replica, it returns `tensor` itself. All replicas must call this method.
 
     Example::
 
@@ -219,10 +220,10 @@ def global_batch(tensor: object) -> Any:
                 return -keras.ops.matmul(left, keras.ops.transpose(right))[:, 0]
 
     Args:
-        tensor: A tensor of shape ``(n, ...)``, n the replica's own number of examples.
+        tensor: A tensor of shape ``(n, ...)``, where n is the replica's own number of examples.
 
     Returns:
-        A tensor of shape ``(N, ...)``, N the number of examples in the global batch.
+        A tensor of shape ``(N, ...)``, where N is the number of examples in the global batch.
     """
     replica = current.replica
     return tensor if replica is None else replica.collectives.all_gather(tensor)

@@ -1,4 +1,4 @@
-"""Which strategy is in force, whose code runs, and what is printed by one worker for all."""
+"""Functions that tell which strategy is in force and which replica runs; `kerasdist.print`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def get_strategy() -> Strategy:
             assert kd.get_strategy() is strategy
 
     Returns:
-        The strategy whose scope is open in this thread, or whose replica code this is; in the code
-        of a model that `fit`, `evaluate` or `predict` runs, the model's. Outside of these the
-        default strategy, which has one replica.
+        The strategy whose scope is open in this thread, or that runs the calling replica code. The
+        code of a model that `fit`, `evaluate` or `predict` runs gets the model's strategy. Anywhere
+        else it is the default strategy, which has one replica.
     """
     return cast("Strategy", context.strategy_in_force())
 
@@ -47,7 +47,7 @@ def has_strategy() -> bool:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Opens a strategy's scope for the code that follows in this thread, as in a notebook's cells.
+    """Opens a strategy's scope for all following code of this thread, such as notebook cells.
 
     Example::
 
@@ -56,10 +56,10 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         kd.experimental_set_strategy(None)
 
     Args:
-        strategy: The strategy, in place of the one that was set before; None: none.
+        strategy: The strategy, which replaces one that was set before; None closes the scope.
 
     Raises:
-        ScopeError: In a ``with strategy.scope():`` or a replica.
+        ScopeError: Inside of ``with strategy.scope():`` or of a replica's code.
     """
     current = context.current
     if current.replicas or current.scopes[current.set_scope is not None :]:
@@ -75,7 +75,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
 
 def get_loss_reduction() -> ReduceOp:
-    """Returns how losses of replicas are reduced where gradients are: their sum counts.
+    """Returns how the losses and gradients of the replicas are reduced: by their sum.
 
     Example::
 
@@ -85,7 +85,7 @@ def get_loss_reduction() -> ReduceOp:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Returns the context of the replica whose code this is.
+    """Returns the context of the replica whose code is running.
 
     Example::
 
@@ -96,15 +96,16 @@ def get_replica_context() -> ReplicaContext | None:
         strategy.run(on_replica)  # the number of replicas, on each
 
     Returns:
-        The `ReplicaContext`, in the code of a model too; that of the default strategy outside every
-        scope; None in cross-replica code, that is inside ``with strategy.scope():``. In `fit` on
-        JAX a replica has the rows of all: its collectives return what they are given.
+        The `ReplicaContext`, in the code of a model too. Outside of every scope it is the context
+        of the default strategy. In cross-replica code, that is inside of ``with
+        strategy.scope():``, it is None. In `fit` on JAX one replica has the rows of all, so its
+        collectives return their arguments unchanged.
     """
     return cast("ReplicaContext | None", context.replica_context_in_force())
 
 
 def in_cross_replica_context() -> bool:
-    """Returns whether this is code for all replicas together, as in ``with strategy.scope():``.
+    """Returns whether this code runs for all replicas together, as in ``with strategy.scope():``.
 
     Example::
 
@@ -115,11 +116,11 @@ def in_cross_replica_context() -> bool:
 
 
 def print(*values: Any, **options: Any) -> None:
-    r"""Prints on the chief alone, so that a job prints a line once.
+    r"""Prints on the chief only, so that a job prints a line once.
 
-    In a single process it is Python's ``print``. The values are computed on every worker: one that
-    needs all workers, such as ``model.evaluate(...)``, may be among them. In a function that
-    `Strategy.run` calls, each replica of the chief prints.
+    In a single process this function is Python's ``print``. Every worker computes the arguments, so
+    a call that needs all workers, such as ``model.evaluate(...)``, may be among them. In a function
+    that `Strategy.run` calls, each of the chief's replicas prints.
 
     Example::
 
@@ -133,14 +134,14 @@ def print(*values: Any, **options: Any) -> None:
     job = current_job()
     is_chief = _is_chief_by_environment() if job is None else job.is_chief
     if is_chief:
-        builtins.print(*values, **options)  # noqa: T201 - it is what this function is for
+        builtins.print(*values, **options)  # noqa: T201 - printing is the purpose of this function
 
 
 @cache
 def _is_chief_by_environment() -> bool:
-    """Returns whether this process is the chief, or alone, before the job is joined."""
+    """Returns whether the environment makes this process the chief, before a job is joined."""
     try:
         resolver = detection.detect()
-    except KerasdistError:  # a strategy will raise it
+    except KerasdistError:  # a strategy will raise this error later
         return True
     return resolver is None or resolver.membership().is_chief

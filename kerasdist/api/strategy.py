@@ -1,4 +1,4 @@
-"""What every strategy offers its users, with ``tf.distribute``'s names and meaning."""
+"""The members that every strategy has, with ``tf.distribute``'s names and meaning."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _logger = logging.getLogger("kerasdist")
 
 
 class Strategy:
-    """Devices, one replica of the model on each, and how they train together.
+    """Devices, one replica of the model on each, and how the replicas train together.
 
-    Not made directly: see `kerasdist.MirroredStrategy` and `kerasdist.OneDeviceStrategy`. The
-    meaning of every member is that of ``tf.distribute.Strategy``.
+    Do not make this class directly: use `kerasdist.MirroredStrategy` or another subclass. Every
+    member means the same as in ``tf.distribute.Strategy``.
 
     Example::
 
@@ -49,13 +49,13 @@ class Strategy:
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
     Attributes:
-        is_used: Whether a model was made in its scope, or `run` was called.
+        is_used: Whether a model was made in the strategy's scope, or its `run` was called.
     """
 
     _resolver: ClusterResolver | None = None
 
     def __init__(self, replica_set: ReplicaSet | None) -> None:
-        self.replica_set = replica_set  # the devices; None: the default strategy
+        self.replica_set = replica_set  # None for the default strategy
         self.is_used = False
         ownership.remember(self)
         if replica_set is not None:
@@ -64,14 +64,14 @@ class Strategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas gradients are combined over."""
+        """How many replicas the strategy combines gradients over."""
         return 1 if self.replica_set is None else self.replica_set.num_replicas
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the chief, worker 0, which writes files and prints.
+        """Whether this process is the chief: worker 0, which writes files and prints.
 
-        True in a job of a single process.
+        A job of a single process has only the chief.
 
         Example::
 
@@ -83,14 +83,14 @@ class Strategy:
 
     @contextlib.contextmanager
     def chief_first(self) -> Generator[None]:
-        """Runs a block on the chief first, and then on the other workers, at once.
+        """Runs a block on the chief first, and then on all other workers at the same time.
 
-        For work that only the first worker needs to do, such as a download into a folder that all
-        workers see. All workers must enter it, and the block must not call what needs all workers.
-        In a single process it does nothing.
+        Use this method for work that only one worker needs to do, such as a download into a folder
+        that all workers see. All workers must enter the block, and inside of it nothing may be
+        called that needs all workers. In a single process the block just runs.
 
-        The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds for it, 600 by default; then the job
-        ends.
+        The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds (600 by default) for the block; after
+        that time the job ends.
 
         Example::
 
@@ -101,7 +101,7 @@ class Strategy:
             Nothing.
 
         Raises:
-            WorkerLostError: On the other workers, if the block has failed on the chief.
+            WorkerLostError: On the other workers, if the block failed on the chief.
         """
         job = None if self.replica_set is None else self.replica_set.job
         with contextlib.nullcontext() if job is None else job.chief_first():
@@ -109,22 +109,22 @@ class Strategy:
 
     @cached_property
     def options(self) -> ReplicaOptions:
-        """The options of the replicas, such as that of BatchNormalization."""
+        """The options of the replicas, such as `batch_norm`."""
         return ReplicaOptions() if self.replica_set is None else self.replica_set.options
 
     @property
     def runner(self) -> Runner:
-        """How user functions run on the devices."""
+        """The object that runs user functions on the devices."""
         return _ALONE if self.replica_set is None else self.replica_set.runner
 
     @cached_property
     def extended(self) -> StrategyExtended:
-        """The part that libraries need, and few users do."""
+        """The members that libraries need and few users do."""
         return StrategyExtended(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver of the cluster: None for one process that no environment describes."""
+        """The resolver that describes the cluster; None for a single process without a cluster."""
         return self._resolver
 
     @property
@@ -133,7 +133,7 @@ class Strategy:
         return range(1) if self.replica_set is None else self.replica_set.local_replicas
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Opens this strategy's scope: models, optimizers and metrics made inside belong to it.
+        """Opens this strategy's scope: models, optimizers and metrics made in it belong to it.
 
         Example::
 
@@ -144,11 +144,11 @@ class Strategy:
             model.fit(x, y, batch_size=256)
 
         Returns:
-            A context manager, which gives the strategy. It may be kept, and entered again, also
+            A context manager, which yields the strategy. It can be kept and entered again, even
             inside of itself.
 
         Raises:
-            ScopeError: If another strategy's scope is open in this thread, as it is entered.
+            ScopeError: On entering, if another strategy's scope is open in this thread.
         """
         return _Scope(self)
 
@@ -159,26 +159,28 @@ class Strategy:
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Calls a function once per replica, each on its device.
+        """Calls a function once per replica, on the replica's device.
 
-        In it `kerasdist.get_replica_context` returns its replica; ``optimizer.apply`` sums
-        gradients over the replicas; a mean of a Keras loss object is divided by the number of
-        replicas, so that the sum is the mean over the global batch.
+        Inside of the function, `kerasdist.get_replica_context` returns the replica's context.
+        ``optimizer.apply`` sums gradients over the replicas. A Keras loss object with a mean
+        reduction divides the mean by the number of replicas, so that the sum over the replicas is
+        the mean over the global batch.
 
         Args:
-            fn: The function. On JAX it is traced and compiled, and compiled once for a function
-                object and the shapes of its arguments.
-            args: Positional arguments. Of a distributed value, such as a batch of a distributed
-                dataset, each replica gets its component; anything else all get.
-            kwargs: Keyword arguments, likewise.
-            options: A `RunOptions`, or ``tf.distribute.RunOptions``; no backend needs it.
+            fn: The function. JAX traces and compiles it, once for each function object and each set
+                of shapes of the arguments.
+            args: Positional arguments. Each replica gets its component of a distributed value, such
+                as a batch of a distributed dataset. All replicas get the same of any other
+                argument.
+            kwargs: Keyword arguments, distributed in the same way as `args`.
+            options: A `RunOptions` or ``tf.distribute.RunOptions``. No backend needs any.
 
         Returns:
-            What the function returns, with a `PerReplica` at each leaf.
+            The function's result, with a `PerReplica` at each leaf.
 
         Raises:
-            ValueError: If `args` is no tuple or list.
-            TypeError: If `options` is something else.
+            ValueError: If `args` is not a tuple or list.
+            TypeError: If `options` has another type.
             UnsupportedError: If `options` has options for XLA.
             ScopeError: In replica context.
         """
@@ -199,21 +201,23 @@ class Strategy:
     ) -> Any:
         """Returns the sum or mean over the replicas; the mean of integers is a float.
 
-        In a job all workers must call it.
+        In a job all workers must call this method.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
-            value: A distributed value, such as `run` returns; a tensor counts as the component of
+            value: A distributed value, such as `run` returns. A tensor counts as the component of
                 every replica.
-            axis: None: the components are added as they are, of equal shapes. An axis of theirs,
-                or several: reduced too, and may differ in size; a mean then is over all elements.
+            axis: None: the components have equal shapes and are added elementwise. An int or
+                several: the components are also reduced along these axes, along which their sizes
+                may differ; a mean is then a mean over all elements.
 
         Returns:
-            A tensor. In nested structures, one for each leaf.
+            A tensor; for a nested structure, a tensor at each leaf.
 
         Raises:
             ScopeError: In replica context.
-            ValueError: If the components' shapes do not fit, or they have no such axis.
+            ValueError: If the shapes of the components do not fit, or the components have no such
+                axis.
         """
         context.require_cross_replica("reduce", "get_replica_context().all_reduce")
         op = ReduceOp.of(reduce_op)
@@ -221,35 +225,36 @@ class Strategy:
             return map_leaves(lambda leaf: self.runner.reduce(op, leaf, axis), value)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Returns the replicas' components one after another along an axis.
+        """Returns the replicas' components, concatenated along an axis.
 
-        In a job all workers must call it.
+        In a job all workers must call this method.
 
         Args:
-            value: A distributed value; its components may differ in size along `axis`. A tensor
+            value: A distributed value, whose components may differ in size along `axis`. A tensor
                 counts as the component of every replica.
             axis: The axis.
 
         Returns:
-            A tensor. In nested structures, one for each leaf.
+            A tensor; for a nested structure, a tensor at each leaf.
 
         Raises:
             ScopeError: In replica context.
-            ValueError: If the components' shapes do not fit, or they have no such axis.
+            ValueError: If the shapes of the components do not fit, or the components have no such
+                axis.
         """
         context.require_cross_replica("gather", "get_replica_context().all_gather")
         with self.scope(), self._for_all_workers("gather", counts=True):
             return map_leaves(lambda leaf: self.runner.gather(leaf, axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components on this machine.
+        """Returns the components that are on this machine.
 
         Args:
             value: A distributed value, a variable, or a structure of distributed values. A tensor
-                is a component by itself.
+                counts as its own component.
 
         Returns:
-            A tuple of components, one per replica of this machine.
+            A tuple of components, one per replica on this machine.
         """
         leaves = flatten(value)
         if len(leaves) == 1 and leaves[0] is value:
@@ -264,15 +269,15 @@ class Strategy:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Returns a distributed value whose components a function makes.
+        """Returns a distributed value whose components are made by a function.
 
         Args:
-            value_fn: Called once per replica of this process, with a `ValueContext` that says for
-                which.
+            value_fn: Called once per replica of this process, with a `ValueContext` that has the
+                replica's number.
 
         Returns:
-            A `PerReplica` of what it returned; in nested structures, one for each leaf. With one
-            replica, what the function returned.
+            A `PerReplica` of the function's results; for nested structures, one at each leaf. With
+            one replica, the function's result itself.
         """
         context.require_cross_replica("distribute_values_from_function", "the value itself")
         count = self.num_replicas_in_sync
@@ -289,11 +294,12 @@ class Strategy:
         Args:
             dataset: Yields global batches: ``tf.data.Dataset``, ``DataLoader``, ``PyDataset``, or
                 anything that can be iterated again and again, such as a list of batches.
-            options: How to distribute it: `InputOptions`, or ``tf.distribute.InputOptions``.
+            options: How to distribute the dataset: `InputOptions` or
+                ``tf.distribute.InputOptions``.
 
         Returns:
-            A `DistributedDataset`; with one replica a ``tf.data.Dataset`` stays itself on
-            TensorFlow.
+            A `DistributedDataset`. On TensorFlow with one replica a ``tf.data.Dataset`` is returned
+            unchanged.
         """
         context.require_cross_replica("distribute_dataset", "the dataset itself")
         return distributed(dataset, self, options_of(InputOptions, options, "options"))
@@ -303,33 +309,34 @@ class Strategy:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """Returns a distributed dataset over what a function makes: each replica's own batches.
+        """Returns a distributed dataset in which a function makes the batches of each replica.
 
         Args:
-            dataset_fn: Takes an `InputContext`, returns a dataset of batches for one replica.
-            options: How to distribute it: `InputOptions`, or ``tf.distribute.InputOptions``.
+            dataset_fn: Takes an `InputContext` and returns a dataset of one replica's batches.
+            options: How to distribute the dataset: `InputOptions` or
+                ``tf.distribute.InputOptions``.
 
         Returns:
-            A `DistributedDataset`: every replica takes the next batch of its pipeline.
+            A `DistributedDataset`, in which every replica takes the next batch of its own pipeline.
         """
         context.require_cross_replica("distribute_datasets_from_function", "the dataset itself")
         return from_function(dataset_fn, self, options_of(InputOptions, options, "options"))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> RowDataset:
-        """Returns a dataset of the rows of arrays, one per element, to shuffle and batch.
+        """Returns a dataset of single rows of arrays, which can be shuffled and batched.
 
         Args:
             numpy_input: Arrays with the examples along axis 0, nested in any structure.
-            session: None; there are no sessions.
+            session: Must be None, because there are no sessions.
         """
         refuse_arguments("experimental_make_numpy_dataset", {"session": session})
         return RowDataset(numpy_input)
 
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """Returns an iterator over a distributed dataset, as `tf.distribute` 1 did.
+        """Returns an iterator over a distributed dataset, as `tf.distribute` of TensorFlow 1 did.
 
         Args:
-            dataset: What `experimental_distribute_dataset` takes.
+            dataset: The same as for `experimental_distribute_dataset`.
         """
         return InputIterator(self.distribute_dataset(dataset))
 
@@ -338,11 +345,11 @@ class Strategy:
         input_fn: Callable[[InputContext], Any],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> InputIterator:
-        """Returns an iterator over what a function makes, as `tf.distribute` 1 did.
+        """Returns an iterator over batches that a function makes, as `tf.distribute` 1 did.
 
         Args:
-            input_fn: What `distribute_datasets_from_function` takes.
-            replication_mode: How often it is called.
+            input_fn: The same as for `distribute_datasets_from_function`.
+            replication_mode: How often `input_fn` is called.
         """
         options = InputOptions(experimental_replication_mode=replication_mode)
         return InputIterator(self.distribute_datasets_from_function(input_fn, options))
@@ -352,27 +359,27 @@ class Strategy:
 
         Args:
             fn: The function.
-            input_iterator: An iterator of batches; None: the function takes none.
+            input_iterator: An iterator of batches; None if the function takes no batch.
         """
         return self.run(fn, () if input_iterator is None else (input_iterator.get_next(),))
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """Returns None: the components of a value are there, or come by themselves.
+        """Does nothing, because the components of a value need no further call.
 
         Args:
             value: A distributed value.
-            name: Without effect.
+            name: Has no effect.
         """
 
     @cached_property
     def sole_replica_context(self) -> ReplicaContext:
-        """The context of code that has the whole global batch, as under one replica."""
+        """The context of code that handles the whole global batch, as a single replica would."""
         return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
-        """Raises WorkerLostError in place of errors that a lost worker causes in the call.
+        """Raises WorkerLostError in place of the errors that a lost worker causes in a call.
 
-        If it `counts`, it is a step; the programs of `run` count themselves.
+        `counts`: whether the call counts as a step of the job. `run` counts its steps itself.
         """
         job = None if self.replica_set is None else self.replica_set.job
         if job is None:
@@ -394,7 +401,7 @@ class Strategy:
         return str(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        # As in tf.distribute: copying a structure that holds a strategy does not copy the strategy.
+        # As in tf.distribute, a copy of a structure that holds a strategy holds the same strategy.
         return self
 
     def __copy__(self) -> NoReturn:
@@ -407,7 +414,7 @@ class Strategy:
 @final
 @dataclass(frozen=True, eq=False)
 class _Scope(contextlib.ContextDecorator, AbstractContextManager[Strategy]):
-    """What `Strategy.scope` returns; `entered` has what each thread has to leave."""
+    """The context manager of `Strategy.scope`; `entered` holds each thread's open contexts."""
 
     strategy: Strategy
     entered: threading.local = field(default_factory=threading.local)
@@ -429,10 +436,10 @@ class _Scope(contextlib.ContextDecorator, AbstractContextManager[Strategy]):
 
 @final
 class DefaultStrategy(Strategy):
-    """Plain Keras: one replica, on the device that Keras picks."""
+    """Plain Keras: one replica, on the device that Keras chooses."""
 
     def __init__(self) -> None:
-        """Makes the default strategy; `kerasdist.get_strategy` returns the existing one."""
+        """Makes a default strategy. `kerasdist.get_strategy` returns the existing one."""
         super().__init__(None)
 
     def __str__(self) -> str:
@@ -441,14 +448,14 @@ class DefaultStrategy(Strategy):
 
 @cache
 def _log_untested_versions() -> None:
-    """Logs once which of the installed versions no test has run with."""
+    """Logs once which installed versions are not among the tested ones."""
     versions = untested(backend_choice().name)
     if versions:
         _logger.info("Not among the releases of docs/versions.md: %s", ", ".join(versions))
 
 
 def _described(strategy: Strategy, replicas: ReplicaSet) -> str:
-    """Returns the line for the log: name, replicas, devices, workers."""
+    """Returns the line for the log: name, replicas, devices and workers."""
     devices = ", ".join(str(device) for device in replicas.devices)
     count = replicas.num_replicas
     said = f"{type(strategy).__name__}: {plural(count, 'replica')}"

@@ -1,7 +1,8 @@
 """Values that have a component on every replica.
 
-What `Strategy.run` returns, and what distributed datasets yield. On TensorFlow the framework's own
-values pass for these (``isinstance`` says so), and go in and out as they are.
+`Strategy.run` returns such values, and distributed datasets yield them. On TensorFlow the
+framework's own distributed values count as instances of these classes (``isinstance``), and are
+taken and returned unchanged.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from kerasdist.core.structures import flatten, map_leaves, transpose
 class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's can be registered
     """A value with one component per replica.
 
-    Not made directly: see `Strategy.run` and
-    `Strategy.experimental_distribute_values_from_function`.
+    Do not make this class directly: `Strategy.run` and
+    `Strategy.experimental_distribute_values_from_function` return its instances.
 
     Example::
 
@@ -27,16 +28,16 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/DistributedValues
 
     Attributes:
-        source: The object that the value was made from, in which backends hold the components.
+        source: The sequence of components from which the value was made.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        """Takes the components; the sequence may fetch each when it is read."""
+        """Stores the components; the sequence may fetch a component only when it is read."""
         self.source = values
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components on this machine, replica 0's first."""
+        """The components on this machine, in the order of the replicas."""
         return tuple(self.source)
 
     def __str__(self) -> str:
@@ -52,7 +53,7 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
 
 @final
 class PerReplica(DistributedValues):
-    """A value whose components may differ: the local batches of a batch, the losses of replicas.
+    """A value whose components may differ, such as local batches, or the losses of the replicas.
 
     Example::
 
@@ -63,7 +64,7 @@ class PerReplica(DistributedValues):
 
 @final
 class Mirrored(DistributedValues):
-    """A value whose components are equal: the result of a reduction to every device.
+    """A value whose components are equal, such as the result of a reduction to every device.
 
     Example::
 
@@ -73,14 +74,14 @@ class Mirrored(DistributedValues):
 
 
 def component(structure: object, index: int) -> Any:
-    """Returns a structure in which each distributed value is replaced by a replica's component."""
+    """Returns a structure with one replica's component in place of each distributed value."""
     return map_leaves(
         lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf, structure
     )
 
 
 def equal_component(leaf: object) -> Any:
-    """Returns a component of a value whose components are equal; anything else as it is."""
+    """Returns a component of a value with equal components; any other value unchanged."""
     if isinstance(leaf, PerReplica):
         raise ValueError(
             "Expected arguments that are equal on all devices. Received: a PerReplica value. "
@@ -90,7 +91,7 @@ def equal_component(leaf: object) -> Any:
 
 
 def sole_component(structure: object) -> Any:
-    """Returns a structure in which each distributed value is replaced by its only component."""
+    """Returns a structure with the only component in place of each distributed value."""
     for leaf in flatten(structure):
         if isinstance(leaf, DistributedValues) and len(leaf.values) != 1:
             raise ValueError(
@@ -104,7 +105,7 @@ def sole_component(structure: object) -> Any:
 def per_replica(structures: Sequence[Any]) -> Any:
     """Returns one structure of `PerReplica` values from one structure per replica.
 
-    A leaf that is the same object in all replicas stays itself.
+    A leaf that is the same object on all replicas is not wrapped.
     """
     return transpose(structures, _merged)
 

@@ -1,4 +1,4 @@
-"""Selects the backend for the framework that Keras runs on, and imports only that one."""
+"""Selects the backend for the framework that Keras runs on, and imports only that backend."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _in_place: list[Backend] = []
 
 
 def current() -> Backend:
-    """Returns the backend that Keras runs on, importing Keras and this one framework."""
+    """Returns the backend of Keras's framework; imports Keras and only this framework."""
     return _in_place[-1] if _in_place else _of_keras()
 
 
 @contextmanager
 def used(backend: Backend) -> Generator[None]:
-    """Uses another backend in place of that of Keras's framework."""
+    """Uses another backend instead of the one of Keras's framework."""
     _in_place.append(backend)
     try:
         yield
@@ -51,7 +51,7 @@ def _of_keras() -> Backend:
             f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
             "the variable KERAS_BACKEND before Keras is imported."
         )
-    for kind in (PerReplica, Mirrored):  # before any of them can exist
+    for kind in (PerReplica, Mirrored):  # this runs before any value of this kind can exist
         keras_compat.register_tree_node(kind, attrgetter("values"))
     return importlib.import_module(_MODULES[name]).BACKEND
 
@@ -59,6 +59,6 @@ def _of_keras() -> Backend:
 def torch_states() -> Any | None:
     """Returns the module that saves PyTorch's random states; None if PyTorch is not imported.
 
-    It may be in use on every backend, since Keras reads its ``DataLoader`` on every backend.
+    On every backend PyTorch may be imported, because Keras accepts its ``DataLoader`` everywhere.
     """
     return importlib.import_module(_TORCH_STATES) if "torch" in sys.modules else None

@@ -1,15 +1,16 @@
-"""Callbacks for `fit` on many workers; on one worker each does what makes sense there.
+"""Callbacks for `fit` on many workers, which also work on a single worker.
 
-Keras's own callbacks need none of them: those that write do so on the chief, and those that decide
-see the logs of the global batch. These do what one process does not need,
-or what Keras's cannot do:
+Keras's own callbacks work without these: callbacks that write files run on the chief, and callbacks
+that make decisions get the logs of the global batch. The callbacks here serve jobs of several
+workers, or do what Keras's callbacks cannot do:
 
-- `BackupAndRestore` backs up a run, which goes on at the exact batch when it is started again.
-- `ModelCheckpoint` is Keras's, and with ``save="async"`` writes its files while training goes on.
-- `Telemetry` writes how fast training is, and where its time goes.
-- `ChiefOnly` lets another callback act on the chief alone: for your own that write or print.
+- `BackupAndRestore` saves backups of a run, which continues at the exact batch after a restart.
+- `ModelCheckpoint` is Keras's callback; with ``save="async"`` it writes files during training.
+- `Telemetry` writes how fast training is, and how its time is spent.
+- `ChiefOnly` lets another callback run only on the chief, for your own callbacks that write or
+print.
 
-Users of Horovod know three of them:
+Users of Horovod know three of the callbacks:
 
 - `LearningRateWarmup` lets the learning rate grow in the first epochs.
 - `BroadcastGlobalVariables` gives all workers the chief's variables as training begins.
@@ -21,12 +22,12 @@ Example::
     model.fit(x, y, epochs=2, callbacks=[backup, kd.callbacks.ChiefOnly(report)])
 
 A callback of your own that changes training must do the same on every worker. If it changes weights
-on one alone, a `DisagreementError` says so at the end of the epoch. One that sets
-``model.stop_training`` on any worker stops all of them after the same batch.
+on only one worker, a `DisagreementError` reports that at the end of the epoch. If it sets
+``model.stop_training`` on any worker, all workers stop after the same batch.
 
-Which callbacks of Keras, and of others, act on which workers stands in the guide "Callbacks"; what
-a backup holds, and how often it pays, in "Failures, backups and preemption"; what is measured, in
-"Watch a job".
+The guide "Callbacks" says which callbacks, Keras's and others, act on which workers. The guide
+"Failures, backups and preemption" says what a backup contains and how often to save one. The guide
+"Watch a job" says what is measured.
 """
 
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore

@@ -48,30 +48,32 @@ from kerasdist.keras_compat import ops
 
 @final
 class BackupAndRestore(Callback):
-    """Backs up a training run, and lets `fit` go on from there when the script is started again.
+    """Saves backups of a training run; a restarted script lets `fit` continue from the newest one.
 
-    The run that was interrupted ends with the numbers of the run that was not, to the last bit. A
-    backup holds the weights, the optimizer's state, the metrics, the seeds and the states of the
-    random generators, the epoch and the batch, what has changed of the other callbacks and of the
-    sources of the data, and the place in the data. ``tf.data`` pipelines, Grain's and loaders that
-    have ``state_dict()`` and ``load_state_dict(state)`` go on at their place. Of other data the
-    batches of an epoch that a run has seen are read again and passed over, of generators with
-    ``steps_per_epoch`` those of all epochs; other callbacks hear nothing of them.
+    The run that was interrupted ends with the same numbers as an uninterrupted run, to the last
+    bit. A backup contains the weights, the optimizer's state, the metrics, the seeds, the states of
+    the random generators, the epoch and the batch, the changed attributes of other callbacks and of
+    the data sources, and the place in the data. ``tf.data`` and Grain pipelines, and loaders with
+    ``state_dict()`` and ``load_state_dict(state)``, continue at their place. Of other data, the
+    batches of an epoch that were already used are read again and skipped. Of generators with
+    ``steps_per_epoch``, the batches of all epochs are read again and skipped. Other callbacks get
+    no events for skipped batches.
 
-    Of callbacks and sources of your own it keeps numbers, words, arrays, and lists and dicts of
-    them; of random generators and objects those that are there as `fit` begins. For all else give
-    them ``state_dict()`` and ``load_state_dict(state)``. What a backup cannot bring back, a warning
-    says when it is written.
+    Of your own callbacks and data sources, a backup contains attributes that are numbers, strings,
+    arrays, and lists and dicts of these, and random generators and objects that exist when `fit`
+    begins. For anything else, define ``state_dict()`` and ``load_state_dict(state)`` in their
+    classes. When a backup is written, a warning says what it cannot restore.
 
-    The chief writes, whole files only: each is written under another name, then renamed. It reads
-    the newest that is whole, says which it refuses and why, and sends the values to the other
-    workers. A backup of another script (layers, optimizer, losses, form of the data) is an error,
-    and so is a folder that another run uses. If the workers divide the state (``sharding=``) and
-    all of them see the folder, each writes and reads the part that it holds; a backup exists once
-    the chief has written its file, after all parts. Any number of workers, with any ``sharding``,
-    can restore either kind. `fit` calls this callback after all others, wherever it stands.
+    The chief writes the files, each under another name first, so that no file is incomplete. The
+    chief reads the newest complete backup, reports which backups it refuses and why, and sends the
+    values to the other workers. A backup of another script (layers, optimizer, losses, form of the
+    data) is an error, and so is a folder that another run uses. If the workers divide the state
+    (``sharding=``) and all of them see the folder, each worker writes and reads its own shards; a
+    backup exists after the chief has written its file, which it writes after all parts. Any number
+    of workers, with any ``sharding``, can restore either kind of backup. `fit` calls this callback
+    after all others, wherever it is in the list.
 
-    Where data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
+    If data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 
     Example::
 
@@ -96,33 +98,33 @@ class BackupAndRestore(Callback):
         """Makes the callback.
 
         Args:
-            backup_dir: The folder of the backups, for this run alone. The chief's machine needs it;
-                let all machines see it if the workers divide the state.
-            save_freq: ``"epoch"``: at the end of each epoch. A number: also after so many batches
-                of an epoch, and every so many after that. ``"auto"``: as often as loses the least
-                time, by Daly's formula, ``sqrt(2 * cost * time between failures)`` in the first
-                order. The cost is for how long training stands still for the first backup, which
-                is made after 20 batches or at the end of the first epoch, and then written once
-                more, with what was chosen. An epoch's end has a backup if half of the time has
-                passed, the last one always.
+            backup_dir: The folder of the backups, which only this run may use. The chief's machine
+                must see it; if the workers divide the state, let all machines see it.
+            save_freq: ``"epoch"``: at the end of each epoch. A number: also after every so many
+                batches of an epoch. ``"auto"``: as often as loses the least time, by Daly's
+                formula, which is about ``sqrt(2 * cost * time between failures)``. The cost is the
+                time for which training stops for the first backup. That backup is made after 20
+                batches or at the end of the first epoch, and is then written once more, with the
+                chosen number. The end of an epoch gets a backup if half of the number has passed;
+                the last end always gets one.
             hours_between_failures: The mean time between failures of the job, for
-                ``save_freq="auto"``: 8,000 hours divided by the number of replicas, if it is None.
-                What takes a machine away counts as a failure too.
-            keep: How many backups stay, at least 1. With 2 there is one left if the last is torn.
-            delete_checkpoint: Whether the backups go when training ends as it should. Under
-                ``kerasdist run`` the last one stays until the script has ended.
-            file_mode: The permissions of the files, which hold the model and what the callbacks
-                remember: the owner's alone.
-            resume: ``"weights"``: where the backup is of another call of `fit`, such as one with
-                another loss, optimizer or batch size, training begins anew with the weights of the
-                model, whose shapes must be the same. ``"exact"``: that is an error.
-            keep_in_memory: Whether each backup goes to the memory of each host first, under
-                ``kerasdist run``: the disk gets it in the background, and a job that is started
-                again needs no disk as long as one host is left. Takes as much memory (``/dev/shm``)
+                ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
+                the cluster takes a machine away, that also counts as a failure.
+            keep: How many backups are kept, at least 1. With 2, one is left if the last is damaged.
+            delete_checkpoint: Whether the backups are removed when training ends without an error.
+                Under ``kerasdist run`` the last one is kept until the script has ended.
+            file_mode: The permissions of the files, which contain the model and the state of the
+                callbacks; by default only the owner may read them.
+            resume: ``"weights"``: if the backup is of another call of `fit`, for example with
+                another loss, optimizer or batch size, training starts anew with the weights of the
+                backup, whose shapes must be equal. ``"exact"``: such a backup is an error.
+            keep_in_memory: Whether, under ``kerasdist run``, each backup is first written to the
+                memory of each host. The disk then gets it in the background, and a restarted job
+                needs no disk as long as one host is left. This takes as much memory (``/dev/shm``)
                 on each host as `keep` + 1 backups; sharded state is gathered for it.
 
         Raises:
-            ValueError: If an argument has no meaning.
+            ValueError: If an argument has a value without meaning.
         """
         super().__init__()
         if not str(backup_dir):
@@ -163,37 +165,38 @@ class BackupAndRestore(Callback):
         self._skipped = 0
         self._stops = False
         self._said: set[str] = set()
-        # Whether this process may be asked to leave (`kerasdist.experimental.preempt`), and was.
+        # Whether a signal may ask to leave (`experimental.preempt`), and has asked.
         self.listens = self.asked_to_leave = self._in_training = False
 
     def ask_to_leave(self) -> bool:
-        """Asks for a backup after the next batch, and then for the end of the script.
+        """Asks for a backup after the next batch, and for the end of the script after that.
 
-        Returns False outside of training, and if it was asked before.
+        Returns False outside of training, or if a backup was already asked for.
         """
         heard = self._in_training and not self.asked_to_leave
         self.asked_to_leave = True
         return heard
 
     def leave(self, epoch: int, batches: int) -> NoReturn:
-        """Backs up, and ends the script with `ExitCode.PREEMPTED`. All workers must call it."""
+        """Saves a backup, ends the script with `ExitCode.PREEMPTED`. All workers must call it."""
         self.save(epoch, batches)
         self._files.wait()
         raise SystemExit(ExitCode.PREEMPTED)
 
     def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
-        """Takes the other callbacks of the call, whose state each backup keeps.
+        """Stores the other callbacks of the call, whose state each backup contains.
 
-        ``others`` are the callbacks that the user passed, ``listed`` those that Keras calls.
+        ``others`` are the callbacks that the user passed, and ``listed`` the callbacks that Keras
+        calls.
         """
         self._others, self._listed = others, listed
 
     def reads(self, position: Position, validation: Position) -> None:
-        """Takes the positions in the data of the call, which each backup keeps."""
+        """Stores the positions in the data of the call, which each backup contains."""
         self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Restores the newest backup that fits. All workers must call it."""
+        """Restores the newest backup that belongs to this call. All workers must call it."""
         self._in_training = True
         model: Any = self.model
         self._position.backs_up(self._interval, model.steps_per_execution)
@@ -224,7 +227,7 @@ class BackupAndRestore(Callback):
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None if stored is None else dict(stored.chiefs.facts)
-        if facts is not None:  # which the chief has compared
+        if facts is not None:  # the chief has already compared these facts
             facts = {name: one for name, one in facts.items() if name not in self._call}
         told = self._files.number, self._files.refusal, self._files.of_this_call, facts
         if job is not None:
@@ -259,7 +262,7 @@ class BackupAndRestore(Callback):
 
     @contextlib.contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Names the backup in errors of values that it should not have."""
+        """Adds the backup's name to errors about values that do not belong into a backup."""
         try:
             yield
         except KerasdistError:
@@ -290,14 +293,14 @@ class BackupAndRestore(Callback):
         restore(model, pairs, stored, seen_by_all=self._files.in_parts)
 
     def _begin(self, facts: Mapping[str, Any]) -> None:
-        """Restores what must be in place before the epoch begins."""
+        """Restores everything that must be restored before the epoch begins."""
         model = self.model
         self._remembering.put_back(facts["callbacks"])
         if "validation" in facts:
             self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
-            # The uninterrupted run would not have had another epoch.
+            # An uninterrupted run would not have had another epoch.
             begin = max((self.params or {}).get("epochs") or 0, begin)
         keras_compat.set_initial_epoch(model, begin)
         if facts["batches"]:
@@ -309,7 +312,7 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Restores the rest of a backup that was made within the epoch."""
+        """Restores the rest of a backup that was made inside of the epoch."""
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -319,7 +322,7 @@ class BackupAndRestore(Callback):
         self._position.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
-        """Backs up if it is time."""
+        """Saves a backup if one is due."""
         done = batch + 1
         self._logs = logs
         if done == self._skipped:
@@ -330,17 +333,17 @@ class BackupAndRestore(Callback):
         if done <= self._skipped:
             return
         self._interval.batches_passed(done, self._wait_for_devices)
-        if self.asked_to_leave and current_job() is None:  # with other workers, they vote on it
+        if self.asked_to_leave and current_job() is None:  # in a job the workers vote on this
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
 
     def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Keeps that the data of validation are read once more."""
+        """Records that the validation data are read once more."""
         self._validation.epoch_begins()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Backs up if it is time, and at the end of the last epoch."""
+        """Saves a backup if one is due, and at the end of the last epoch."""
         if self.asked_to_leave and current_job() is None:
             self.leave(epoch + 1, 0)
         if epoch + 1 == (self.params or {}).get("epochs"):
@@ -349,16 +352,16 @@ class BackupAndRestore(Callback):
             self._save_and_choose(epoch + 1, 0)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Removes the backups, if they are not needed any more."""
+        """Removes the backups if they are no longer needed."""
         self._in_training = False
         self._unmute.close()
         keras_compat.set_initial_epoch(self.model, None)
         self._files.training_ended(removes=self._delete)
 
     def _save_and_choose(self, epoch: int, batches: int) -> None:
-        """Backs up; the first time twice, if the number of batches to the next one is open.
+        """Saves a backup; the first one is saved again if the number of batches must be chosen.
 
-        All workers must call it.
+        All workers must call this method.
         """
 
         def agree(every: int) -> int:
@@ -372,19 +375,19 @@ class BackupAndRestore(Callback):
 
     def _wait_for_devices(self) -> None:
         optimizer = getattr(self.model, "optimizer", None)
-        if optimizer is not None:  # a user's train_step may need none
+        if optimizer is not None:  # a user's train_step may need no optimizer
             ops.convert_to_numpy(optimizer.iterations)
 
     def save(self, epoch: int, batches: int) -> None:
-        """Writes a backup, from which a run goes on after ``batches`` of ``epoch``.
+        """Writes a backup from which a run continues after ``batches`` of ``epoch``.
 
-        All workers must call it. Each writes what it alone holds, the chief the rest.
+        All workers must call it. Each worker writes its own shards, and the chief writes the rest.
         """
         self._interval.saved(batches)
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        if batches and trainer is not None:  # at the end of an epoch they are known to be equal
+        if batches and trainer is not None:  # at an epoch's end, they are compared
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(model, trainer.replicas, when)
@@ -410,7 +413,8 @@ class BackupAndRestore(Callback):
             facts = numbered(facts, arrays)
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
-                if isinstance(one, ModelCheckpoint):  # a run that goes on will not write its files
+                # a continued run will not write these files again
+                if isinstance(one, ModelCheckpoint):
                     one.wait()
         if job is not None and self._keeps_in_memory:
             facts = job.broadcast_object("a backup", facts)
@@ -419,14 +423,14 @@ class BackupAndRestore(Callback):
         channel = launcher.channel()
         if self._files.write(facts, arrays) and channel is not None:
             epochs = epoch if facts["stopping"] else (self.params or {}).get("epochs", 0)
-            # Frameworks are what a process has to import that goes on from here.
+            # A process that continues from this backup will have to import these frameworks.
             loaded = [name for name in sys.modules if name in KNOWN]
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(
         self, variables: Sequence[Any], epoch: int, batches: int
     ) -> dict[str, object]:
-        """Returns what a file says of the run."""
+        """Returns the facts about the run that the file contains."""
         return {
             "number": self._files.number,
             "fit": self._files.fit,
@@ -452,7 +456,7 @@ class BackupAndRestore(Callback):
         return [trainer.replicas.num_replicas, trainer.most_rows, trainer.most_examples]
 
     def _say_what_is_lost(self) -> None:
-        """Warns of what a restart would not bring back, once of each attribute."""
+        """Warns of what a restart could not restore, once for each attribute."""
         lost = [f"of validation_data, {one}" for one in self._validation.lost()]
         lost += [*self._position.lost(), *self._remembering.lost()]
         if keras_compat.trainable_layers(keras_compat.model_of(self)) != self._trainable:
@@ -506,7 +510,7 @@ class BackupAndRestore(Callback):
 
 @contextlib.contextmanager
 def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
-    """Keeps batch events from a callback that got them before the backup."""
+    """Keeps batch events from a callback that already got them before the backup."""
     kept = dict(vars(callback))
     vars(callback).update(on_train_batch_begin=_nothing, on_train_batch_end=_nothing)
     try:
@@ -518,4 +522,4 @@ def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
 
 
 def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:
-    """Does nothing at an event of a batch."""
+    """Ignores the event of a batch."""

@@ -1,4 +1,4 @@
-"""Callbacks that wrap another callback."""
+"""`ChiefOnly`, and the base class of callbacks that wrap another callback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVENTS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on
 
 
 class DelegatingCallback(keras.callbacks.Callback):
-    """Passes Keras's calls on to the inner callback; a subclass overrides what it does itself."""
+    """Passes Keras's calls on to an inner callback; a subclass overrides some of them."""
 
     def __init__(self, inner: keras.callbacks.Callback, heard: bool = True) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class DelegatingCallback(keras.callbacks.Callback):
         self._is_heard = heard
         if heard:
             for name in _EVENTS:
-                # Set on the instance: Keras skips methods that are the empty default.
+                # Set on the instance, because Keras skips methods that are the empty default.
                 setattr(self, name, getattr(inner, name))
 
     def set_params(self, params: object) -> None:
@@ -30,7 +30,7 @@ class DelegatingCallback(keras.callbacks.Callback):
         self.inner.set_params(params)
 
     def set_model(self, model: object) -> None:
-        """Passes the model on to the inner callback; TensorBoard writes its graph then."""
+        """Passes the model on to the inner callback; TensorBoard then writes its graph."""
         super().set_model(model)
         if self._is_heard:
             self.inner.set_model(self.model_for(model))
@@ -42,10 +42,10 @@ class DelegatingCallback(keras.callbacks.Callback):
 
 @final
 class ChiefOnly(DelegatingCallback):
-    """Lets a callback act on the chief, and on no other worker.
+    """Lets a callback run only on the chief.
 
-    For what writes or prints. Nothing in it may need the other workers: no collective, no call of
-    ``evaluate`` or ``predict``.
+    Use this class for callbacks that write or print. The callback must not need the other workers:
+    it must not call a collective, ``evaluate`` or ``predict``.
 
     Example::
 

@@ -17,10 +17,11 @@ from kerasdist.keras_compat import ops
 
 @final
 class BroadcastGlobalVariables(keras.callbacks.Callback):
-    """Gives every worker the chief's variables of the model and the optimizer, as `fit` begins.
+    """Gives every worker the chief's variables of the model and the optimizer when `fit` begins.
 
-    New variables start equal by themselves. This is for those that changed afterwards on the chief
-    alone, such as weights that only the chief has loaded.
+    New variables are equal on all workers even without this callback. Use this callback for
+    variables that changed afterwards on the chief only, such as weights that only the chief has
+    loaded.
 
     Example::
 
@@ -33,10 +34,10 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            root_rank: Whose variables; only 0, the chief, is possible.
+            root_rank: The worker whose variables are sent; only 0, the chief, is possible.
 
         Raises:
-            ValueError: If it is another.
+            ValueError: If it is not 0.
         """
         super().__init__()
         if root_rank != 0:
@@ -46,7 +47,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Sends the variables. All workers must call it.
+        """Sends the variables. All workers must call this method.
 
         Raises:
             UnsupportedError: If the workers divide the model's state (``sharding=``).
@@ -63,9 +64,9 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
 
 
 def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
-    """Gives every worker the chief's values of variables; None: of a model's, its optimizers'.
+    """Gives all workers the chief's values of some variables, or of a model (None).
 
-    All workers must call it.
+    None stands for the variables of the model and its optimizers. All workers must call it.
     """
     trainer = trainer_of(model)
     if trainer is not None and trainer.replicas.job is not None:
@@ -89,9 +90,9 @@ _REDUCTIONS = {
 class MetricsReduction(keras.callbacks.Callback):
     """Reduces the logs of an epoch over the workers, before later callbacks see them.
 
-    What `fit` itself reports is of the global batch already, on every worker, and stays as it is.
-    This is for values that a worker's own code puts into the logs: place it behind that callback,
-    and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
+    The values that `fit` itself reports are already for the global batch on every worker, and stay
+    unchanged. Use this callback for values that a worker's own code adds to the logs: put it after
+    the callback that adds them, and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
 
     Example::
 
@@ -104,11 +105,11 @@ class MetricsReduction(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            reductions: By the name of a log ``"mean"``, ``"sum"``, ``"min"``, ``"max"``, or
-                ``"chief"`` for the chief's value. All others are averaged.
+            reductions: For the name of a log, one of ``"mean"``, ``"sum"``, ``"min"``, ``"max"``,
+                or ``"chief"`` for the chief's value. All other logs are averaged.
 
         Raises:
-            ValueError: If there is no such reduction.
+            ValueError: If a reduction has another name.
         """
         super().__init__()
         self._reductions = dict(reductions or {})
@@ -129,7 +130,7 @@ class MetricsReduction(keras.callbacks.Callback):
         logs.update(job.choose(label, own, self._reduce))
 
     def _reduce(self, everyone: Sequence[dict[str, float]]) -> dict[str, float]:
-        """Returns the logs whose values differ by worker, reduced."""
+        """Returns the logs whose values differ between workers, reduced."""
         reduced: dict[str, float] = {}
         for name in everyone[0]:
             values = [theirs[name] for theirs in everyone]
@@ -140,10 +141,11 @@ class MetricsReduction(keras.callbacks.Callback):
 
 @final
 class LearningRateWarmup(keras.callbacks.Callback):
-    """Lets the learning rate grow from that of one replica to that of all, in the first epochs.
+    """Lets the learning rate grow in the first epochs, from one replica's rate to the set rate.
 
-    For a learning rate that was multiplied by the number of replicas together with the global batch
-    size. It is set before every batch, in equal steps; afterwards it is left alone.
+    Use this callback if you have multiplied both the learning rate and the global batch size by the
+    number of replicas. The callback sets the rate before every batch, in equal steps; after the
+    warm-up it no longer changes the rate.
 
     Example::
 
@@ -165,11 +167,11 @@ class LearningRateWarmup(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            target: The learning rate at the end; None: the optimizer's.
-            epochs: How long it takes, not necessarily whole epochs.
+            target: The learning rate at the end of the warm-up; None for the optimizer's rate.
+            epochs: The length of the warm-up in epochs, not necessarily an integer.
             start: The learning rate of the first batch; None: `target` divided by the number of
                 replicas.
-            steps_per_epoch: The number of batches of an epoch; None: as `fit` knows it.
+            steps_per_epoch: The number of batches of an epoch; None if `fit` knows it.
 
         Raises:
             ValueError: If `epochs` is negative.
@@ -185,7 +187,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._warm_up_steps = 0
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Reads the learning rate that training begins with."""
+        """Reads the learning rate with which training begins."""
         steps = self._steps_per_epoch or (self.params or {}).get("steps")
         if steps is None:
             raise ValueError(
@@ -202,7 +204,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._warm_up_steps = math.ceil(self._epochs * steps)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Remembers the number of the epoch, on which the learning rate depends."""
+        """Stores the number of the epoch, on which the learning rate depends."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, object] | None = None) -> None:

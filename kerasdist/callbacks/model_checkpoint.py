@@ -1,4 +1,4 @@
-"""ModelCheckpoint whose files a thread writes, while training goes on."""
+"""ModelCheckpoint that can write its files in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from kerasdist.core.user_warnings import warn_user
 
 @final
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras's ModelCheckpoint, which can write its files in the background.
+    """Keras's ModelCheckpoint, which can also write its files in the background.
 
     With ``save="async"`` training stops only while the model's state is copied to the memory of the
-    host. A thread writes the file that ``model.save`` or ``model.save_weights`` would have written
-    at that moment, under another name first, so that a file is whole at any time. One file is
-    written at a time: a save that comes earlier waits for the one before it. So there is one copy
-    of the state, whose memory is kept until `fit` ends.
+    host. A thread then writes the file that ``model.save`` or ``model.save_weights`` would have
+    written at that moment, first under another name, so that a file is complete at any time. One
+    file is written at a time: an earlier request waits until the file before it is written. So
+    there is only one copy of the state, whose memory is kept until `fit` ends.
 
     An error of the thread, such as a full disk, is raised in `fit`: after the next batch, at the
-    beginning or end of an epoch, by the next save, or at the end of training. `fit` does not end
-    before the last file is written, nor does the process. Where `fit` ends with an error, that
-    holds for models that were made in a scope; for others call `wait`.
+    beginning or end of an epoch, by the next save, or at the end of training. Neither `fit` nor the
+    process ends before the last file is written. If `fit` ends with an error, it waits only for
+    models that were made in a scope; for other models call `wait`.
 
-    In a job of several workers the chief writes; the others wait for it at the end of training.
+    In a job of several workers the chief writes; the other workers wait for the chief at the end of
+    training.
 
-    With ``verbose=1``, Keras's "finished saving" means that the copy was made.
+    With ``verbose=1``, Keras's message "finished saving" means that the copy was made.
 
     Example::
 
@@ -55,13 +56,15 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Makes the callback.
 
         Args:
-            filepath: The file; with ``save="async"`` it ends in ``.keras`` or ``.weights.h5``.
-            *arguments: Those of Keras's callback: `monitor`, `verbose`, `save_best_only`, ...
-            save: ``"sync"``: as Keras. ``"async"``: in the background.
-            **options: More arguments of Keras's callback.
+            filepath: The file; with ``save="async"`` its name must end in ``.keras`` or
+                ``.weights.h5``.
+            *arguments: Positional arguments of Keras's callback: `monitor`, `verbose`,
+                `save_best_only`, ...
+            save: ``"sync"``: in the same way as Keras. ``"async"``: in the background.
+            **options: Keyword arguments of Keras's callback.
 
         Raises:
-            ValueError: If an argument has no meaning.
+            ValueError: If an argument has a value without meaning.
         """
         super().__init__(filepath, *arguments, **options)
         if save not in ("sync", "async"):
@@ -79,7 +82,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._newest: str | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Takes the model."""
+        """Stores the model."""
         saves = functools.partial(self._begin, model)
         super().set_model(SavingModel(model, saves) if self.is_async else model)
 
@@ -89,22 +92,22 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._newest = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Raises the error of the thread, if writing has failed."""
+        """Raises the thread's error if writing has failed."""
         self._file.check()
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
-        """Saves, if it is time."""
+        """Saves the model if a save is due."""
         self._file.check()
         super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Saves, if it is time."""
+        """Saves the model if a save is due."""
         self._file.check()
         super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Waits until the last file is written. In a job, all workers do."""
+        """Waits until the last file is written; in a job, all workers wait."""
         super().on_train_end(logs)
         replicas = None if self._newest is None else _replicas(keras_compat.model_of(self).saved)
         if replicas is None or replicas.job is None:
@@ -116,7 +119,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._file.memory.clear()
 
     def wait(self) -> None:
-        """Waits until all files are written; raises the thread's error, if writing has failed."""
+        """Waits until all files are written; raises the thread's error if writing has failed."""
         self._file.wait()
 
     def settle(self) -> None:
@@ -157,7 +160,7 @@ class BackgroundFile:
     """A file that a thread writes.
 
     Attributes:
-        memory: For the copy of the next file.
+        memory: The memory for the copy of the next file.
     """
 
     def __init__(self) -> None:
@@ -165,21 +168,21 @@ class BackgroundFile:
         self._writing: Future[None] | None = None
 
     def write(self, snapshot: keras_compat.Snapshot, path: str) -> None:
-        """Begins to write a file, after `wait`."""
-        atexit.register(self.settle)  # which is after the end of all threads
+        """Starts to write a file; `wait` must have been called before."""
+        atexit.register(self.settle)  # this runs after the end of all threads
         threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
         self._writing = threads.submit(_write, snapshot, path)
         threads.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Waits until the file is written; raises the thread's error, if writing has failed."""
+        """Waits until the file is written; raises the thread's error if writing has failed."""
         failed = self._outcome()
         if failed is not None:
             failed.add_note("kerasdist.callbacks.ModelCheckpoint was writing in the background.")
             raise failed
 
     def check(self) -> None:
-        """Raises the thread's error, if writing has failed."""
+        """Raises the thread's error if writing has failed."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
@@ -191,15 +194,15 @@ class BackgroundFile:
             warn_user(f"ModelCheckpoint has not written a file in the background: {failed!r}.")
 
     def state_dict(self) -> None:
-        """Returns nothing: backups keep no state of this object."""
+        """Returns nothing, because backups need no state of this object."""
 
     def load_state_dict(self, state: None) -> None:
-        """Does nothing: `state_dict` keeps no state."""
+        """Does nothing, because `state_dict` returns no state."""
 
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        failed = self._writing.exception()  # waits; an interrupt may end the wait
+        failed = self._writing.exception()  # this waits, but an interrupt may end the wait
         self._writing = None
         atexit.unregister(self.settle)
         return failed
@@ -212,14 +215,14 @@ def _write(snapshot: keras_compat.Snapshot, path: str) -> None:
 
 @final
 class SavingModel:
-    """A model with another way to save.
+    """A model whose methods for saving are replaced.
 
     Attributes:
-        saved: The model.
+        saved: The original model.
     """
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
-        """Takes a function that gets the model's own one, and then the arguments of the call."""
+        """Stores a function of the model's own method and the arguments of the call."""
         self.saved = model
         self._save = save
 

@@ -1,7 +1,7 @@
-"""Keras's callbacks in `fit` on many workers: writers act on the chief, deciders on all.
+"""Keras's callbacks in `fit` on many workers: on the chief if they write, else on all workers.
 
-The logs are those of the global batch on every worker, so callbacks that decide by them decide
-alike. ``stop_training``, which a worker may set by itself, is voted on.
+On every worker the logs are computed from the global batch, so callbacks that decide by the logs
+decide equally. Workers vote on ``stop_training``, which a single worker may set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.job import launcher
 from kerasdist.job.job import Job
 
-# Callbacks that change how a model is trained, so that all workers must have the same.
+# Callbacks that change how a model is trained, so that all workers must have the same ones.
 CHANGE_TRAINING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.LearningRateScheduler,
@@ -54,7 +54,7 @@ _WRITERS = (
 
 
 def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
-    """Wraps the callbacks of a call of `fit` for this worker; adds a meter if its figures count."""
+    """Wraps the callbacks of a `fit` for this worker; adds a meter if something reads it."""
     callbacks = given["callbacks"]
     own = keras_compat.callbacks_of(callbacks)
     listed = _ordered(own, replicas, given)
@@ -64,7 +64,7 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
     if listeners or is_benchmark or (channel, profiled) != (None, None):
         meter = Meter(
             knows_data=replicas.measures_data,
-            # A single replica has no collectives: they take no time, which is known.
+            # A single replica has no collectives, so their time is known to be zero.
             knows_collectives=replicas.measures_collectives or replicas.num_replicas == 1,
             steps_ahead=replicas.steps_ahead,
         )
@@ -75,7 +75,7 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
             listed.insert(0, Progress(meter, channel, replicas))
         if profiled is not None:
             listed.insert(0, Profile(profiled, meter, replicas))
-        listed.insert(0, meter)  # before the callbacks that read it
+        listed.insert(0, meter)  # the meter comes before the callbacks that read it
         if is_benchmark:
             listed.append(Bench(meter))
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -85,7 +85,7 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
 
 
 def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | None]:
-    """Returns the positions in the data, and in those of validation, None if there is no backup."""
+    """Returns the positions in training and validation data, or None without backups."""
     callbacks = keras_compat.callbacks_of(given["callbacks"])
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     if not backups:
@@ -101,9 +101,9 @@ def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | 
 
 @contextmanager
 def in_fit(given: Mapping[str, Any]) -> Generator[None]:
-    """Lets callbacks finish their files and give up their folders if `fit` ends with an error.
+    """Lets callbacks finish their files and release their folders if `fit` ends with an error.
 
-    The meter of an outer call goes on after this one.
+    Afterwards the meter of an outer call continues.
     """
     outer = current.meter
     try:
@@ -126,7 +126,7 @@ def _ordered(
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
     if backups and not any(isinstance(one, keras.callbacks.History) for one in others):
-        # Keras would add its History after the backups, which would then lack the last epoch.
+        # Keras would add its History after the backups, which would lack the last epoch.
         others = [*others, keras.callbacks.History()]
     listed = others if job is None else [_on_worker(one, replicas, job) for one in others]
     for backup in backups:
@@ -158,7 +158,7 @@ def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:
 
 
 def _require_no_read_by_chief_alone(callback: Callback) -> None:
-    """Refuses a callback that reads weights on the chief alone, if it holds only parts of them."""
+    """Refuses a callback that reads weights only on the chief, if the chief holds only shards."""
     instead = None
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         instead = "kerasdist.callbacks.BackupAndRestore"
@@ -175,7 +175,7 @@ def _require_no_read_by_chief_alone(callback: Callback) -> None:
 
 @final
 class _SavesOnChief(DelegatingCallback):
-    """Lets ModelCheckpoint decide on every worker, and write on the chief alone."""
+    """Lets ModelCheckpoint decide on every worker, but write only on the chief."""
 
     def __init__(self, inner: Callback, replicas: ReplicaSet) -> None:
         super().__init__(inner)
@@ -204,7 +204,7 @@ def _not(save: Callable[..., None], filepath: object, *args: object, **kwargs: o
 
 @final
 class _RestoresAll(DelegatingCallback):
-    """Lets Keras's BackupAndRestore act on the chief, and sends what it restores to all."""
+    """Lets Keras's BackupAndRestore act on the chief, and sends the restored values to all."""
 
     def __init__(self, inner: Callback, job: Job) -> None:
         super().__init__(inner, heard=job.is_chief)

@@ -38,7 +38,7 @@ STEPS = "steps of fit"
 
 @final
 class Profile(keras.callbacks.Callback):
-    """Starts and stops the framework's profiler, and writes what it saw, by the chief's clock."""
+    """Starts and stops the framework's profiler, and writes its events, by the chief's clock."""
 
     def __init__(self, steps: ProfiledSteps, meter: metering.Meter, replicas: ReplicaSet) -> None:
         super().__init__()
@@ -47,16 +47,16 @@ class Profile(keras.callbacks.Callback):
         self._replicas = replicas
         self._profiler = registry.current().profiler()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._ends: list[tuple[int, int]] = []  # steps, nanoseconds
+        self._ends: list[tuple[int, int]] = []  # numbers of steps, and times in nanoseconds
         self._is_done = False
         meter.watch(self._watch)
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Compares the clocks. All workers must call it."""
+        """Compares the clocks of the workers. All workers must call this method."""
         self._offset = offset_of_clock(self._replicas.job)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Ends a profile whose last step did not come."""
+        """Ends a profile whose last step was not reached."""
         if self._folder is not None:
             self._stop()
         elif not self._is_done:
@@ -108,9 +108,9 @@ class Profile(keras.callbacks.Callback):
 
 
 def aligned(events: Iterable[Event], offset: float) -> list[Event]:
-    """Returns events with times in microseconds of the chief's clock, since 1970.
+    """Returns events with times in microseconds since 1970 by the chief's clock.
 
-    Among them is the mark that this file has made, whose name is its time by this machine's clock.
+    One of the events is a mark of this module, whose name is the time by the clock of this worker.
     """
     events = list(events)
     marks = [(match, one) for one in events if (match := _MARK.match(str(one.get("name"))))]
@@ -130,7 +130,7 @@ def aligned(events: Iterable[Event], offset: float) -> list[Event]:
 
 
 def _steps(ends: list[tuple[int, int]], offset: float) -> list[Event]:
-    """Returns an event for each step, or each call of several, on a row of their own."""
+    """Returns an event in a row of its own for each step, or for each call of several steps."""
     row = {"pid": STEPS, "tid": 0}
     events: list[Event] = []
     for (_, begin), (number, end) in itertools.pairwise(ends):
@@ -142,11 +142,11 @@ def _steps(ends: list[tuple[int, int]], offset: float) -> list[Event]:
 @final
 @dataclass(frozen=True)
 class Offset:
-    """What to subtract from a worker's clock to get the chief's.
+    """The difference between a worker's clock and the chief's.
 
     Attributes:
-        microseconds: The difference.
-        spread: How far apart the middle half of the measurements was.
+        microseconds: The worker's time minus the chief's.
+        spread: The range of the middle half of the measurements.
     """
 
     microseconds: float
@@ -154,11 +154,12 @@ class Offset:
 
 
 def offset_of_clock(job: Job | None) -> Offset:
-    """Measures the offset of this worker's clock. All workers must call it.
+    """Measures the offset of this worker's clock. All workers must call this function.
 
-    Workers of one machine have one clock. Others meet several times: the coordinator lets all go
-    on at once, and each looks at its clock then. The median of the differences is off by the
-    difference of the times that a message takes to two workers, less than the network's latency.
+    Workers on one machine share a clock. Other workers make several exchanges: the coordinator
+    releases all of them at once, and then each worker reads its clock. The error of the median of
+    the differences is the difference between the times that a message takes to two workers, which
+    is less than the network's latency.
     """
     if job is None or not any(job.compare_objects("machines", platform.node())):
         return Offset(0.0, 0.0)
@@ -171,7 +172,7 @@ def offset_of_clock(job: Job | None) -> Offset:
 
 
 def offset_of_stamps(own: list[int], chiefs: list[int]) -> Offset:
-    """Returns the offset, from the times (ns) at which two workers went on after each meeting."""
+    """Returns the offset, from the times (ns) at which two workers left each of the exchanges."""
     differences = sorted((mine - theirs) / 1e3 for mine, theirs in zip(own, chiefs, strict=True))
     quarter = len(differences) // 4
     spread = differences[-1 - quarter] - differences[quarter]

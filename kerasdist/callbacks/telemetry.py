@@ -1,4 +1,4 @@
-"""Who reads a meter: files (`Telemetry`), the launcher (`Progress`), a benchmark (`Bench`)."""
+"""Callbacks that read a meter: for files (`Telemetry`), the launcher (`Progress`) and `Bench`."""
 
 from __future__ import annotations
 
@@ -55,35 +55,40 @@ _STATM = Path("/proc/self/statm")
 
 @final
 class Telemetry(keras.callbacks.Callback):
-    """Writes how fast training is, and where its time goes, while `fit` runs.
+    """Writes, while `fit` runs, how fast training is and how its time is spent.
 
-    Each worker writes a file ``telemetry-worker-0.jsonl``, one line of JSON for each window of time
-    and each epoch, and the chief writes a file for TensorBoard. A line has
+    Each worker writes a file ``telemetry-worker-0.jsonl``, with one line of JSON for each window of
+    time and for each epoch. The chief also writes a file for TensorBoard. A line has
 
-    - ``samples_per_s``: examples of global batches a second, so over all replicas; null under
+    - ``samples_per_s``: examples of global batches per second, over all replicas; null under
       `OneDeviceStrategy` on TensorFlow, unless the data are arrays;
-    - ``step_ms``: the median of a step's time, and the value that 95 % of the steps stay below;
-    - ``share``: which part of the time the host waited for data, waited in collectives, and the
-      rest, called ``compute``; they add up to 1. What is not measured is null, and in the rest;
-    - ``mfu``: model FLOP utilization, the part of what the devices could multiply and add that the
-      model needs, from 0 to 1; null on CPUs and other devices that `kerasdist plan` does not know;
-    - ``memory``: of this process, and of the NVIDIA GPUs that it sees;
-    - at the end of an epoch, on the chief, ``by_worker``: a step's time on each worker, and
-      ``slowest``: the worker that the others wait for, and how much longer it takes than they.
+    - ``step_ms``: the median time of a step, and the time below which 95 % of the steps stay;
+    - ``share``: the fractions of the time in which the host waited for data, waited in collectives,
+      and did the rest (``compute``). The fractions add up to 1. A fraction that is not measured is
+      null, and its time counts as ``compute``;
+    - ``mfu``: model FLOP utilization: the operations that the model needs, as a fraction of what
+      the devices can do, from 0 to 1; null on CPUs and other devices that `kerasdist plan` does not
+      know;
+    - ``memory``: the memory of this process, and of the NVIDIA GPUs that it sees;
+    - at the end of an epoch, on the chief, ``by_worker``: the time of a step on each worker, and
+      ``slowest``: the worker for which the others wait, and how much longer its steps take.
 
     What is measured depends on the backend:
 
-    - ``data`` is the time in which Keras's loop waits for the next batch, to divide and to send it
-      included. On TensorFlow the graph measures it, under `OneDeviceStrategy` nobody.
-    - ``collectives`` is measured on PyTorch with several workers on CPUs: the time in which the
-      host waits for the others, not the part that runs beside the backward pass. On JAX and
-      TensorFlow collectives are a part of the compiled step, on GPUs they run beside the host:
-      there a profile shows them (``kerasdist run --profile``).
-    - A step's time is the host's. Where it runs ahead of the device (JAX, all GPUs), single steps
-      tell how long it takes to start one. So eight of them count as one, with their mean.
+    - ``data`` is the time in which Keras's loop waits for the next batch, including the time to
+      divide and to send it. On TensorFlow the graph measures this time; under `OneDeviceStrategy`
+      it is not measured.
+    - ``collectives`` is measured on PyTorch with several workers on CPUs: it is the time in which
+      the host waits for the others, without the time that overlaps with the backward pass. On JAX
+      and TensorFlow collectives are a part of the compiled step, and on GPUs they run
+      asynchronously to the host. In these cases a profile shows the collectives (``kerasdist run
+      --profile``).
+    - The time of a step is measured on the host. If the host runs ahead of the device (JAX, all
+      GPUs), the time of a single step only shows how long it takes to start the step. So
+      ``step_ms`` then uses the means of eight steps.
 
-    Nothing waits for a device, and no worker waits for another, but at the end of an epoch, when
-    they do anyway. All workers must have the callback.
+    Measuring never waits for a device, and workers do not wait for each other except at the end of
+    an epoch, when they wait without this callback, too. All workers must have the callback.
 
     Example::
 
@@ -97,13 +102,15 @@ class Telemetry(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            log_dir: The folder of the files, made if there is none. New lines come after old ones.
-            every: How many seconds of training a window has, at least.
-            tensorboard: Whether to write a file for TensorBoard; None: if it is installed.
+            log_dir: The folder of the files, which is made if it is missing. New lines are
+                appended.
+            every: How many seconds of training a window has at least.
+            tensorboard: Whether to write a file for TensorBoard; None means only if it is
+                installed.
 
         Raises:
             ValueError: If `every` is not positive.
-            UnsupportedError: If TensorBoard is wanted and not installed; at the start of `fit`, if
+            UnsupportedError: If TensorBoard is wanted but not installed; at the start of `fit`, if
                 the model was made outside of a strategy's scope.
         """
         super().__init__()
@@ -125,7 +132,7 @@ class Telemetry(keras.callbacks.Callback):
         self._epoch = 0
 
     def measures(self, meter: Meter, replicas: ReplicaSet) -> None:
-        """Takes the meter of a call of `fit`, and what it trains on."""
+        """Stores the meter of a call of `fit`, and its replicas."""
         self._meter, self._replicas = meter, replicas
         self._window = meter.window(self._every, self._write_window)
         self._of_epoch = meter.window(math.inf, self._write_window)
@@ -160,11 +167,11 @@ class Telemetry(keras.callbacks.Callback):
         self._write("start", start)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Keeps the number of the epoch."""
+        """Stores the number of the epoch."""
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Writes the epoch's line. All workers must call it."""
+        """Writes the epoch's line. All workers must call this method."""
         assert self._replicas is not None
         self._write_window(self._window)
         figures = self._of_epoch.take()
@@ -181,7 +188,7 @@ class Telemetry(keras.callbacks.Callback):
         """Closes the files."""
         for file in (self._lines, self._events):
             if file is not None:
-                with contextlib.suppress(OSError):  # a full disk, of which `_write` has warned
+                with contextlib.suppress(OSError):  # the disk is full; `_write` has warned
                     file.close()
         self._lines = self._events = self._meter = self._replicas = None
 
@@ -201,7 +208,7 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, object]) -> None:
-        if self._lines is None or self._replicas is None:  # after `fit` has failed
+        if self._lines is None or self._replicas is None:  # these are None after a failure of `fit`
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._replicas.rank}
         try:
@@ -215,13 +222,13 @@ class Telemetry(keras.callbacks.Callback):
 
 
 def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns `flops_of`, counted once for all who read the meter of a call of `fit`."""
+    """Returns `flops_of`, counted once for all readers of the meter of a call of `fit`."""
     meter.flops = meter.flops or flops_of(model, replicas)
     return meter.flops
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns what a step of a built model needs, and what its devices can do, if that is known."""
+    """Returns what a step of a built model needs and what its devices can do, as far as known."""
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:
@@ -239,7 +246,7 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
 
 
 def _described(figures: Figures, flops: Flops) -> dict[str, Any]:
-    """Returns figures as the entries of a line."""
+    """Returns the measurements of a window as entries of a line."""
     seconds = figures.seconds
     waits = {"data": figures.data, "collectives": figures.collectives}
     shares = {name: None if one is None else one / seconds for name, one in waits.items()}
@@ -256,14 +263,14 @@ def _described(figures: Figures, flops: Flops) -> dict[str, Any]:
 
 
 def _times_of_worker(figures: Figures) -> dict[str, float | None]:
-    """Returns a worker's times per step, in milliseconds, as `comparison.slowest` takes them."""
+    """Returns a worker's times per step in milliseconds, in the form for `comparison.slowest`."""
     times = {"step_ms": figures.seconds, "own_ms": figures.own, "data_ms": figures.data}
     steps = max(figures.steps, 1)
     return {name: None if one is None else 1000 * one / steps for name, one in times.items()}
 
 
 def _curves(told: dict[str, Any]) -> dict[str, float]:
-    """Returns the values of TensorBoard's curves."""
+    """Returns the values for TensorBoard's curves."""
     curves = {
         "samples_per_s": told["samples_per_s"],
         "mfu": told["mfu"],
@@ -279,10 +286,10 @@ def _curves(told: dict[str, Any]) -> dict[str, float]:
 
 @final
 class _EventFile:
-    """A new event file for TensorBoard, in a folder that is made if there is none."""
+    """A new event file for TensorBoard, in a folder that is made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
-        # tensorboard's own EventFileWriter would import TensorFlow where that is installed.
+        # tensorboard's own EventFileWriter would import TensorFlow if that is installed.
         self._messages: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
         folder.mkdir(parents=True, exist_ok=True)
@@ -308,7 +315,7 @@ class _EventFile:
 
 @final
 class Progress(keras.callbacks.Callback):
-    """Reports once a second. kerasdist adds it to `fit` where the launcher listens."""
+    """Reports progress once a second; kerasdist adds it to `fit` if the launcher listens."""
 
     def __init__(self, meter: Meter, channel: Channel, replicas: ReplicaSet) -> None:
         super().__init__()
@@ -320,7 +327,7 @@ class Progress(keras.callbacks.Callback):
         self._steps_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reports the epoch; at the first one, counts what a step of the model needs."""
+        """Reports the epoch; in the first epoch, also counts the operations of a step."""
         self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps
@@ -340,7 +347,7 @@ class Progress(keras.callbacks.Callback):
         self._report("training", logs)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Reports that `fit` is over."""
+        """Reports that `fit` has ended."""
         self._report("after fit", logs)
 
     def _report(self, phase: str, logs: dict[str, object] | None = None) -> None:
@@ -352,7 +359,7 @@ class Progress(keras.callbacks.Callback):
                 "mfu": self._flops.utilization(figures),
                 **_times_of_worker(figures),
             }
-        # Reading logs waits for their step, so it happens once a second.
+        # Reading logs waits for the step that they belong to, so it is done only once a second.
         loss = metering.scalars(logs or self._meter.logs).get("loss")
         if loss is not None:
             self._report_of_fit["loss"] = loss
@@ -371,7 +378,7 @@ class Progress(keras.callbacks.Callback):
 class Bench(keras.callbacks.Callback):
     """Measures the epochs of a `fit`, and a sum as large as its gradients, for `kerasdist bench`.
 
-    It has no batch events, so that no step waits for its logs.
+    The callback has no batch events, because then each step would wait for its logs.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -381,16 +388,16 @@ class Bench(keras.callbacks.Callback):
         self._epochs: list[Figures] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Keeps the epoch's figures; the logs, which Keras has read, have waited for its steps."""
+        """Stores the epoch's measurements; Keras has read the logs, which waits for all steps."""
         self._epochs.append(self._window.take())
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Prints what was measured, on the chief. All workers must call it."""
+        """Prints the measurements on the chief. All workers must call this method."""
         model = keras_compat.model_of(self)
         trainer = trainer_of(model)
-        assert trainer is not None  # others are not measured
+        assert trainer is not None  # models without a trainer are not measured
         strategy, replicas = trainer.strategy, trainer.replicas
-        counted = self._epochs[1:] or self._epochs  # the first one compiles
+        counted = self._epochs[1:] or self._epochs  # the first epoch includes compilation
         parameters = sum(math.prod(one.shape) for one in model.trainable_variables)
         total = None
         if replicas.num_replicas > 1:
@@ -402,7 +409,7 @@ class Bench(keras.callbacks.Callback):
                     "workers": replicas.num_workers,
                     "replicas": replicas.num_replicas,
                     "device": str(replicas.devices[0]),
-                    "batch": self._meter.source.batch_size,  # None: the data do not tell
+                    "batch": self._meter.source.batch_size,  # None if it is unknown
                     "steps": sum(one.steps for one in counted),
                     "seconds": sum(one.seconds for one in counted),
                     "with_compilation": len(self._epochs) == 1,
@@ -415,7 +422,7 @@ class Bench(keras.callbacks.Callback):
 def all_reduce(strategy: Strategy, count: int) -> AllReduce:
     """Measures the sum of an array of `count` float32 over all replicas.
 
-    All workers must call it.
+    All workers must call this function.
     """
 
     def total(value: object) -> object:
@@ -430,29 +437,29 @@ def all_reduce(strategy: Strategy, count: int) -> AllReduce:
     ones = np.ones(count, "float32")
     value = strategy.experimental_distribute_values_from_function(lambda _: ones)
     seconds: list[float] = []
-    for _ in range(2 + _TRIES):  # the first ones trace and compile
+    for _ in range(2 + _TRIES):  # the first calls trace and compile
         began = time.perf_counter()
         for part in strategy.experimental_local_results(step(value)):
-            ops.convert_to_numpy(part[:1])  # waits for a value that is still computed
+            ops.convert_to_numpy(part[:1])  # this waits for a value that is still being computed
         seconds.append(time.perf_counter() - began)
     return AllReduce(4 * count, float(np.median(seconds[2:])), strategy.num_replicas_in_sync)
 
 
 def memory_of_host() -> dict[str, int | None]:
-    """Returns this process's memory in bytes, now and at its peak."""
+    """Returns the memory of this process in bytes, now and at its peak."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     now = None
     if _STATM.exists():
         now = int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
-        peak = max(peak, now)  # the kernel brings the peak up to date now and then
+        peak = max(peak, now)  # the kernel updates the peak only from time to time
     return {"bytes": now, "peak_bytes": peak}
 
 
 def memory_of_gpus() -> list[dict[str, object]]:
-    """Returns the memory in bytes, and the utilization, of the NVIDIA GPUs that this process sees.
+    """Returns the memory and the utilization of the NVIDIA GPUs that this process sees.
 
-    Empty without such a GPU.
+    Sizes are in bytes. The list is empty if there is no such GPU.
     """
     return [
         {"bytes": one.used, "of_bytes": one.total, "busy": one.busy} for one in _watch().usage()

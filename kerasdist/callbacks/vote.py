@@ -1,4 +1,4 @@
-"""What all workers decide or compare together as `fit` runs: when to stop, and their weights."""
+"""Callbacks by which workers agree when to stop `fit`, and compare their weights."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ _ADVICE = (
 
 @final
 class Vote(keras.callbacks.Callback):
-    """Stops training on all workers at the same step, if one of them wants to stop.
+    """Stops training on all workers at the same step if one of them wants to stop.
 
-    It is the last callback. Workers vote after each epoch. If one of them has a user-defined
-    callback that acts on batches, or may be preempted, they vote after a batch too, where one of
-    them asks for it; Keras's own callbacks decide by the logs, which are equal. If all of them want
-    to stop they do so at once, else after the next batch, which another worker may have begun.
+    Vote is the last callback. Workers vote after each epoch. Workers can also vote after a batch if
+    one of them asks for a vote. Votes after batches are possible only if a worker has a
+    user-defined callback that acts on batches, or may be preempted. Keras's own callbacks decide by
+    the logs, which are equal. If all workers want to stop, they stop at once; otherwise they stop
+    after the next batch, which another worker may have begun.
 
-    With each vote they compare what is trainable, and as an epoch begins if a user-defined callback
-    acts then: workers that train other weights would wait for each other's gradients.
+    With each vote the workers compare which variables are trainable. If a user-defined callback
+    acts at the beginning of an epoch, the workers also compare then. Workers that train different
+    weights would wait forever for each other's gradients.
     """
 
     def __init__(
@@ -44,17 +46,17 @@ class Vote(keras.callbacks.Callback):
         others: Sequence[keras.callbacks.Callback],
         backups: Sequence[BackupAndRestore],
     ) -> None:
-        """Makes the callback. All workers must call it."""
+        """Makes the callback. All workers must call this method."""
         super().__init__()
         self._job = job
         self._epoch = 0
-        self._wanted_to_stop = False  # where they could meet last
+        self._wanted_to_stop = False  # at the last point at which workers could vote
         self._backups = [one for one in backups if one.listens]
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
         self._variables: list[keras.Variable] = []
-        self._compared: list[bool] = []  # what was trainable when they compared it last
+        self._compared: list[bool] = []  # the trainable variables at the last comparison
         own = [
             bool(self._backups)
             or any(_acts_on(one, keras_compat.TRAIN_BATCH_EVENTS) for one in others),
@@ -63,23 +65,23 @@ class Vote(keras.callbacks.Callback):
         ]
         everyone = job.all_gather_object("callbacks that look at batches", own)
         looks, self._compares_first, before = map(any, zip(*everyone, strict=True))
-        # Set on the instance: Keras runs callbacks in another thread if none acts on batches.
+        # Keras runs callbacks in another thread if none has methods for batches.
         if looks:
             self.on_train_batch_end = self._after_batch
         if before:
             self.on_train_batch_begin = self._before_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Remembers the number of the epoch, and what is trainable."""
+        """Stores the number of the epoch, and which variables are trainable."""
         self._epoch = epoch
         self._variables = keras_compat.model_of(self).variables
         if self._compares_first:
             self._gather(f"beginning of epoch {epoch + 1}", [])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Votes. All workers must call it."""
+        """Votes. All workers must call this method."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
-        self._job.meets_here(wants=False)  # they do in any case
+        self._job.meets_here(wants=False)  # all workers come here in any case
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)
 
@@ -100,9 +102,9 @@ class Vote(keras.callbacks.Callback):
             self._wanted_to_stop = any(now)
 
     def _meets(self, label: str, *, wants: bool = False) -> bool:
-        """Returns whether all workers meet here, as one wants it or has changed what is trainable.
+        """Returns whether all workers meet here, because one asks or has changed what is trainable.
 
-        A change on one worker alone cannot wait until the others meet it: they train on.
+        A change on only one worker must be compared at once, because the others continue to train.
         """
         before, now = self._compared, self._trainable()
         meets = self._job.meets_here(wants or now != before)
@@ -120,7 +122,7 @@ class Vote(keras.callbacks.Callback):
     def _vote(
         self, label: str, own: list[bool], epoch: int, batches: int
     ) -> list[tuple[bool, ...]]:
-        """Returns all workers' values of each of `own`, after a backup if one is to leave."""
+        """Returns the workers' values for each of `own`; first saves a backup if one must leave."""
         asked = [backup.asked_to_leave for backup in self._backups]
         everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))
         for backup, leaves in zip(self._backups, everyone[len(own) :], strict=True):
@@ -129,7 +131,7 @@ class Vote(keras.callbacks.Callback):
         return everyone[: len(own)]
 
     def _gather(self, label: str, own: list[bool]) -> list[list[bool]]:
-        """Returns the votes of all workers, which must have the same trainable weights."""
+        """Returns the votes of all workers, after a check that all train the same weights."""
         self._compared = self._trainable()
         flags = zlib.crc32(bytes(self._compared))
         everyone = self._job.all_gather_object(label, [flags, *own])
@@ -147,7 +149,7 @@ class Vote(keras.callbacks.Callback):
 
 
 def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:
-    """Returns whether code of the user acts on one of these events."""
+    """Returns whether user code acts on one of these events."""
     kind = type(callback)
     own = keras_compat.is_builtin(kind) and kind is not keras.callbacks.LambdaCallback
     own = own or isinstance(callback, ModelCheckpoint)
@@ -156,11 +158,12 @@ def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> boo
 
 @final
 class InSync(keras.callbacks.Callback):
-    """Compares the weights of all workers at the end of each epoch, by a checksum.
+    """Compares the weights of all workers at the end of each epoch, by checksums.
 
-    It compares the sizes of the batches too, and, if each worker `shuffles` arrays by itself, the
-    states of what draws their order: a callback of one worker may have drawn. It runs after the
-    callbacks that may change weights, and before those that back them up.
+    The callback also compares the sizes of the batches. If each worker itself `shuffles` arrays,
+    the callback compares the states of the generators that draw the order, because a callback of
+    one worker may have drawn from these generators. This callback runs after the callbacks that may
+    change weights, and before the callbacks that save backups.
     """
 
     def __init__(self, replicas: ReplicaSet, job: Job, *, shuffles: bool = False) -> None:
@@ -170,12 +173,12 @@ class InSync(keras.callbacks.Callback):
         self._shuffles = shuffles
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Forgets the batches before this call."""
+        """Forgets the batches of earlier calls."""
         self._replicas.first_batches.history.clear()
         self._job.report_batches(self._replicas.first_batches.history.report)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Compares batches and weights. All workers must call it."""
+        """Compares batches and weights. All workers must call this method."""
         when = f"the end of epoch {epoch + 1}"
         self._replicas.first_batches.require_equal_since(when)
         self._job.compare_collectives(when)

@@ -1,7 +1,7 @@
-"""A training step under the strategy, compared with the same step on one device.
+"""Compares a training step under the strategy with the same step on one device.
 
-Each step is taken on copies of the state (`kerasdist.backends.base.trial`), so that nothing has to
-be put back, and other threads see nothing of it.
+Each step runs on copies of the state (`kerasdist.backends.base.trial`), so that nothing must be
+restored, and other threads do not notice the steps.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ from kerasdist.training.metrics import metrics_of
 _ROUNDINGS = 4
 _REPEATS = 3
 _LARGEST_SCALE = 256.0
-# The seed of unseeded draws in a trial, equal on all workers.
+# The seed of draws without a seed in a trial, which is equal on all workers.
 _SEED = 926_535_897
 _LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step on one device and a step of the strategy; equal on all workers.
+    """The comparison of a step on one device with a step of the strategy; equal on all workers.
 
     Attributes:
         examples: How many examples the batch of both steps has.
-        found: How the strategy's step differs.
-        beyond_rounding: The differences that are not rounding, in the order of a step: the loss and
-            the metrics, the gradients, the variables.
-        draws_differ: Why random draws could not be made equal, None if they could.
-        keeps_state: Whether a step differs when it is repeated, without a draw: by state in Python.
+        found: All differences between the two steps.
+        beyond_rounding: The differences that rounding does not explain, in the order of a step: the
+            loss and the metrics, the gradients, the variables.
+        draws_differ: Why random draws could not be made equal; None if they could.
+        keeps_state: Whether one device's step differs when repeated, without draws, because code
+            keeps state in Python.
     """
 
     examples: int
@@ -69,7 +70,7 @@ class Comparison:
 
 @dataclass(eq=False)
 class _Steps:
-    """The steps that are compared."""
+    """The steps that are compared, on one device and on the replicas."""
 
     trainer: TrainerLike
     batch: TriedBatch
@@ -78,15 +79,15 @@ class _Steps:
 
     @property
     def model(self) -> Any:
-        """The model whose steps they are."""
+        """The model that the steps train."""
         return self.trainer.model
 
     def take_step(
         self, *, alone: bool, change: float = 0.0, number: int = 0
     ) -> tuple[StepResult, Outputs]:
-        """Takes the step, and frees its copies of the state.
+        """Runs the step, and frees the step's copies of the state.
 
-        With a number, weights and unrepeated draws are a little different.
+        A number changes weights and unrepeated draws a little.
         """
         is_fresh = self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
@@ -97,8 +98,8 @@ class _Steps:
         state = _state_of(self.model)
         hidden = {id(one) for one in state.seeds} | {id(one) for one in state.metrics}
         seen = [one for one in self.model.variables if id(one) not in hidden]
-        with keras_compat.in_trial(trial):  # reads and writes copies of the variables
-            # In one order on all workers, which may have to gather them.
+        with keras_compat.in_trial(trial):  # the step uses copies of the variables
+            # All workers read all variables in one order, because a read may gather shards.
             keras_compat.stored_values(state.all)
             if change:
                 trial.change(change)
@@ -116,14 +117,14 @@ class _Steps:
         self.model.reset_metrics()
         optimizer = self.model.optimizer
         if isinstance(optimizer, keras_compat.LossScaleOptimizer) and optimizer.built:
-            # With a large scale, one rounding may decide whether gradients are finite.
+            # With a large loss scale, one rounding may decide whether gradients are finite.
             scale = optimizer.dynamic_scale
             scale.assign(keras_compat.ops.minimum(scale, _LARGEST_SCALE))
 
 
 @dataclass(frozen=True)
 class _State:
-    """The variables of a step, as far as they are known before it."""
+    """The variables of a step that are known before the step."""
 
     all: Sequence[Any]
     seeds: Sequence[Any]
@@ -140,7 +141,7 @@ def _state_of(model: keras.Model) -> _State:
 
 
 def bytes_of_copies(model: keras.Model) -> int:
-    """Returns how many bytes a step's copies of the state and its gradients take on a device."""
+    """Returns the bytes of a step's copies of the state and gradients on a device."""
     slots = [] if model.optimizer is None else model.optimizer.variables
     return sum(map(_bytes, [*model.variables, *model.trainable_variables, *slots]))
 
@@ -175,15 +176,15 @@ def _result(
 
 
 def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> Comparison:
-    """Takes a training step on one device and under the strategy, on copies of the state.
+    """Runs a training step on one device and under the strategy, on copies of the state.
 
-    All workers must call it.
+    All workers must call this function.
 
     Args:
         model: A compiled model of the strategy.
-        batch: A batch, as the trainer's step takes it.
-        outputs: Whether to compare the model's outputs, too.
-        spares: Whether some examples of the batch are enough.
+        batch: A batch, in the form for a step of the trainer.
+        outputs: Whether to compare the model's outputs too.
+        spares: Whether only some examples of the batch may be used.
     """
     trainer = require_trainer(model)
     replicas = trainer.replicas
@@ -224,7 +225,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 def _under_strategy(
     job: Job | None, steps: _Steps, expected: StepResult, alone: Outputs, precision: Precision
 ) -> tuple[Differences, list[Difference]]:
-    """Takes the step on the replicas; returns all differences, and those that rounding isn't."""
+    """Runs the step on the replicas; returns all differences, and the ones beyond rounding."""
     with _all_do(job, "the first step under the strategy"):
         received, outputs = steps.take_step(alone=False)
         found = differences(expected, received, precision)
@@ -234,7 +235,7 @@ def _under_strategy(
 
 @contextmanager
 def _all_do(job: Job | None, label: str) -> Generator[None]:
-    """Waits for all workers at the end of the work inside. All workers must enter it."""
+    """Waits for all workers at the end of the block. All workers must enter it."""
     if job is None:
         yield
         return
@@ -243,7 +244,7 @@ def _all_do(job: Job | None, label: str) -> Generator[None]:
         yield
     except JobError:
         raise
-    except Exception as own:  # noqa: BLE001 (raised below, when the others know it)
+    except Exception as own:  # noqa: BLE001  raised again below, after the others know of it
         error = own
     said = None if error is None else f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
     try:
@@ -269,10 +270,10 @@ def _is_any(job: Job | None, suspicious: bool) -> bool:
 
 
 def _keeps_state(steps: _Steps, expected: StepResult, precision: Precision) -> bool:
-    """Returns whether one device's step differs when it is repeated, though nothing is drawn.
+    """Returns whether one device's step differs when it is repeated, though it draws nothing.
 
-    Then it is no chance that the replicas differ: they share what the step keeps in Python. Workers
-    have one replica each, and share nothing.
+    Then the replicas differ because they share the state that the step keeps in Python. Workers
+    with one replica each share no such state.
     """
     if may_draw(steps.model):
         return False
@@ -291,7 +292,7 @@ def _states_of_generators() -> bytes:
 def _beyond_chance(
     steps: _Steps, found: Sequence[Difference], expected: StepResult, precision: Precision
 ) -> list[Difference]:
-    """Returns the differences that are larger than what one device's step varies by."""
+    """Returns the differences that are larger than the variation of one device's step."""
     left, chance = list(found), []
     for number in range(1, _REPEATS + 1):
         if not left:
@@ -305,7 +306,7 @@ def _beyond_chance(
 def _of_outputs(
     alone: Outputs, replicated: Outputs, batch: TriedBatch, precision: Precision
 ) -> list[Difference]:
-    """Returns how the outputs of the model on this worker's replicas differ."""
+    """Returns how the outputs of the model differ on this worker's replicas."""
     found = []
     for key, outputs in replicated.items():
         if key is None or not batch.sizes[key]:
@@ -322,7 +323,7 @@ def _of_outputs(
 def _common(
     job: Job | None, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
-    """Returns the findings of the first worker that has some, else those of the chief."""
+    """Returns the findings of the first worker that has findings, else of the chief."""
     if job is None:
         return found, beyond, misfit
     own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
@@ -353,7 +354,7 @@ def _compute_dtypes(model: keras.Model) -> list[str]:
     return [str(layer.compute_dtype) for layer in [model, *keras_compat.flat_layers(model)]]
 
 
-# Draws that drop, scale or reorder their argument: a trial returns the argument itself.
+# Random functions that drop, scale or reorder their argument; in a trial they return it unchanged.
 _LEFT_OUT = ("dropout", "shuffle")
 
 
@@ -363,12 +364,14 @@ class _Recorded(NamedTuple):
 
 
 class RecordedDraws:
-    """Records the draws of the first step of a trial, and repeats them in the steps after it.
+    """Records the draws of the first step of a trial, and repeats them in its other steps.
 
     Attributes:
-        misfit: Why a draw could not be repeated, None if all could. The step then drew anew.
+        misfit: Why a draw could not be repeated; None if all draws could be repeated. In that case
+        the step has drawn anew.
         may_be_stacked: Whether a draw has several entries for each row.
-        are_stacked: Whether such a draw has them as batches, one after the other.
+        are_stacked: Whether a draw with several entries for each row has them as several batches,
+        one after the other.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -384,7 +387,7 @@ class RecordedDraws:
         self._position.clear()
 
     def end_recording(self) -> None:
-        """Ends the first step; from now on its draws are repeated."""
+        """Ends the first step, whose draws are repeated from now on."""
         self._is_recorded = True
 
     def digest(self, as_array: Callable[[Any], Any]) -> str:
@@ -412,9 +415,9 @@ class RecordedDraws:
         replica = enclosing_replica()
         key = None if replica is None else int(replica.replica_id_in_sync_group)
         if key is not None and not self._sizes[key]:
-            return drawn  # an empty replica's stand-in row does not count
+            return drawn  # the stand-in row of a replica without rows does not count
         shape = tuple(drawn.shape)
-        # Code that draws more often on replicas, or in another order, must not shift all others.
+        # If code draws more often on replicas, or in another order, all other draws must still fit.
         for position in range(self._position.get(key, 0), len(self._recorded)):
             if self._recorded[position].name == name:
                 own = self._own_rows(self._recorded[position].tensor, shape, replica)
@@ -425,7 +428,7 @@ class RecordedDraws:
         return drawn
 
     def _own_rows(self, recorded: Any, shape: tuple[int, ...], replica: ReplicaLike | None) -> Any:
-        """Returns a replica's rows of a recorded draw, None if the shapes do not fit."""
+        """Returns a replica's rows of a recorded draw; None if the shapes do not fit."""
         whole = tuple(recorded.shape)
         if whole == shape:
             return recorded

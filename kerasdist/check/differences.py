@@ -1,4 +1,4 @@
-"""Measures how replicas' results differ from one device's, and whether rounding explains it."""
+"""Measures how results of replicas differ from one device's, and whether rounding explains that."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import Any
 
 import numpy as np
 
-# By the type in which layers compute: how far two orders of a sum may differ, relative to the size
-# of its terms. Code that mixes examples is off by percents, seldom by less than a thousandth.
-# (Of a float64 model, metrics and the weights of examples may still be float32.)
+# By the type in which layers compute: how much two orders of a sum may differ.
+# The difference is relative to the size of the terms.
+# Code that mixes examples causes differences of percents, rarely less than a thousandth.
+# Metrics and weights of examples may be float32 even if the model is float64.
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-# The smallest relative difference between two numbers of that type.
+# The smallest relative difference between two numbers of each type.
 _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8e-3}
-# A gradient or change is measured against at least this part of the largest one.
+# The size of a gradient or change counts as at least this fraction of the largest one.
 _LEAST_PART = 1e-2
-# A difference is more than rounding if it is this many times the effect of changing all variables
-# by a few roundings on one device. Draws that differ have a larger effect, of which three samples
-# are known.
+# A difference is more than rounding if it is this many times as large as the effect of rounding.
+# The effect of rounding is measured on one device, by changing all variables by a few roundings.
+# Random draws that differ have a larger effect, of which only three samples are known.
 _TIMES_ROUNDING = 30.0
 _TIMES_DRAWS = 10.0
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity of a step, as one device and as the strategy computes it.
+    """One quantity of a step: its values on one device and under the strategy.
 
     Attributes:
-        name: A metric's name, a variable's path or a layer's name.
-        expected: What one device computes: a number; of an array, the element that differs most.
-        received: What the strategy computes for the same number or element.
+        name: The name of a metric, the path of a variable or the name of a layer.
+        expected: The value on one device: a number; for an array, the element that differs most.
+        received: The value under the strategy, for the same number or element.
         absolute: The largest absolute difference.
-        relative: The difference relative to the size of the quantity: of an array the norm of the
-            difference, divided by that of the array.
-        tolerance: How large `relative` may be by rounding.
+        relative: The difference relative to the size of the quantity; for an array, the norm of the
+            difference divided by the norm of the array.
+        tolerance: The largest `relative` that rounding can cause.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Difference:
 
     @property
     def is_more_than_rounding(self) -> bool:
-        """Whether rounding cannot explain the difference."""
+        """Whether the difference is too large for rounding."""
         return not self.relative <= self.tolerance
 
     def __str__(self) -> str:
@@ -58,13 +59,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one training step computed, as NumPy arrays.
+    """The results of one training step, as NumPy arrays.
 
     Attributes:
-        logs: What the step reported, by name.
-        gradients: The gradients that the optimizers got, by path.
-        weights: How trainable variables changed, by path.
-        statistics: How other variables changed, by path.
+        logs: The logs that the step reported, by name.
+        gradients: The gradients that the optimizers got, by path of the variable.
+        weights: The changes of trainable variables, by path.
+        statistics: The changes of other variables, by path.
         sizes: The norms of all variables before the step, by path.
     """
 
@@ -80,9 +81,9 @@ class Precision:
     """The size of rounding errors in a model.
 
     Attributes:
-        tolerance: The largest relative difference that is taken for rounding.
-        epsilon: The relative distance of neighbouring numbers.
-        tolerance_of_gradients: As `tolerance`, for gradients.
+        tolerance: The largest relative difference that counts as rounding.
+        epsilon: The relative distance of neighbouring numbers of the type.
+        tolerance_of_gradients: The same tolerance for gradients.
     """
 
     tolerance: float
@@ -104,11 +105,11 @@ class Differences:
     """All differences of a step, by kind.
 
     Attributes:
-        logs: The loss and the metrics.
-        gradients: The gradients.
-        weights: The changes of the trainable variables.
-        statistics: The changes of the others.
-        outputs: The model's outputs.
+        logs: The differences of the loss and the metrics.
+        gradients: The differences of the gradients.
+        weights: The differences of the changes of trainable variables.
+        statistics: The differences of the changes of other variables.
+        outputs: The differences of the model's outputs.
     """
 
     logs: Sequence[Difference] = ()
@@ -119,7 +120,7 @@ class Differences:
 
     @property
     def deciding(self) -> list[Difference]:
-        """Returns the differences that decide whether a step is that of one device."""
+        """Returns the differences that decide whether a step equals that of one device."""
         named = [replace(one, name=f"change of {one.name}") for one in self.weights]
         return [*self.logs, *self.gradients, *self.statistics, *named]
 
@@ -134,8 +135,8 @@ class Differences:
 
 
 def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:
-    """Returns how two steps differ."""
-    # A variable's change is a difference of two values, each rounded in proportion to its size.
+    """Returns all differences between two steps."""
+    # A change is the difference of two values, each of which is rounded in proportion to its size.
     rounded = 10 * precision.epsilon / precision.tolerance
     least = {name: rounded * size for name, size in expected.sizes.items()}
     usual, of_gradients = precision.tolerance, precision.tolerance_of_gradients
@@ -151,10 +152,10 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
 def _without_rounded(
     expected: StepResult, received: StepResult, tolerance: float
 ) -> dict[str, Any]:
-    """Returns the received changes of weights, the expected ones where a rounding decides.
+    """Returns received changes of weights; expected changes where rounding decides.
 
-    Adam's first step has the size of the learning rate, however small a gradient is. So an element
-    counts whose gradient is the same on both sides, measured by its own size.
+    The first step of Adam has the size of the learning rate, even if a gradient is tiny. So an
+    element counts only if its gradient, measured by its own size, is equal on both sides.
     """
     weights = dict(received.weights)
     for name, gradient in expected.gradients.items():
@@ -164,7 +165,7 @@ def _without_rounded(
         if change is None or known is None:
             continue
         if other is None or not gradient.shape == other.shape == change.shape == known.shape:
-            weights[path] = known  # the gradients decide
+            weights[path] = known  # the comparison of gradients decides
             continue
         with np.errstate(all="ignore"):
             same = np.abs(gradient - other) <= tolerance * np.abs(gradient)
@@ -175,7 +176,7 @@ def _without_rounded(
 def beyond(
     found: Iterable[Difference], chance: Iterable[Difference], *, draws_differ: bool
 ) -> list[Difference]:
-    """Returns the differences that neither rounding nor draws that differ explain."""
+    """Returns the differences that neither rounding nor different draws explain."""
     times = _TIMES_DRAWS if draws_differ else _TIMES_ROUNDING
     by_chance: dict[str, float] = {}
     for one in chance:
@@ -190,7 +191,7 @@ def beyond(
 def difference(
     name: str, expected: object, received: object, tolerance: float, least_size: float = 0.0
 ) -> Difference:
-    """Returns how two arrays differ."""
+    """Returns the difference between two arrays."""
     one, other = np.asarray(expected, "float64"), np.asarray(received, "float64")
     if one.shape != other.shape:
         return Difference(name, np.nan, np.nan, np.inf, np.inf, tolerance)
@@ -225,7 +226,7 @@ def _of_all(
     largest = max((_norm(value) for value in expected.values()), default=0.0)
     found = []
     for name in {**expected, **received}:
-        # A variable may have no gradient on one side.
+        # A variable may have a gradient on only one of the two sides.
         one = expected[name] if name in expected else np.zeros_like(received[name])
         other = received[name] if name in received else np.zeros_like(one)
         if _is_numeric(one) and _is_numeric(other):

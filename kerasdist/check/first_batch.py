@@ -1,7 +1,7 @@
-"""Compares the first training step of a model with one device, where user code may mix examples.
+"""Compares a model's first training step with one device, if user code may mix examples.
 
-On TensorFlow and PyTorch a replica runs that code with its own rows alone. On JAX `fit` is one
-global program, whose numbers are those of one device, so nothing is compared there.
+On TensorFlow and PyTorch a replica runs that code only on its own rows. On JAX `fit` is one global
+program, which computes the same as one device, so nothing is compared.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from kerasdist.errors import JobError, NotOneDeviceError, VersionError
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
-# Workers that divide a model with more weights may have no room for its whole state, which a step
-# on one device needs. With Adam and gradients this many take 256 MiB.
+# If workers divide a model with more weights than this, its first step is not compared.
+# The step on one device needs the full state, for which workers may lack memory.
+# With Adam and gradients this many weights take 256 MiB.
 MOST_WHOLE = 1 << 24
 
 
 def may_differ(model: Any) -> bool:
-    """Returns whether user code may let a step differ from one device's, and to tell is wanted."""
+    """Returns whether a step may differ from one device's by user code, and a check is wanted."""
     replicas = require_trainer(model).replicas
     is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
     return is_wanted and any(True for _ in user_code(model))
@@ -58,9 +59,9 @@ def _can_be_compared(model: Any) -> bool:
 
 @final
 class FirstBatchCheck:
-    """Compares a model's first training step with one device, and the first of another batch size.
+    """Compares the first training steps of a model, for two sizes of batches, with one device.
 
-    The first batch may happen to weigh evenly, where a later, ragged one does not.
+    The rows of the first batch may be divided evenly, while the rows of a later batch may not.
     """
 
     def __init__(self, model: Any) -> None:
@@ -72,17 +73,17 @@ class FirstBatchCheck:
 
     @property
     def wants_any(self) -> bool:
-        """Whether no batch has been looked at."""
+        """Whether no batch has been compared yet."""
         return self._compared is None
 
     def wants(self, size: int) -> bool:
-        """Returns whether to `look` at a batch of this size; equal on all workers."""
+        """Returns whether a batch of this size shall be compared; equal on all workers."""
         return not self.is_done and size >= self._replicas.num_replicas and size != self._compared
 
     def look(self, batch: Any, size: int) -> None:
-        """Compares the training step on a batch with that of one device, and warns if they differ.
+        """Compares the training step on a batch with one device, and warns if they differ.
 
-        All workers must call it.
+        All workers must call this method.
         """
         is_first, self._compared = self._compared is None, size
         self.is_done = not is_first
@@ -100,28 +101,28 @@ class FirstBatchCheck:
                 raise
             warn_user(f"The first step is not compared with one device. {error}")
             return
-        except Exception as error:  # noqa: BLE001 (the step itself raises it again)
+        except Exception as error:  # noqa: BLE001  the step itself raises the error again
             self.is_done = True
             _leave_out(self._model, error)
             return
         finally:
             if not self._replicas.on_cpu:
-                gc.collect()  # copies of the state in circles may take the room of the step itself
+                gc.collect()  # copies of the state may stay in reference cycles
         if message is None:
             return
         self.is_done = True
         replicas = self._replicas
         if replicas.options.check == "raise":
-            self.is_done, self._compared = False, None  # the next call raises again
+            self.is_done, self._compared = False, None  # the next call shall raise the error again
             raise NotOneDeviceError(message)
         if replicas.job is None or replicas.job.is_chief:
             warn_user(message)
         else:
-            _log.debug("%s", message)  # the chief warns for all
+            _log.debug("%s", message)  # the chief warns for all workers
 
 
 def _has_room(model: Any) -> bool:
-    """Whether every worker's devices have room for copies of the state; says so if not."""
+    """Returns whether all devices have memory for copies of the state; reports it if not."""
     replicas = require_trainer(model).replicas
     least, job = replicas.free_bytes(), replicas.job
     if job is not None:
@@ -156,7 +157,7 @@ def _leave_out(model: keras.Model, error: Exception) -> None:
 
 
 def _message_about(model: keras.Model, batch: object, size: int, which: str) -> str | None:
-    """Compares a step; returns what to say of it, None if there is nothing to say."""
+    """Compares a step; returns a message about differences, None if there is none."""
     comparison = compare(model, batch, outputs=False, spares=True)
     if not comparison.beyond_rounding:
         _log.debug("%s: the first step equals that of one device.", model.name)

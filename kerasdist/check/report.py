@@ -1,4 +1,4 @@
-"""Compares a training step with one device when the user asks for it; reports what, and where."""
+"""Compares a training step with one device when the user asks, and reports the differences."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kerasdist.errors import ScopeError
 from kerasdist.training import worker_agreement
 from kerasdist.training.trainer import defined_by_user
 
-# How many functions are named.
+# How many functions a report names.
 _PLACES = 6
 
 
 @dataclass(frozen=True)
 class OneDeviceComparison:
-    """A training step under a strategy, beside the same step on one device.
+    """A comparison of a training step under a strategy with the same step on one device.
 
     Example::
 
@@ -34,21 +34,23 @@ class OneDeviceComparison:
 
     Attributes:
         examples: How many examples the batch has.
-        strategy: The strategy.
-        loss: How the loss that the step reported differs; None if it reported none.
-        outputs: How the model's outputs differ, where they differ most; None if the step does not
-            call the model. In a job, those of the replicas of one worker.
+        strategy: The strategy of the model.
+        loss: The difference of the loss that the step reported; None if it reported no loss.
+        outputs: The largest difference of the model's outputs; None if the step does not call the
+            model. In a job, the outputs are those of one worker's replicas.
         gradients: The gradient that differs most; None if no optimizer was called.
-        weights: The trainable variable whose change differs most. Elements count whose gradients
-            agree: Adam's first step has the size of the rate, however small a gradient is.
-        metrics: The metric that differs most, None if the step reported none.
-        moving_statistics: The variable that is not trained, such as a moving mean, whose change
-            differs most; None if there is none.
-        more_than_rounding: All that differs by more than rounding can explain, in the order of a
-            step: loss, metrics, gradients, variables.
+        weights: The trainable variable whose change differs most. Only elements with equal
+            gradients count, because the first step of Adam has the size of the learning rate even
+            if a gradient is tiny.
+        metrics: The metric that differs most; None if the step reported no metric.
+        moving_statistics: The variable without training, such as a moving mean, whose change
+            differs most; None if there is no such variable.
+        more_than_rounding: All quantities that differ by more than rounding can explain, in the
+            order of a step: loss, metrics, gradients, variables.
         where: The user code that may mix examples; empty if nothing differs.
-        draws_differ: Why random draws could not be made equal; None if they could. What differs
-            counts then if it is far more than one device's step varies by.
+        draws_differ: Why random draws could not be made equal; None if they could. If they could
+            not, a difference counts only if it is far larger than the variation of one device's
+            step.
     """
 
     examples: int
@@ -65,7 +67,7 @@ class OneDeviceComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the strategy computes what one device computes, but for rounding."""
+        """Whether the strategy computes what one device computes, except for rounding."""
         return not self.more_than_rounding
 
     def __str__(self) -> str:
@@ -118,17 +120,17 @@ def compare_with_one_device(
 ) -> OneDeviceComparison:
     """Compares a training step of a model under its strategy with the same step on one device.
 
-    Both steps are taken on copies of the model's state, get the same batch, and draw the same
-    random numbers, or leave dropout out. The model, the optimizer and the metrics are not touched,
-    and other threads may use them meanwhile. `fit` does the same with its first batch where your
-    code could mix examples, and warns if the steps differ.
+    Both steps run on copies of the model's state, get the same batch, and draw the same random
+    numbers, or leave out dropout. The model, the optimizer and the metrics are not changed, and
+    other threads may use them meanwhile. `fit` makes the same comparison with its first batch if
+    your code could mix examples, and warns if the steps differ.
 
-    Random draws are made equal if code makes them by ``keras.random``, on PyTorch by any function
-    of torch. Draws of ``tf.random``, NumPy and Python differ; what differs then counts if it is far
-    more than one device's step varies by. On JAX, both steps are compiled programs: loss, metrics
-    and variables are compared, outputs and gradients are not.
+    Random draws are made equal if code draws by ``keras.random``, or on PyTorch by any function of
+    torch. Draws of ``tf.random``, NumPy and Python differ; then a difference counts only if it is
+    far larger than the variation of one device's step. On JAX, both steps are compiled programs, so
+    loss, metrics and variables are compared, but outputs and gradients are not.
 
-    With several workers, all must call it with the same global batch; all get the same report.
+    With several workers, all must call it with the same global batch, and all get the same report.
 
     Example::
 
@@ -138,22 +140,23 @@ def compare_with_one_device(
         print(kd.compare_with_one_device(model, x[:64], y[:64]))
 
     Args:
-        model: A compiled model that was made in the scope of a strategy of several devices. If it
-            is not built, it is built.
-        x: Inputs of one global batch: arrays or tensors of shape ``(N, ...)`` in any structure, N
-            at least the number of replicas.
-        y: Targets, likewise, or None.
+        model: A compiled model that was made in the scope of a strategy of several devices. A model
+            that is not built is built by the call.
+        x: Inputs of one global batch: arrays or tensors of shape ``(N, ...)`` in any structure,
+            where N is at least the number of replicas.
+        y: Targets in the same form, or None.
         sample_weight: Weights of the examples, or None.
 
     Returns:
-        An `OneDeviceComparison`; printed, it says what differs, and where to look.
+        An `OneDeviceComparison`. If printed, it says what differs, and where to look for the
+        reason.
 
     Raises:
         ScopeError: If the model was made outside of a strategy's scope.
-        ValueError: If it is not compiled, or there are fewer examples than replicas.
+        ValueError: If the model is not compiled, or there are fewer examples than replicas.
         UnsupportedError: If the strategy has one device.
-        DisagreementError: If workers give it other batches.
-        ReplicaError: If the step fails on another worker; on that one its own error is raised.
+        DisagreementError: If the workers pass different batches.
+        ReplicaError: If the step fails on another worker, which raises its own error.
     """
     trainer = trainer_of(model)
     if trainer is None:
@@ -186,8 +189,9 @@ def compare_with_one_device(
 def places(model: keras.Model, comparison: Comparison) -> str:
     """Returns the user code that may make the step differ, with file and line.
 
-    If only metrics differ, that is the metrics' code; if the model's outputs are equal, the losses
-    and the step; if gradients are equal, too, the optimizer.
+    If only metrics differ, this is the code of the metrics. If the model's outputs are equal, this
+    is the code of the losses and the step. If the gradients are equal too, this is the optimizer's
+    code.
     """
     differ = {one.name for one in comparison.beyond_rounding}
     changes = {f"change of {one.name}" for one in comparison.found.weights}
@@ -209,9 +213,9 @@ def places(model: keras.Model, comparison: Comparison) -> str:
 
 
 def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
-    """Yields what may mix examples in a model's training step: functions that users define.
+    """Yields the functions in a model's training step that may mix examples.
 
-    And layers of Keras that may compute along the axis of the examples.
+    These are functions that users define, and layers of Keras that may compute along axis 0.
     """
     yield from _steps_of_user(model)
     yield from _metrics_of_user(model)
@@ -222,7 +226,7 @@ def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for layer in [model, *keras_compat.flat_layers(model)]:
         calls = [defined_by_user(layer, name) for name in ("call", "__call__")]
         yield from _of_user([*calls, getattr(layer, "activation", None)])
-        # Other activations, methods of one object.
+        # Other attributes may hold activations, or methods of one object.
         yield from filter(callable, filter(keras_compat.is_of_user, vars(layer).values()))
         if isinstance(layer, keras.layers.TorchModuleWrapper):
             yield layer.module
@@ -247,7 +251,7 @@ def _steps_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 
 def _adding_losses(model: keras.Model) -> Iterator[Callable[..., Any]]:
-    """Yields the calls of layers whose code names ``add_loss``."""
+    """Yields the call methods of layers whose code contains ``add_loss``."""
     for call in _layers_of_user(model):
         code = getattr(inspect.unwrap(call), "__code__", None)
         if code is not None and "add_loss" in code.co_names:
@@ -261,7 +265,7 @@ def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
 
 
 def _functions_of(loss_or_metric: object) -> list[Any]:
-    """Returns the functions that compute a loss or a metric."""
+    """Returns the functions with which a loss or a metric is computed."""
     if inspect.isclass(loss_or_metric):
         loss_or_metric = loss_or_metric.__new__(loss_or_metric)
     if isinstance(loss_or_metric, keras.losses.Loss):

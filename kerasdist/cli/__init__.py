@@ -1,1 +1,1 @@
-"""The command ``kerasdist``: starts, plans, checks and measures jobs."""
+"""The command ``kerasdist``, which starts, plans, checks and measures jobs."""

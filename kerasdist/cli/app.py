@@ -1,4 +1,4 @@
-"""The command ``kerasdist``."""
+"""The command ``kerasdist`` with all its subcommands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError
 from kerasdist.job import launcher
 
-# Everything after the script's name is passed on to the script.
+# All arguments after the name of the script are passed to the script.
 _SCRIPTS_OWN = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -47,7 +47,7 @@ app = typer.Typer(
     name="kerasdist",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's tables give a flag the type <bool>
+    rich_markup_mode=None,  # rich's tables show <bool> as the type of a flag
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -162,7 +162,7 @@ def run(
         stop_seconds=timeout_on_stop,
         environment=dict(_variable(each) for each in env or ()),
     )
-    # A backend that is missing here may be installed elsewhere.
+    # A backend that is not installed here may be installed on another machine.
     choice = backend_choice(spec.variables)
     with showing_errors(1):
         if not choice.is_keras_backend:
@@ -203,7 +203,7 @@ def join(
         raise typer.Exit(Machine(host, port, count).serve())
 
 
-# The other commands stand where their work is done.
+# The functions of the other commands are in the packages that do their work.
 app.command(short_help="Show the cluster that is detected, and what is installed.")(info.info)
 app.command(cls=PlainCommand, short_help="Predict memory and time on accelerators.")(
     showing_errors(2)(command.plan)
@@ -220,9 +220,9 @@ app.command(
 def _warn_of_misplaced_options(
     context: typer.Context, script: str, arguments: Sequence[str]
 ) -> None:
-    """Warns where the script gets an option of kerasdist that kerasdist did not get.
+    """Warns if the script gets an option of kerasdist that kerasdist itself did not get.
 
-    No error: a script may have a ``--workers`` of its own.
+    This is not an error, because a script may have its own option ``--workers``.
     """
     given = {word.partition("=")[0] for word in arguments if word.startswith("-")}
     for own in context.command.params:
@@ -239,7 +239,7 @@ def _warn_of_misplaced_options(
 
 
 def _range_of(text: str | None) -> tuple[int | None, int | Literal["gpu"] | None]:
-    """Returns the least and the largest number of workers; the first is None if it is the same."""
+    """Returns the least and the largest number of workers; None for the least if they are equal."""
     words = (text or "").split(":")
     if len(words) != 2:
         return None, number_of_workers(text)
@@ -275,8 +275,8 @@ def main() -> None:
     try:
         app()
     finally:
-        # Where the reader has gone away (`| head`), Python's own last flush would turn the exit
-        # code into 120: https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        # If the reader has ended (`| head`), Python's own last flush would change the
+        # exit code to 120: https://docs.python.org/3/library/signal.html#note-on-sigpipe
         try:
             sys.stdout.flush()
         except BrokenPipeError:

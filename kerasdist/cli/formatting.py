@@ -1,4 +1,4 @@
-"""Tables, pictures and numbers as the commands show them."""
+"""Tables, plots and numbers in the form in which the commands show them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kerasdist.errors import BackendError
 
 
 def require_matplotlib() -> None:
-    """Refuses `--plot` where matplotlib is missing, before anything is compiled."""
+    """Refuses `--plot` if matplotlib is missing, before anything is compiled."""
     if not is_installed("matplotlib"):
         raise BackendError(
             "Expected matplotlib to be installed, which draws the plot. Received: --plot, without "
@@ -23,7 +23,7 @@ def require_matplotlib() -> None:
 
 
 def table(title: str, headings: Sequence[str], left: int = 0) -> Table:
-    """Returns a table whose first `left` columns are texts, and the others numbers."""
+    """Returns a table whose first `left` columns hold texts, and the other columns numbers."""
     made = Table(title=title, title_justify="left")
     for index, heading in enumerate(headings):
         justify = "left" if index < left else "right"
@@ -33,7 +33,7 @@ def table(title: str, headings: Sequence[str], left: int = 0) -> Table:
 
 @contextlib.contextmanager
 def figure(path: Path, title: str, counts: Sequence[int], x: str, y: str) -> Generator[Any]:
-    """Draws a picture of something by numbers of devices; yields its axes."""
+    """Draws a plot over numbers of devices; yields its axes."""
     from matplotlib.figure import Figure
 
     drawn: Any = Figure(figsize=(6.4, 4.0), layout="constrained")
@@ -49,7 +49,7 @@ def figure(path: Path, title: str, counts: Sequence[int], x: str, y: str) -> Gen
 def annotate(
     axes: Any, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], above: int
 ) -> None:
-    """Writes a text above each point, or below."""
+    """Writes a text above or below each point."""
     for *place, text in zip(xs, ys, texts, strict=True):
         axes.annotate(text, place, (0, above), textcoords="offset points", ha="center", fontsize=8)
 

@@ -1,4 +1,4 @@
-"""What several commands of ``kerasdist`` have: options, and how an error ends them."""
+"""Options that several commands of ``kerasdist`` share, and how an error ends a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BRACES = re.compile(r"{([A-Z:]+)}")
 
 @final
 class PlainCommand(TyperCommand):
-    """A command whose help says ``SCRIPT``; typer writes ``{SCRIPT}`` and ``SCRIPT <str>``."""
+    """A command whose help says ``SCRIPT``, instead of typer's ``{SCRIPT}``."""
 
     def get_help(self, ctx: Any) -> str:
         """Returns the whole help."""
@@ -27,12 +27,12 @@ class PlainCommand(TyperCommand):
         return _TYPE.sub(lambda found: " " * len(found[0]), text)
 
     def get_usage(self, ctx: Any) -> str:
-        """Returns the line of usage, which errors show too."""
+        """Returns the line of usage, which errors also show."""
         return _BRACES.sub(r"\1", super().get_usage(ctx))
 
 
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
-    """Returns what typer is told of an option."""
+    """Returns the description of an option for typer."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
@@ -53,7 +53,7 @@ Plot = Annotated[Path | None, option("FILE", "Draw the scaling, with matplotlib.
 
 @contextlib.contextmanager
 def showing_errors(exit_code: int) -> Generator[None]:
-    """Shows an error of kerasdist's as a line, and ends the command with this code."""
+    """Prints an error of kerasdist as one line, and ends the command with this exit code."""
     try:
         yield
     except (KerasdistError, OSError) as error:
@@ -62,7 +62,7 @@ def showing_errors(exit_code: int) -> Generator[None]:
 
 
 def listed(hosts: str | None) -> tuple[str, ...]:
-    """Returns the hosts that a job has, from the text of an option."""
+    """Returns the hosts of a job, from the text of an option."""
     return () if hosts is None else (hosts,)
 
 

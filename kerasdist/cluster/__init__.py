@@ -1,4 +1,4 @@
-"""Resolvers of the cluster, in the manner of ``tf.distribute.cluster_resolver``."""
+"""Resolvers of the cluster, modelled on ``tf.distribute.cluster_resolver``."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Refuses the resolvers of ``tf.distribute`` that are not here, with advice."""
+        """Refuses resolvers of ``tf.distribute`` that kerasdist does not have, with advice."""
         return resolve("kerasdist.cluster", sys.modules[__name__], name)

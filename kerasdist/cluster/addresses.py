@@ -1,11 +1,11 @@
-"""Lists of hosts, addresses, and kerasdist's own port beside one that the environment names.
+"""Lists of hosts, addresses, and the choice of kerasdist's own port.
 
-Workers find each other at the *coordinator*: a port on the machine of rank 0 that is kerasdist's
-own. Where an environment names a port, another program listens there: torchrun's agent at
-``MASTER_PORT``, TensorFlow's server at each address of ``TF_CONFIG``. The rule for all of them is
-`beside`: 1000 further up, and again while that is another worker's port. Where it names none,
-`of_job` derives a port from the job's number, so that two jobs on a machine have different ones.
-``KERASDIST_COORDINATOR`` overrides both.
+Workers find each other at the *coordinator*: a port of kerasdist's own on the machine of rank 0. If
+the environment names a port, another program listens there: torchrun's agent at ``MASTER_PORT``,
+TensorFlow's server at each address of ``TF_CONFIG``. In all these cases `beside` chooses a port
+that is larger by 1000, and again by 1000 while that is another worker's port. If the environment
+names no port, `of_job` derives one from the job's number, so that two jobs on a machine have
+different ports. ``KERASDIST_COORDINATOR`` overrides both.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ DISTANCE = 1000
 DEFAULT_PORT = 27182
 """Where the environment tells hosts and nothing else."""
 
-# Ports from 32768 are what Linux gives to outgoing connections: any of them may be in use.
+# Linux uses ports from 32768 for outgoing connections, so any of them may be in use.
 _FIRST_OF_JOBS, _END_OF_JOBS = 20_000, 32_768
 _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port beside another program's: 1000 more, wrapping around at the end."""
+    """Returns kerasdist's port for another program's port: larger by 1000, with wrap-around."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 
 def of_job(job: int, step: int = 0) -> int:
     """Returns a port for a numbered job, from 20000 to 32767."""
-    # Steps of one job, and jobs that follow each other, are to be far apart. 7919 is prime, and so
-    # has no factor in common with the number of ports.
+    # The ports of one job's steps, and of consecutive jobs, shall be far apart.
+    # The factor 7919 is prime, so it has no factor in common with the number of ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
 
 
@@ -63,7 +63,7 @@ def split(address: str, name: str) -> tuple[str, int]:
 
 
 def coordinator_of(addresses: Sequence[str], name: str) -> str:
-    """Returns the coordinator where other programs listen at `addresses`."""
+    """Returns the coordinator's address if other programs listen at `addresses`."""
     (host, port), *others = [split(address, name) for address in addresses]
     taken = {taken for _, taken in others}
     port = beside(port)
@@ -77,10 +77,10 @@ _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
 def expand(text: str, name: str) -> list[str]:
-    """Returns the hosts of a list, in its order.
+    """Returns the hosts in a list of hosts, in order.
 
-    Numbers keep their leading zeros, and an entry may have several ranges:
-    ``rack[0-1]n[08-10]`` is six hosts.
+    Numbers keep their leading zeros, and an entry may have several ranges. So ``rack[0-1]n[08-10]``
+    is six hosts.
     """
     entries = _ENTRY.findall(text)
     if not entries or ",".join(entries) != text:
@@ -96,7 +96,7 @@ def expand(text: str, name: str) -> list[str]:
 
 
 def counts(text: str, name: str) -> list[int]:
-    """Returns numbers by node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1."""
+    """Returns the numbers per node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1."""
     numbers: list[int] = []
     for entry in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())

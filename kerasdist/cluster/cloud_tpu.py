@@ -1,4 +1,4 @@
-"""Cloud TPU: one or several slices of hosts, with one process per host."""
+"""Reads the cluster of a Cloud TPU: one or several slices of hosts, with one process per host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kerasdist.errors import ClusterError
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
-# The PCI numbers of Google and of its TPUs, v2 to v7, as in jax/_src/hardware_utils.py of JAX 0.10.
+# The PCI ids of Google and of its TPUs from v2 to v7, as in jax/_src/hardware_utils.py of JAX 0.10.
 _GOOGLE = "0x1ae0"
 _TPUS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 
@@ -21,7 +21,7 @@ DEFAULT_HOST = "metadata.google.internal"
 _PATH = "computeMetadata/v1/instance/attributes"
 _SECONDS, _TRIES, _PAUSE = 5.0, 3, 0.5
 
-# The attributes of a TPU VM that tell its place, and the variable that forbids asking for them.
+# The attributes of a TPU VM that describe its slice, and the variable that forbids their use.
 _ATTRIBUTES = ("agent-worker-number", "worker-network-endpoints", "tpu-env")
 _NO_METADATA = "TPU_SKIP_MDS_QUERY"
 
@@ -58,7 +58,7 @@ def _membership(variables: Variables, hosts: list[str], worker: int) -> Membersh
         return Absent("This TPU slice has one host.")
     index = variables.optional_integer("MEGASCALE_SLICE_ID") or 0
     rank = index * len(hosts) + worker
-    # With several slices, the host of libtpu's own coordinator, on rank 0's machine.
+    # With several slices, this is the host of libtpu's own coordinator, on the machine of rank 0.
     first = hosts[0]
     if slices > 1:
         first = variables.text("MEGASCALE_COORDINATOR_ADDRESS").partition(":")[0]
@@ -68,7 +68,7 @@ def _membership(variables: Variables, hosts: list[str], worker: int) -> Membersh
 
 
 def _host_of(endpoint: str) -> str:
-    """Returns the host of an entry of ``worker-network-endpoints``: a host, or name:number:host."""
+    """Returns the host in an entry of ``worker-network-endpoints``: a host, or name:number:host."""
     parts = endpoint.strip().split(":")
     if not parts[-1] or len(parts) not in (1, 3):
         raise ClusterError(
@@ -80,7 +80,7 @@ def _host_of(endpoint: str) -> str:
 
 
 def _settings_of(lines: str) -> Iterator[tuple[str, str]]:
-    """Yields the settings of the attribute ``tpu-env``, whose lines are as ``NAME: 'value'``."""
+    """Yields the settings in the attribute ``tpu-env``, whose lines are like ``NAME: 'value'``."""
     for line in lines.splitlines():
         name, colon, value = line.partition(":")
         if colon and name.strip() in SOURCE.others:
@@ -97,21 +97,21 @@ def has_tpus() -> bool:
 
 @cache
 def read_attribute(host: str, name: str) -> str | None:
-    """Returns an attribute of this VM, None if it has none of this name.
+    """Returns an attribute of this VM, None if the VM has no attribute of this name.
 
     Args:
-        host: The metadata server.
-        name: The attribute.
+        host: The host of the metadata server.
+        name: The name of the attribute.
 
     Raises:
         OSError: If the server does not answer.
     """
-    import urllib.error  # slow to import, and needed on TPU hosts alone
+    import urllib.error  # slow to import, and needed only on TPU hosts
     import urllib.request
 
     headers = {"Metadata-Flavor": "Google"}
     request = urllib.request.Request(f"http://{host}/{_PATH}/{name}", headers=headers)
-    # The server is on this machine, so no proxy of the environment reaches it.
+    # The server is on this machine, so the environment's proxies must not be used.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for left in reversed(range(_TRIES)):
         try:

@@ -1,9 +1,9 @@
-"""Finds the cluster in the environment variables.
+"""Finds the cluster that environment variables describe.
 
-`SOURCES` is the order of precedence: the first source that describes a cluster counts, and the
-others must agree with it. One kind need not: Slurm, SkyPilot, Kubernetes and Cloud TPU describe a
-task, a node or a pod, in which a launcher may have started several workers. Where they differ from
-a source that describes the process itself, the latter counts.
+`SOURCES` is in the order of precedence: the first source that describes a cluster counts, and the
+others must agree with it. There is an exception: Slurm, SkyPilot, Kubernetes and Cloud TPU describe
+a task, a node or a pod, in which a launcher may have started several workers. If they differ from a
+source that describes the process itself, that source counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
     sources.TORCHRUN: resolver.TorchrunClusterResolver,
     sources.KERAS: resolver.KerasClusterResolver,
     sources.JAX: resolver.JAXClusterResolver,
-    # Slurm before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows the hosts.
+    # Slurm comes before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows hosts.
     sources.SLURM: resolver.SlurmClusterResolver,
     sources.OPEN_MPI: resolver.OpenMPIClusterResolver,
     sources.PMI: resolver.PMIClusterResolver,
@@ -37,11 +37,12 @@ SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
 @final
 @dataclass(frozen=True)
 class Finding:
-    """What one source says.
+    """The answer of one source.
 
     Attributes:
         source: The source.
-        answer: This process's place, or why the source describes none, or what is wrong with it.
+        answer: This process's place in a job; or why the source describes no job; or the source's
+            error.
     """
 
     source: Source
@@ -49,7 +50,7 @@ class Finding:
 
 
 def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
-    """Returns what every source says of the environment, an error included."""
+    """Returns the answers of all sources for the environment, including errors."""
     found: list[Finding] = []
     for source in SOURCES:
         try:
@@ -60,10 +61,10 @@ def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
 
 
 def choose(found: tuple[Finding, ...]) -> Source | None:
-    """Returns the source that counts, None if no source describes a cluster."""
+    """Returns the source that counts; None if no source describes a cluster."""
     told = [(each.source, each.answer) for each in found if not isinstance(each.answer, Absent)]
     of_process = [answer for source, answer in told if not source.is_of_place]
-    # A launcher in this task or pod takes precedence: it describes workers, not the task.
+    # A launcher inside of this task or pod takes precedence, because it describes the workers.
     trusted = [
         (source, answer)
         for source, answer in told
@@ -96,12 +97,12 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         environ: The variables; None for this process's own.
 
     Returns:
-        Its resolver, or None where this process is a job of its own, as with
+        The resolver of the cluster, or None if this process is the only one of its job, as with
         ``KERASDIST_CLUSTER=none``.
 
     Raises:
         ClusterError: If two sources contradict each other, or the variables of one are wrong.
-        UnsupportedError: If this process is to be a parameter server or an evaluator.
+        UnsupportedError: If this process shall be a parameter server or an evaluator.
     """
     if kerasdist_variables.is_independent(environ):
         return None
@@ -122,13 +123,13 @@ def _differ(one: Membership | KerasdistError, other: Membership | KerasdistError
 
 
 def _described(source: Source, answer: Membership | KerasdistError) -> str:
-    assert isinstance(answer, Membership)  # `choose` has raised the errors
+    assert isinstance(answer, Membership)  # `choose` has already raised errors
     return f"{source.name} says rank={answer.rank}, num_workers={answer.num_workers}"
 
 
 @final
 class TPUClusterResolver(ClusterResolver):
-    """The hosts of the TPU that this process runs on; without a cluster this machine alone.
+    """The hosts of the TPU on which this process runs; without a cluster, only this machine.
 
     Example::
 
@@ -139,11 +140,11 @@ class TPUClusterResolver(ClusterResolver):
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TPUClusterResolver
 
     Args:
-        tpu: Nothing, or ``"local"``: a script runs on the TPU's own hosts.
-        **given: Arguments of ``tf.distribute``'s, by which it finds a TPU elsewhere.
+        tpu: Empty or ``"local"``, because a script runs on the TPU's own hosts.
+        **given: Arguments of ``tf.distribute``'s resolver, which finds a TPU elsewhere.
 
     Raises:
-        UnsupportedError: If a TPU elsewhere is meant.
+        UnsupportedError: If the arguments name a TPU elsewhere.
         ClusterError: If the environment contradicts itself.
     """
 
@@ -155,11 +156,11 @@ class TPUClusterResolver(ClusterResolver):
 
     @classmethod
     def connect(cls, tpu: str | None = None, **given: Any) -> TPUClusterResolver:
-        """Returns a resolver; a strategy connects with the others as it is made.
+        """Returns a resolver; a strategy connects to the other hosts when the strategy is made.
 
         Args:
-            tpu: As for the class.
-            **given: As for the class.
+            tpu: The same as for the class.
+            **given: The same as for the class.
         """
         return cls(tpu, **given)
 

@@ -1,4 +1,4 @@
-"""kerasdist's own variables, which ``kerasdist run`` or the user sets."""
+"""kerasdist's own environment variables, which ``kerasdist run`` or the user sets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
             f"Expected a number, or addresses with commas between them, in {WORKERS}. Received: "
             f"{WORKERS}={text!r}."
         )
-    if not any(re.search(r":\d+$", entry) for entry in entries):  # hosts alone
+    if not any(re.search(r":\d+$", entry) for entry in entries):  # only hosts, without ports
         return len(entries), (), addresses.join(entries[0].strip("[]"), addresses.DEFAULT_PORT)
     _, listed = place_of(ClusterSpec({"worker": entries}), "worker", 0, WORKERS)
     return len(entries), listed, addresses.coordinator_of(listed, WORKERS)
@@ -83,9 +83,9 @@ def is_independent(environ: Mapping[str, str] | None) -> bool:
 
 
 def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
-    """Refuses ``KERASDIST_WORKERS`` where this process has no rank.
+    """Refuses ``KERASDIST_WORKERS`` if this process has no rank.
 
-    The process would train alone, on all data.
+    Otherwise the process would train alone, on all data.
     """
     variables = Variables(environ, SOURCE.name)
     if variables.has(WORKERS):
@@ -97,7 +97,7 @@ def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
 
 
 def refuse_another_number(environ: Mapping[str, str] | None, count: int, source: str) -> None:
-    """Refuses a number in ``KERASDIST_WORKERS`` that differs from that of the source in force."""
+    """Refuses a number in ``KERASDIST_WORKERS`` that the chosen source contradicts."""
     variables = Variables(environ, SOURCE.name)
     if variables.has(WORKERS) and (own := workers(variables.text(WORKERS))[0]) != count:
         raise ClusterError(

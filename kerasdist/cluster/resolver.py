@@ -1,4 +1,4 @@
-"""Cluster resolvers: of a cluster that the script describes, and of one for each source."""
+"""Cluster resolvers: for a cluster that the script describes, and one for each other source."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from kerasdist.core.earlier_names import refuse_arguments, resolve
 
 
 class ClusterResolver(ABC):
-    """Tells a process which workers its job has, and which of them it is.
+    """Tells a process which workers its job has, and which of these workers it is.
 
-    In the manner of ``tf.distribute.cluster_resolver.ClusterResolver``, for every backend. Without
-    an argument a strategy for several workers calls `detect`; pass a resolver to override it.
+    The class is modelled on ``tf.distribute.cluster_resolver.ClusterResolver``, and works on every
+    backend. A strategy for several workers calls `detect`, unless it gets a resolver as an
+    argument.
 
     Example::
 
@@ -43,12 +44,12 @@ class ClusterResolver(ABC):
 
     @property
     def rank(self) -> int:
-        """The number of this worker in the job, from 0: the chief first, then the workers."""
+        """The number of this worker in the job, from 0: the chief first, then the other workers."""
         return self.membership().rank
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are, the chief among them."""
+        """How many workers the job has, including the chief."""
         return self.membership().num_workers
 
     @property
@@ -58,15 +59,16 @@ class ClusterResolver(ABC):
 
     @property
     def rpc_layer(self) -> str:
-        """TensorFlow's protocol between workers; the other backends have their own."""
+        """TensorFlow's protocol between workers; the other backends have their own protocols."""
         return "grpc"
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks and their addresses, None for an address that is not known."""
+        """Returns the tasks and their addresses; None for an address that is not known."""
         place = self.membership()
         tasks = place.addresses or (None,) * place.num_workers
-        # Rank 0 may be a chief beside the workers, or the first worker. Its own task tells which,
-        # and so does any other's number, which does not count the chief.
+        # Rank 0 may be a chief in addition to the workers, or the first worker.
+        # The task type of rank 0 tells which.
+        # The number of any other task tells it too, because the number does not count the chief.
         if place.task_type == "chief" or place.task_id != place.rank:
             return ClusterSpec({"chief": tasks[:1], "worker": tasks[1:]})
         return ClusterSpec({"worker": tasks})
@@ -74,12 +76,12 @@ class ClusterResolver(ABC):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """Returns a task's address as TensorFlow writes it, or "" in a job of one.
+        """Returns a task's address in TensorFlow's form, or "" in a job of one worker.
 
         Args:
-            task_type: The task's type; None: this process's.
-            task_id: The task's number; None: this process's.
-            rpc_layer: The protocol; None: `rpc_layer`; "" for none.
+            task_type: The type of the task; None for this process's type.
+            task_id: The number of the task; None for this process's number.
+            rpc_layer: The protocol; None for `rpc_layer`, "" for no protocol.
 
         Raises:
             ValueError: If there is no such task, or its address is not known.
@@ -97,17 +99,17 @@ class ClusterResolver(ABC):
     ) -> dict[str, int]:
         """Returns how many accelerators this machine has, by kind, such as ``{"GPU": 8}``.
 
-        Asking starts the backend.
+        This call starts the backend.
 
         Args:
-            task_type: None, or this process's type: a process knows its own machine alone.
+            task_type: None or this process's type, because a process knows only its own machine.
             task_id: None, or this process's number.
-            config_proto: Ignored; `tf.distribute`'s resolvers have it.
+            config_proto: Ignored; `tf.distribute`'s resolvers have this argument.
 
         Raises:
-            ValueError: If another task is meant.
+            ValueError: If the arguments name another task.
         """
-        from kerasdist.backends import registry  # imported here, since it imports Keras
+        from kerasdist.backends import registry  # imported here, because it imports Keras
 
         place = self.membership()
         if (task_type or place.task_type, place.task_id if task_id is None else task_id) != (
@@ -151,13 +153,14 @@ class SimpleClusterResolver(ClusterResolver):
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SimpleClusterResolver
 
     Args:
-        cluster_spec: The addresses by job: a `ClusterSpec`, or a mapping.
-        task_type: This process's type.
-        task_id: Its number within the type.
-        coordinator: ``host:port`` on the machine of rank 0 for kerasdist itself. None: rank 0's own
-            address, 1000 ports further up.
-        environ: Where ``KERASDIST_COORDINATOR`` is looked for; None: ``os.environ``.
-        **earlier: Arguments of ``tf.distribute``'s, which are refused.
+        cluster_spec: The addresses by task type, as a `ClusterSpec` or a mapping.
+        task_type: The type of this process.
+        task_id: The number of this process within its type.
+        coordinator: ``host:port`` on the machine of rank 0, for kerasdist itself. None means rank
+            0's own address with a port that is larger by 1000.
+        environ: The variables in which ``KERASDIST_COORDINATOR`` is looked up; None for
+            ``os.environ``.
+        **earlier: Arguments of ``tf.distribute``'s resolver, which raise an error.
 
     Raises:
         ClusterError: If the task is not in the cluster, or an address cannot be read.
@@ -184,14 +187,14 @@ class SimpleClusterResolver(ClusterResolver):
 
 
 class EnvironmentResolver(ClusterResolver):
-    """The cluster that one source describes in environment variables.
+    """The cluster that a source describes by environment variables.
 
     Args:
-        environ: The variables; None for this process's own.
-        **earlier: Arguments of ``tf.distribute``'s resolvers, which are refused.
+        environ: The environment variables; None for this process's own.
+        **earlier: Arguments of ``tf.distribute``'s resolvers, which raise an error.
 
     Raises:
-        ClusterError: If they are missing or wrong.
+        ClusterError: If variables are missing or wrong.
         UnsupportedError: If the task is a parameter server or an evaluator.
     """
 
@@ -240,14 +243,14 @@ class KerasClusterResolver(EnvironmentResolver):
 
 @final
 class JAXClusterResolver(EnvironmentResolver):
-    """The cluster that ``JAX_COORDINATOR_ADDRESS`` and its like describe."""
+    """The cluster that ``JAX_COORDINATOR_ADDRESS`` and JAX's other variables describe."""
 
     _source = sources.JAX
 
 
 @final
 class SlurmClusterResolver(EnvironmentResolver):
-    """The cluster that is a Slurm step of several tasks.
+    """The cluster of a Slurm step of several tasks.
 
     Source:
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver
@@ -258,34 +261,34 @@ class SlurmClusterResolver(EnvironmentResolver):
 
 @final
 class OpenMPIClusterResolver(EnvironmentResolver):
-    """The cluster that Open MPI's ``mpirun`` has started."""
+    """The cluster of processes that Open MPI's ``mpirun`` has started."""
 
     _source = sources.OPEN_MPI
 
 
 @final
 class PMIClusterResolver(EnvironmentResolver):
-    """The cluster that the ``mpirun`` of MPICH or one of its family has started."""
+    """The cluster of processes that ``mpirun`` of MPICH, Intel MPI or a similar MPI has started."""
 
     _source = sources.PMI
 
 
 @final
 class CloudTPUClusterResolver(EnvironmentResolver):
-    """The cluster that the hosts of a Cloud TPU make."""
+    """The cluster of the hosts of a Cloud TPU."""
 
     _source = cloud_tpu.SOURCE
 
 
 @final
 class SkyPilotClusterResolver(EnvironmentResolver):
-    """The cluster that the nodes of a SkyPilot task make."""
+    """The cluster of the nodes of a SkyPilot task."""
 
     _source = sources.SKYPILOT
 
 
 @final
 class KubernetesClusterResolver(EnvironmentResolver):
-    """The cluster that the pods of an indexed Kubernetes Job make."""
+    """The cluster of the pods of an indexed Kubernetes Job."""
 
     _source = sources.KUBERNETES

@@ -1,4 +1,4 @@
-"""A process's place in a job, and what describes it in environment variables."""
+"""A process's place in a job, and the sources that describe it by environment variables."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Membership:
             print(f"worker {place.rank} of {place.num_workers}, says {place.source}")
 
     Attributes:
-        task_type: ``"chief"`` or ``"worker"``, as ``TF_CONFIG`` means it.
-        task_id: The number within the type.
-        rank: The number within the job, from 0: the chief first, then the workers.
-        num_workers: How many workers there are, the chief among them.
-        addresses: ``host:port`` of every rank; empty where the environment does not tell.
-        coordinator: ``host:port`` at which the process of rank 0 can be reached by kerasdist; None
-            where the environment does not tell.
+        task_type: ``"chief"`` or ``"worker"``, with the meaning of ``TF_CONFIG``.
+        task_id: The number of the process within its type.
+        rank: The number of the process within the job, from 0: the chief first, then the workers.
+        num_workers: How many workers the job has, including the chief.
+        addresses: ``host:port`` of every rank; empty if the environment does not contain them.
+        coordinator: ``host:port`` at which kerasdist can reach the process of rank 0; None if the
+            environment does not contain it.
         source: The source of these facts, such as ``"TF_CONFIG"``.
-        local_rank: The number among the workers on this machine; None where it is not known.
-        local_workers: How many workers this machine has; None where it is not known.
+        local_rank: The number among the workers on this machine; None if it is not known.
+        local_workers: How many workers this machine has; None if that is not known.
     """
 
     task_type: str
@@ -73,7 +73,7 @@ class Membership:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes the files: it has rank 0."""
+        """Whether this process has rank 0 and so writes the files."""
         return self.rank == 0
 
 
@@ -83,7 +83,7 @@ class Absent:
     """A source that describes no cluster.
 
     Attributes:
-        reason: Why, for people.
+        reason: Why the source describes none, for human readers.
     """
 
     reason: str
@@ -91,7 +91,7 @@ class Absent:
 
 @final
 class Variables:
-    """The environment variables, as one source of a cluster reads them."""
+    """The environment variables, with methods for reading them as one source."""
 
     def __init__(self, environ: Mapping[str, str] | None, source: str) -> None:
         self._environ = os.environ if environ is None else environ
@@ -107,7 +107,7 @@ class Variables:
         return all(self._environ.get(name) for name in names)
 
     def text(self, name: str) -> str:
-        """Returns a required variable."""
+        """Returns the value of a variable that must be set."""
         text = self._environ.get(name, "").strip()
         if not text:
             raise ClusterError(
@@ -117,7 +117,7 @@ class Variables:
         return text
 
     def integer(self, name: str) -> int:
-        """Returns a required whole number, 0 or more."""
+        """Returns the value of a variable that must be a whole number, 0 or more."""
         text = self.text(name)
         if not text.isdecimal():
             raise ClusterError(
@@ -135,7 +135,7 @@ class Variables:
         return next((self.integer(name) for name in names if self.has(name)), None)
 
     def local(self, rank: Sequence[str], workers: Sequence[str]) -> tuple[int | None, int | None]:
-        """Returns the number on this machine and how many it has, by variables of these names."""
+        """Returns the local rank and the number of local workers, from variables of these names."""
         return self.optional_integer(*rank), self.optional_integer(*workers)
 
     def coordinator(self, otherwise: str | None) -> str | None:
@@ -154,14 +154,14 @@ class Variables:
         addresses: tuple[str, ...] = (),
         local: tuple[int | None, int | None] = (None, None),
     ) -> Membership:
-        """Returns the place of a process whose source counts workers alone, without a chief.
+        """Returns the place of a process whose source counts only workers, without a chief.
 
         Args:
-            rank: Its rank.
+            rank: The rank of the process.
             num_workers: How many workers there are.
-            coordinator: Where to meet, unless ``KERASDIST_COORDINATOR`` says it.
-            addresses: Those of all ranks, if they are known.
-            local: Its number on this machine, and how many workers the machine has.
+            coordinator: The coordinator's address, unless ``KERASDIST_COORDINATOR`` is set.
+            addresses: The addresses of all ranks, if they are known.
+            local: The number on this machine, and how many workers the machine has.
         """
         where = self.coordinator(coordinator)
         return Membership("worker", rank, rank, num_workers, addresses, where, self._source, *local)
@@ -169,7 +169,7 @@ class Variables:
     def task(
         self, cluster: ClusterSpec, task_type: str, task_id: int, coordinator: str | None = None
     ) -> Membership:
-        """Returns the place of a task in a cluster, at whose addresses other programs listen."""
+        """Returns the place of a task in a cluster at whose addresses other programs listen."""
         rank, listed = place_of(cluster, task_type, task_id, self._source)
         if coordinator is None:
             coordinator = self.coordinator(addresses.coordinator_of(listed, self._source))
@@ -183,14 +183,14 @@ class Source:
     """A program that describes a cluster in environment variables.
 
     Attributes:
-        name: Its name, for messages.
-        needed: The environment variables without which it is absent.
-        others: The others that it is read from.
-        read: Reads them.
-        hint: How to set the coordinator, where the source may not know it.
-        is_of_place: Whether it describes a task or pod, in which a launcher may have started
-            several processes; else the program that set the variables has started this very
-            process, or given it its rank.
+        name: The name of the source in messages.
+        needed: The environment variables without which the source is absent.
+        others: Further variables that the source reads.
+        read: The function that reads the variables.
+        hint: How to set the coordinator, if the source may not know it.
+        is_of_place: Whether the source describes a task or pod, in which a launcher may have
+            started several processes. Otherwise the program that set the variables has started
+            exactly this process, or has given it its rank.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Source:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All variables that it is read from."""
+        """All variables that the source reads."""
         return self.needed + self.others
 
     def ask(self, environ: Mapping[str, str] | None) -> Membership | Absent:
@@ -215,7 +215,7 @@ class Source:
         return Absent(f"{names} {('is not', 'are not both', 'are not all')[len(first)]} set.")
 
     def membership(self, environ: Mapping[str, str] | None) -> Membership:
-        """Returns this process's place; raises if the source has none, or no address of rank 0."""
+        """Returns this process's place; raises an error if the source has none."""
         answer = self.ask(environ)
         if isinstance(answer, Absent):
             raise ClusterError(

@@ -1,7 +1,7 @@
-"""The launchers and schedulers whose environment variables describe a cluster, one table of them.
+"""The table of launchers and schedulers whose environment variables describe a cluster.
 
-Of each a function reads the variables, and an entry says what they are. The odd ones have files of
-their own: kerasdist's own variables and Cloud TPU's, which asks the machine too.
+For each of them, a function reads the variables, and an entry says which variables these are. Two
+sources have their own files: kerasdist's own variables, and Cloud TPU, which also asks the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EXAMPLE = (
 
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
-    """Reads ``TF_CONFIG``. TensorFlow's servers listen at its addresses: kerasdist, elsewhere."""
+    """Reads ``TF_CONFIG``. Reads ``TF_CONFIG``, at whose addresses TensorFlow's servers listen."""
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:
@@ -72,7 +72,7 @@ def _wrong_config(expected: str, value: object) -> ClusterError:
 
 def _read_torchrun(variables: Variables) -> Membership | Absent:
     """Reads torch's variables. torchrun's agent listens at ``MASTER_PORT``."""
-    # RANK alone is a common name; the four together are torch's.
+    # RANK alone is a common name, but the four names together are torch's.
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
     rank, count = variables.integer("RANK"), variables.integer("WORLD_SIZE")
@@ -90,11 +90,11 @@ _KERAS_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"
 def _read_keras(variables: Variables) -> Membership | Absent:
     """Reads Keras's own variables, which `keras.distribution.initialize` reads.
 
-    The addresses are those of all processes, or of the first alone, which is enough for JAX. A
-    framework listens there.
+    The variable has the addresses of all processes, or only of the first, which is enough for JAX.
+    A framework listens at these addresses.
     """
     rank = variables.integer(_KERAS_RANK)
-    # On Cloud TPU the address may be absent: TPU's own variables have it.
+    # On Cloud TPU the address may be missing, because TPU's own variables contain it.
     if not variables.has(_KERAS_ADDRESSES):
         return Absent(f"{_KERAS_RANK} is set, but not {_KERAS_ADDRESSES}.")
     entries = [entry.strip() for entry in variables.text(_KERAS_ADDRESSES).split(",")]
@@ -116,22 +116,22 @@ _JAX_COUNT, _JAX_RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def _read_jax(variables: Variables) -> Membership | Absent:
-    """Reads JAX's variables, as `jax.distributed.initialize` does, which listens at the address."""
+    """Reads the variables of `jax.distributed.initialize`, which listens at the address."""
     coordinator = addresses.coordinator_of([variables.text(_JAX_ADDRESS)], _JAX_ADDRESS)
     rank, count = variables.integer(_JAX_RANK), variables.integer(_JAX_COUNT)
     return variables.worker(rank, count, coordinator)
 
 
-# Slurm numbers the steps that no `srun` has started from the end of 32 bits downwards: the script
-# of sbatch, the shell of salloc.
+# Slurm numbers steps that no `srun` has started downwards from the end of 32 bits.
+# These steps are the script of sbatch and the shell of salloc.
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
 
 def _read_slurm(variables: Variables) -> Membership | Absent:
     """Reads the variables of a step that ``srun`` has started.
 
-    Rank 0 is on the first node of the step, with every distribution of tasks but ``arbitrary``. The
-    nodes of the other ranks depend on the distribution, so no addresses are given.
+    Rank 0 is on the first node of the step, unless the distribution of tasks is ``arbitrary``. The
+    nodes of the other ranks depend on the distribution, so no addresses are returned.
     """
     if not variables.has("SLURM_STEP_ID", "SLURM_PROCID"):
         return Absent("This process is in a Slurm job, but in no step: srun has not started it.")
@@ -139,7 +139,7 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if step >= _FIRST_SPECIAL_STEP:
         return Absent("This process is in the shell of a Slurm job: srun has not started it.")
     rank = variables.integer("SLURM_PROCID")
-    # In a step SLURM_NTASKS is the step's, unless a script has overwritten it.
+    # In a step SLURM_NTASKS is the step's number, unless a script has overwritten it.
     count = variables.optional_integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     count = variables.integer("SLURM_NTASKS") if count is None else count
     if count == 1:
@@ -161,7 +161,7 @@ def _count_tasks_of_node(variables: Variables) -> int | None:
 
 
 def _port_of(job: str | None) -> int:
-    """Returns a port that is equal on every rank of a job, and another in every job."""
+    """Returns a port that is equal on every rank of a job, and different for other jobs."""
     return addresses.DEFAULT_PORT if job is None else addresses.of_job(zlib.crc32(job.encode()))
 
 
@@ -172,8 +172,8 @@ _URI = "OMPI_MCA_orte_hnp_uri"  # Open MPI 4: <job>.0;tcp://<addresses of mpirun
 def _read_open_mpi(variables: Variables) -> Membership | Absent:
     """Reads the variables of Open MPI's ``mpirun``, which starts any program, MPI or not.
 
-    Rank 0 is taken to be on the machine of ``mpirun``. That is right unless a list of hosts leaves
-    that machine out.
+    Rank 0 is assumed to be on the machine of ``mpirun``. This assumption is right unless a list of
+    hosts leaves out that machine.
     """
     rank = variables.integer("OMPI_COMM_WORLD_RANK")
     count = variables.integer("OMPI_COMM_WORLD_SIZE")
@@ -200,7 +200,7 @@ _PMI_JOB = ("I_MPI_HYDRA_UUID", "PALS_APID", "PMI_JOBID")
 def _read_pmi(variables: Variables) -> Membership | Absent:
     """Reads the process management interface: ``mpirun`` of MPICH, Intel MPI, MVAPICH, Cray.
 
-    Its variables do not name rank 0's machine, which matters only if there are several machines.
+    The variables do not name the machine of rank 0, which matters only with several machines.
     """
     rank, count = variables.integer("PMI_RANK"), variables.integer("PMI_SIZE")
     local = variables.local(_PMI_LOCAL_RANK, _PMI_LOCAL_WORKERS)
@@ -233,10 +233,10 @@ _INDEX, _SERVICE = "JOB_COMPLETION_INDEX", "KERASDIST_SERVICE"
 
 
 def _read_kubernetes(variables: Variables) -> Membership | Absent:
-    """Reads the pod's index in an indexed Job or JobSet, and what its manifest says of the others.
+    """Reads the index of a pod in an indexed Job or JobSet, and further variables of its manifest.
 
-    Kubernetes gives a pod its index, but not the number of pods: ``KERASDIST_WORKERS`` has it.
-    Without it the pods of a Job are independent.
+    Kubernetes gives a pod its index, but not the number of pods, which ``KERASDIST_WORKERS`` must
+    have. Without that variable the pods of a Job are independent.
     """
     own = kerasdist_variables
     if not variables.has(own.WORKERS):
@@ -249,7 +249,7 @@ def _read_kubernetes(variables: Variables) -> Membership | Absent:
 
 
 def _address_of_first_pod(variables: Variables, rank: int) -> str:
-    """Returns the address of pod 0. A pod is named by its index: ``<job>-<index>.<service>``."""
+    """Returns the address of pod 0. Pods are named by their index: ``<job>-<index>.<service>``."""
     host = variables.text("HOSTNAME")
     job, _, index = host.rpartition("-")
     if not variables.has(_SERVICE) or not job or index != str(rank):
@@ -262,7 +262,7 @@ def _address_of_first_pod(variables: Variables, rank: int) -> str:
     return addresses.join(f"{job}-0.{variables.text(_SERVICE)}", addresses.DEFAULT_PORT)
 
 
-# First the variables without which a source is absent.
+# The second argument has the variables without which a source is absent.
 TF_CONFIG = Source(_TF_CONFIG, (_TF_CONFIG,), (), _read_tf_config)
 TORCHRUN = Source(
     "torchrun",

@@ -1,4 +1,4 @@
-"""The tasks of a cluster and their addresses, and the rank of a task, as ``TF_CONFIG`` counts."""
+"""The tasks of a cluster with their addresses, and the rank of a task, as in ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _INSTEAD = {
 
 @final
 class ClusterSpec:
-    """The tasks of a cluster by job, in the manner of ``tf.train.ClusterSpec``.
+    """The tasks of a cluster by job, modelled on ``tf.train.ClusterSpec``.
 
-    A job is a group of tasks of one type, such as ``"worker"``. An address is None where the
-    environment tells how many workers there are, but not where.
+    A job is a group of tasks of one type, such as ``"worker"``. An address is None if the
+    environment contains only the number of workers.
 
     Example::
 
@@ -31,11 +31,11 @@ class ClusterSpec:
     Source: https://www.tensorflow.org/api_docs/python/tf/train/ClusterSpec
 
     Args:
-        cluster: Addresses ``host:port`` by job, a list or a mapping from the task's number; or
-            another `ClusterSpec`.
+        cluster: Addresses ``host:port`` by job, as a list or as a mapping from the task's number;
+            or another `ClusterSpec`.
 
     Raises:
-        TypeError: If `cluster` is none of these.
+        TypeError: If `cluster` is something else.
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -63,7 +63,7 @@ class ClusterSpec:
         """Returns how many tasks a job has.
 
         Args:
-            job_name: The job.
+            job_name: The name of the job.
 
         Raises:
             ValueError: If there is no such job.
@@ -74,7 +74,7 @@ class ClusterSpec:
         """Returns the numbers of a job's tasks.
 
         Args:
-            job_name: The job.
+            job_name: The name of the job.
 
         Raises:
             ValueError: If there is no such job.
@@ -85,7 +85,7 @@ class ClusterSpec:
         """Returns the addresses of a job's tasks.
 
         Args:
-            job_name: The job.
+            job_name: The name of the job.
 
         Raises:
             ValueError: If there is no such job.
@@ -100,8 +100,8 @@ class ClusterSpec:
         """Returns the address of a task.
 
         Args:
-            job_name: The job.
-            task_index: The task's number.
+            job_name: The name of the job.
+            task_index: The number of the task.
 
         Raises:
             ValueError: If there is no such task, or its address is not known.
@@ -135,7 +135,7 @@ class ClusterSpec:
 
 
 def _addresses(job: str, tasks: object) -> tuple[str | None, ...]:
-    if isinstance(tasks, Mapping):  # TensorFlow's sparse form: {number: address}
+    if isinstance(tasks, Mapping):  # TensorFlow's sparse form {number: address}
         given = dict(cast("Mapping[int, object]", tasks))
         if sorted(given) != list(range(len(given))):
             raise ClusterError(
@@ -152,7 +152,7 @@ def _addresses(job: str, tasks: object) -> tuple[str | None, ...]:
 def place_of(
     cluster: ClusterSpec, task_type: str, task_id: int, source: str
 ) -> tuple[int, tuple[str, ...]]:
-    """Returns the rank of a task, and the addresses by rank: the chief first, then the workers."""
+    """Returns the rank of a task, and the addresses by rank: the chief first, then workers."""
     refused = task_type if task_type in _INSTEAD else "ps" if "ps" in cluster.jobs else None
     if refused is not None:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""Keras's choice of a backend, by Keras's own rules, without importing it."""
+"""Finds the backend that Keras will choose, by Keras's own rules, without importing Keras."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TESTED = {
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which several GPUs compute faster with a process each than in one process."""
 
-_OTHERS = ("numpy", "openvino")  # backends of Keras that only infer
+_OTHERS = ("numpy", "openvino")  # these backends of Keras are for inference only
 
 _DISTRIBUTIONS = {
     "keras": ("keras", "keras-nightly"),
@@ -50,8 +50,9 @@ class BackendChoice:
     """The backend that Keras would take.
 
     Attributes:
-        name: Its name, as the variable or file spells it.
-        reason: The source: ``"KERAS_BACKEND"``, a file, or ``"Keras's default"``.
+        name: The backend's name, as the environment variable or Keras's configuration file spells
+            it.
+        reason: Where the choice comes from: ``"KERAS_BACKEND"``, a file, or ``"Keras's default"``.
     """
 
     name: str
@@ -59,7 +60,7 @@ class BackendChoice:
 
     @property
     def is_keras_backend(self) -> bool:
-        """Whether Keras has such a backend; kerasdist may not support it."""
+        """Whether Keras has a backend of this name, be it supported by kerasdist or not."""
         return self.name in (*KNOWN, *_OTHERS)
 
     @property
@@ -85,7 +86,7 @@ class BackendChoice:
 
 
 def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
-    """Returns Keras's choice: the variable, then its configuration file, then TensorFlow."""
+    """Returns Keras's choice: the environment variable, else its own file, else TensorFlow."""
     if environ.get(VARIABLE):
         return BackendChoice(environ[VARIABLE], VARIABLE)
     home = environ.get("KERAS_HOME")
@@ -100,7 +101,7 @@ def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
 
 
 def is_installed(package: str) -> bool:
-    """Returns whether a package, or a module of one, can be imported here."""
+    """Returns whether this interpreter can import a package or module."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
@@ -108,7 +109,7 @@ def is_installed(package: str) -> bool:
 
 
 def untested(backend: str) -> list[str]:
-    """Returns those of Keras and a backend that are installed in a version not in `TESTED`."""
+    """Returns Keras and the framework with their versions, if these are not in `TESTED`."""
     found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"
@@ -118,7 +119,7 @@ def untested(backend: str) -> list[str]:
 
 
 def framework_version(name: str) -> str | None:
-    """Returns the version of a framework that is or would be imported, None if there is none."""
+    """Returns the version of an imported or installed framework, None if it is neither."""
     imported = getattr(sys.modules.get(name), "__version__", None)
     if imported is not None:
         return str(imported)
@@ -126,7 +127,7 @@ def framework_version(name: str) -> str | None:
 
 
 def distributions(package: str) -> dict[str, Distribution]:
-    """Returns what is installed that has a package; what would be imported stands first."""
+    """Returns the installed distributions of a package; the first is the one imported."""
     found: list[tuple[int, str, Distribution]] = []
     for name in _DISTRIBUTIONS.get(package, (package,)):
         try:
@@ -148,7 +149,7 @@ def folder_of(distribution: Distribution) -> Path:
 def floors() -> dict[str, str]:
     """Returns the lowest versions that pyproject.toml declares, by package.
 
-    A checkout that is not installed declares none.
+    Returns an empty dict in a checkout that is not installed.
     """
     from packaging.requirements import Requirement  # imported here, since it takes 10 ms
 
@@ -162,17 +163,17 @@ def floors() -> dict[str, str]:
 
 
 def too_old(package: str) -> str | None:
-    """Returns why the version of a package is too old, and what to do; None if it is not."""
+    """Returns why an installed package is too old, and what to do; None if it is new enough."""
     from packaging.version import InvalidVersion, Version
 
     floor, version = floors().get(package), framework_version(package)
     if floor is None or version is None:
         return None
     try:
-        # NVIDIA's containers have builds of a release that call themselves 2.9.0a0.
+        # Builds in NVIDIA's containers have versions such as 2.9.0a0, which count as 2.9.0.
         if Version(Version(version).base_version) >= Version(floor):
             return None
-    except InvalidVersion:  # a build of the user's own
+    except InvalidVersion:  # the version of a user's own build
         return None
     return (
         f"Expected {package}>={floor}, the lowest version that kerasdist works with. Received: "
@@ -181,16 +182,16 @@ def too_old(package: str) -> str | None:
 
 
 def require_supported() -> None:
-    """Raises a `VersionError` if Keras, or the framework that it runs on, is too old."""
+    """Raises a `VersionError` if Keras, or the framework of the chosen backend, is too old."""
     for package in ("keras", backend_choice().name):
         if (problem := too_old(package)) is not None:
             raise VersionError(problem)
 
 
 def install_command(package: str, versions: str = "") -> str:
-    """Returns the command that installs a package, in one of the versions, over what is here.
+    """Returns the command that installs one of some versions of a package over the installed one.
 
-    Of a nightly beside or in place of the release pip would leave files behind.
+    A nightly is uninstalled first, because pip would leave its files beside those of a release.
     """
     here = [*distributions(package)] or [package]
     if any("nightly" in name for name in here):

@@ -1,10 +1,11 @@
-"""The strategy in force, and the replica that the running code belongs to.
+"""Knows which strategy is in force, and to which replica the running code belongs.
 
-Both belong to the calling thread, as in ``tf.distribute``: a scope entered in one thread is not
-seen by another. Outside every scope there is a default strategy of one replica.
+Each thread has its own strategy and replica, as in ``tf.distribute``: a scope that one thread has
+entered does not count in another. Outside every scope a default strategy of one replica is in
+force.
 
-The layers below `kerasdist.api` know a strategy and a replica's context by two protocols, since
-the classes import those layers.
+The layers below `kerasdist.api` use a strategy and a replica's context through two protocols,
+because the classes themselves import those layers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from kerasdist.errors import ScopeError
 
 
 class StrategyLike(Protocol):
-    """A `kerasdist.Strategy`, by what it can be asked."""
+    """The members of a `kerasdist.Strategy` that the lower layers use."""
 
     is_used: bool
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas gradients are combined over."""
+        """How many replicas the strategy combines gradients over."""
         ...
 
     @property
@@ -36,22 +37,22 @@ class StrategyLike(Protocol):
 
     @property
     def replica_set(self) -> Any:
-        """The `ReplicaSet`; None for the default strategy."""
+        """The strategy's `ReplicaSet`; None for the default strategy."""
         ...
 
     @property
     def options(self) -> Any:
-        """The `ReplicaOptions`."""
+        """The strategy's `ReplicaOptions`."""
         ...
 
     @property
     def runner(self) -> Any:
-        """The `Runner`."""
+        """The strategy's `Runner`, which runs a function on each replica."""
         ...
 
     @property
     def sole_replica_context(self) -> Any:
-        """The `ReplicaContext` of code that has the rows of all replicas."""
+        """The `ReplicaContext` of code that handles the rows of all replicas at once."""
         ...
 
     @property
@@ -69,7 +70,7 @@ class StrategyLike(Protocol):
 
 
 class ReplicaLike(Protocol):
-    """A `kerasdist.ReplicaContext`, by what it can be asked."""
+    """The members of a `kerasdist.ReplicaContext` that the lower layers use."""
 
     @property
     def strategy(self) -> StrategyLike:
@@ -83,7 +84,7 @@ class ReplicaLike(Protocol):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas take part."""
+        """How many replicas take part in the step."""
         ...
 
     @property
@@ -93,28 +94,30 @@ class ReplicaLike(Protocol):
 
     @property
     def local_batch(self) -> Any:
-        """Its `LocalBatch` in a step of `fit`, else None."""
+        """The `LocalBatch` of this replica in a step of `fit`, else None."""
         ...
 
     @property
     def layer_losses(self) -> dict[int, tuple[Any, list[Any]]]:
-        """Losses that layers added in this replica."""
+        """The losses that layers have added in this replica."""
         ...
 
 
 class Current(threading.local):
-    """What the code of the calling thread belongs to.
+    """The strategy, replica and other contexts to which the code of the calling thread belongs.
 
     Attributes:
-        replica: The replica, for kerasdist's own code; None outside, and in the default strategy.
+        replica: The replica, for kerasdist's own code; None in cross-replica code and under the
+            default strategy.
         fit_replica: The replica in a step of `fit`, `evaluate` or `predict`, else None.
         trial: The trial of a training step that the thread takes part in, or None.
-        updates_copies: Whether the function of `StrategyExtended.update` runs.
-        meter: The `Meter` of the call of `fit` that the thread runs; None: it is not measured.
-        scopes: The open scopes of strategies, the innermost last; so are the next two.
-        replicas: What `get_replica_context` returns, the innermost last. None is cross-replica
-            code that a replica has called. Unlike `replica` it has an entry in `whole_step`.
-        placements: The open placements.
+        updates_copies: Whether the function given to `StrategyExtended.update` is running.
+        meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
+        scopes: The strategies whose scopes are open, the innermost last.
+        replicas: The values for `get_replica_context`, the innermost last. None stands for
+            cross-replica code that a replica has called. Within `whole_step` this list has an
+            entry, although `replica` is None.
+        placements: The open placements, the innermost last.
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 
@@ -133,7 +136,7 @@ class Current(threading.local):
 current = Current()
 _default: list[StrategyLike] = []
 
-# By name, since that module imports this one.
+# This module is imported by its name, because it imports `kerasdist.core.context` itself.
 _DEFAULT_HOME = "kerasdist.api.strategy"
 
 
@@ -146,7 +149,7 @@ def default_strategy() -> StrategyLike:
 
 @contextmanager
 def strategy_scope(strategy: StrategyLike) -> Generator[None]:
-    """Makes `strategy` the one in force in this thread."""
+    """Puts `strategy` in force in this thread, inside of the block."""
     inside = current.replica
     if inside is not None:
         raise ScopeError(
@@ -171,7 +174,7 @@ def strategy_scope(strategy: StrategyLike) -> Generator[None]:
 def replica_scope(context: ReplicaLike | None) -> Generator[None]:
     """Runs the code inside in a replica's context.
 
-    None stands for cross-replica code that replica code calls.
+    A `context` of None stands for cross-replica code that a replica's code calls.
     """
     outer = current.replica, current.fit_replica
     is_fit = context is not None and context.local_batch is not None
@@ -186,9 +189,10 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
 
 @contextmanager
 def whole_step(strategy: StrategyLike) -> Generator[None]:
-    """Runs code that has the whole global batch.
+    """Runs code that handles the whole global batch.
 
-    Users see it as one replica of the strategy; for kerasdist `current.replica` stays None.
+    User code then sees a single replica of the strategy; `current.replica` stays None for
+    kerasdist.
     """
     current.replicas.append(strategy.sole_replica_context)
     try:
@@ -208,7 +212,7 @@ def updating_copies() -> Generator[None]:
 
 
 class Placement(abc.ABC):
-    """A context in which a framework places variables, that plain Keras must not run in."""
+    """A context in which a framework places variables; plain Keras must not run inside of it."""
 
     def __enter__(self) -> None:
         self.renew()
@@ -263,7 +267,7 @@ def strategy_in_force() -> StrategyLike:
 
 
 def replica_context_in_force() -> ReplicaLike | None:
-    """Returns the context of the replica whose code this is, None in cross-replica code."""
+    """Returns the context of the replica whose code is running, None in cross-replica code."""
     if current.replicas:
         return current.replicas[-1]
     if current.scopes and current.scopes[-1] is not default_strategy():
@@ -272,7 +276,7 @@ def replica_context_in_force() -> ReplicaLike | None:
 
 
 def require_cross_replica(call: str, instead: str) -> None:
-    """Refuses a method of a strategy in a replica's code, unless there is but one replica."""
+    """Refuses a strategy's method in a replica's code, unless the strategy has only one replica."""
     inside = current.replicas[-1] if current.replicas else None
     if inside is not None and inside.num_replicas_in_sync > 1:
         raise ScopeError(

@@ -1,4 +1,4 @@
-"""Device names: Keras's own (``cpu:0``, ``gpu:1``, ``tpu:0``), and TensorFlow's."""
+"""Names of devices, in Keras's spelling (``cpu:0``, ``gpu:1``, ``tpu:0``) and in TensorFlow's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "mps": "mps",
 ACCELERATORS = ("tpu", "gpu", "xpu", "mps")
 """The kinds of devices that a strategy prefers to CPUs, the first that there is."""
 
-# From plain "gpu" to "/job:localhost/replica:0/task:0/device:GPU:1".
+# Matches names from plain "gpu" to "/job:localhost/replica:0/task:0/device:GPU:1".
 _NAME = re.compile(
     r"(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(cpu|gpu|cuda|tpu|mps|xpu)(?::(\d+))?",
     re.IGNORECASE,
@@ -28,7 +28,7 @@ class Device:
     Attributes:
         kind: ``"cpu"``, ``"gpu"`` or ``"tpu"``; on PyTorch also ``"mps"`` (Apple's GPUs) and
             ``"xpu"`` (Intel's).
-        index: Its number among the devices of that kind.
+        index: The device's number among the devices of its kind.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Device:
 
 
 def parse_device(name: object) -> Device:
-    """Reads a device's name. Returns the `Device`."""
+    """Returns the `Device` that a name stands for."""
     if isinstance(name, Device):
         return name
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
@@ -60,9 +60,9 @@ def _hint(name: object) -> str:
 
 
 def parse_devices(names: Any) -> tuple[Device, ...]:
-    """Reads a list of device names and refuses an empty one and duplicates.
+    """Reads a list of device names; refuses an empty list and duplicates.
 
-    Returns the devices, in the order given.
+    Returns the devices in the order given.
     """
     if isinstance(names, int):
         raise DeviceError(

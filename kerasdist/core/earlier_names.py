@@ -1,7 +1,8 @@
-"""Names of `tf.distribute`, of any year, that are others here or are not there, and what to write.
+"""Names of `tf.distribute` that kerasdist does not have, with the code to write instead.
 
-One table for modules, classes and arguments. A name with one meaning stands for the new one; any
-other is refused: `hasattr` says no, and the error what to write instead.
+There is a table for names that have a new name, a table for names that have none, and a table for
+arguments. A renamed attribute is found under its earlier name. For any other earlier name,
+`hasattr` is False, and the error says what to write instead.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ _ORDINAL = "Write topology.tpu_device_ordinal_at_coordinates(...), a device's nu
 _TPU_ON_VM = "Run the script on the TPU's own VMs, and leave it out."
 _TOPOLOGY = "Write topology = kerasdist.tpu.initialize_tpu_system(resolver), which describes it."
 
-# By module or class: another name, which may be that of a member's member; after a last dot, or as
-# nothing, the same name there. A key may be several names, here and below.
+# The new name of an earlier one, by module or class.
+# The new name may be a member of a member, such as ``a.b``.
+# An empty new name stands for the earlier name, and ``a.`` for the earlier name in ``a``.
+# Here and in the tables below a key may be several names, separated by spaces.
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "kerasdist": {
         "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",
@@ -74,7 +77,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# By module or class: what to write instead.
+# Names without a new name: what to write instead, by module or class.
 ADVICE: Mapping[str, Mapping[str, str]] = {
     "kerasdist": {
         "AllReduceCrossDeviceOps AllReduceCrossTowerOps CrossDeviceOps CrossTowerOps "
@@ -151,7 +154,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# By class or function: arguments, and what to write instead of any but None, False, 0 or "".
+# Arguments, by class or function: what to write instead, if the value is not None, False, 0 or "".
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "a strategy": {
         "cross_device_ops cross_tower_ops": _COLLECTIVES,
@@ -190,7 +193,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# What else is accepted: what is done in any case.
+# Further values of arguments that are accepted, because kerasdist always does what they ask for.
 _ACCEPTED = {
     "auto_shard_dataset": (None, False, True),
     "prefetch_on_device": (None, True),
@@ -199,11 +202,11 @@ _ACCEPTED = {
 
 
 def resolve(of: str, owner: object, name: str) -> Any:
-    """Returns what an earlier name stands for; raises AttributeError, with advice if there is any.
+    """Returns what an earlier name stands for, or raises an AttributeError that says what to write.
 
     Args:
-        of: The module or class, as the table has it.
-        owner: Where the new name is looked up.
+        of: The module or class, as the tables spell it.
+        owner: The object in which the new name is looked up.
         name: The earlier name.
     """
     new = look_up(name, RENAMED, of)
@@ -215,21 +218,21 @@ def resolve(of: str, owner: object, name: str) -> Any:
 
 
 def look_up(name: str, table: Mapping[str, Mapping[str, str]], of: str) -> str | None:
-    """Returns what a table says of a name, None if it has none."""
+    """Returns the entry of a name in a table, None if the table has no such name."""
     known = table.get(of, {})
     return next((known[names] for names in known if name in names.split()), None)
 
 
 def refuse_arguments(of: str, given: Mapping[str, Any]) -> None:
-    """Refuses arguments that `tf.distribute` has, or had, and a class or function here has not.
+    """Refuses arguments of `tf.distribute` that a class or function of kerasdist does not have.
 
     Args:
-        of: The class or function, as the table has it.
+        of: The class or function, as the table spells it.
         given: The arguments by name.
 
     Raises:
-        TypeError: If it had none of this name.
-        UnsupportedError: If it had, and the value asks for something.
+        TypeError: If `tf.distribute` never had an argument of this name.
+        UnsupportedError: If it has or had one, and the value asks for something.
     """
     for name, value in given.items():
         said = look_up(name, ARGUMENTS, of)

@@ -1,8 +1,8 @@
-"""The GPUs that this process may use, found without starting a framework.
+"""Finds the GPUs that this process may use, without starting a framework.
 
-NVIDIA's are found by NVML, which counts those that a container or a scheduler's cgroup shows, and
-works under WSL2; AMD's by the files of Linux's driver. In both cases the variables count that limit
-what a process sees.
+NVIDIA's GPUs are found by NVML, which also works under WSL2 and shows only the GPUs that a
+container or a scheduler's cgroup leaves to the process. AMD's GPUs are found by the files of
+Linux's driver. Environment variables such as ``CUDA_VISIBLE_DEVICES`` hide some of these GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 _INDEX = re.compile(r"\d+")
 _MIG = "MIG-"
 _NAME = re.compile(r"\d|GPU-|MIG-")
-# The kinds of memory that are a GPU's own, by the numbers of AMD's driver.
+# The numbers with which AMD's driver marks memory that is on a GPU.
 _OF_GPU = (1, 2)
 
 
@@ -37,9 +37,9 @@ class Gpu:
     """A GPU of this machine.
 
     Attributes:
-        uuid: What no other GPU has, such as ``"GPU-6d0d..."``; ``"MIG-..."`` for a part of one.
-        name: Its model.
-        memory: Its memory in bytes; None where the driver does not tell.
+        uuid: An id that no other GPU has, such as ``"GPU-6d0d..."``; a MIG part has ``"MIG-..."``.
+        name: The GPU's model.
+        memory: The GPU's memory in bytes; None if the driver does not report the size.
         maker: ``"NVIDIA"`` or ``"AMD"``.
     """
 
@@ -50,21 +50,21 @@ class Gpu:
 
 
 def visible(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """Returns the GPUs that a process with these variables sees, none without a driver.
+    """Returns the GPUs that a process with these environment variables sees; none without a driver.
 
-    They have the order in which CUDA or ROCm numbers them for the process. Only where GPUs of
-    several models are in one machine, and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``, CUDA may
-    count the faster ones first, which cannot be known here.
+    The GPUs come in the order in which CUDA or ROCm numbers them for the process. The order may be
+    wrong if a machine has GPUs of several models and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``,
+    because CUDA may then count the faster GPUs first.
 
     Args:
-        environ: The process's variables.
-        root: The folder in which ``sys`` and ``dev`` are.
+        environ: The environment variables of the process.
+        root: The folder that contains ``sys`` and ``dev``.
     """
     nvidia = list(_nvidia())
     if nvidia:
         seen = _selected(nvidia, environ.get(CUDA))
         parts = tuple(gpu for gpu in seen if gpu.uuid.startswith(_MIG))
-        return parts[:1] or seen  # a process sees one part of a divided GPU, and nothing else
+        return parts[:1] or seen  # CUDA shows one MIG part to a process, and no other GPU
     seen = _selected([(gpu,) for gpu in _amd(root)], environ.get(ROCR))
     return _selected([(gpu,) for gpu in seen], environ.get(HIP, environ.get(CUDA)))
 
@@ -72,13 +72,13 @@ def visible(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> 
 @final
 @dataclass(frozen=True)
 class Usage:
-    """How much of a GPU is in use, by all processes.
+    """How much of a GPU all processes together use.
 
     Attributes:
-        used: Its memory in use, in bytes.
-        total: Its memory in bytes.
-        busy: The driver's utilization, from 0 to 1; None where the driver reports none, as for a
-            MIG part of a GPU.
+        used: The bytes of its memory that are in use.
+        total: The bytes of its memory.
+        busy: The driver's utilization, from 0 to 1; None if the driver reports none, as for a MIG
+            part of a GPU.
     """
 
     used: int
@@ -88,16 +88,17 @@ class Usage:
 
 @final
 class Watch:
-    """Asks NVML how much of some GPUs is in use, and keeps NVML open in between.
+    """Asks NVML how much of some GPUs is in use; NVML stays open between the calls.
 
     Args:
-        seen: The GPUs; those of other makers than NVIDIA are left out.
+        seen: The GPUs; those that are not NVIDIA's are left out.
     """
 
     def __init__(self, seen: Sequence[Gpu]) -> None:
         self._handles: list[Any] = []
         nvml = _library()
-        with contextlib.suppress(nvml.NVMLError):  # a GPU that falls off the bus
+        # NVML raises an error for a GPU that has fallen off the bus
+        with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlInit()
             uuids = [gpu.uuid for gpu in seen if gpu.maker == "NVIDIA"]
             self._handles = list(map(nvml.nvmlDeviceGetHandleByUUID, uuids))
@@ -115,13 +116,13 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether an environment variable gives GPUs to a process, existing or not."""
+    """Returns whether an environment variable names GPUs for a process, be they there or not."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
 @contextlib.contextmanager
 def opened_nvml() -> Generator[Any]:
-    """Opens NVML; yields its module, None without a driver that works."""
+    """Opens NVML and yields its module, or None if there is no driver that works."""
     nvml = _library()
     try:
         nvml.nvmlInit()
@@ -135,7 +136,7 @@ def opened_nvml() -> Generator[Any]:
 
 
 def handles(nvml: Any) -> Iterator[tuple[int, Any]]:
-    """Yields number and handle of each GPU, without those of other containers and jobs."""
+    """Yields the number and the handle of each GPU that the container or job may use."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = ask("nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
@@ -143,7 +144,7 @@ def handles(nvml: Any) -> Iterator[tuple[int, Any]]:
 
 
 def ask(name: str, *arguments: object) -> Any:
-    """Calls a function of NVML, which is open; returns None where it, or the GPU, refuses."""
+    """Calls a function of the opened NVML; returns None if NVML or the GPU refuses."""
     nvml = _library()
     try:
         return getattr(nvml, name)(*arguments)
@@ -152,7 +153,7 @@ def ask(name: str, *arguments: object) -> Any:
 
 
 def driver_problem() -> str | None:
-    """Returns why NVIDIA's driver does not work; None where it does, and where there is none."""
+    """Returns why NVIDIA's driver does not work; None if it works, or if there is no driver."""
     nvml = _library()
     try:
         nvml.nvmlInit()
@@ -165,30 +166,30 @@ def driver_problem() -> str | None:
 
 
 def part(count: int, workers: int, number: int) -> range:
-    """Returns which GPUs a worker takes, if several workers divide `count` GPUs equally.
+    """Returns which GPUs one worker takes, if `workers` divide `count` GPUs equally.
 
     Args:
         count: How many GPUs there are.
         workers: How many workers share them.
-        number: The worker's number among these.
+        number: The worker's number among those that share.
     """
     size = count // workers
     return range(number * size, (number + 1) * size)
 
 
 def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
-    """Returns the UUIDs of a worker's own GPUs, given what all workers see.
+    """Returns the UUIDs of a worker's own GPUs, given the GPUs that every worker sees.
 
-    Workers that see the same GPUs divide them, in the order of their ranks; a scheduler or a
-    launcher may have given each its own.
+    Workers that see the same GPUs divide them in the order of their ranks. A scheduler or a
+    launcher may also have given each worker GPUs of its own.
 
     Args:
         seen: Each worker's machine, and the UUIDs of the GPUs it sees.
         rank: The worker's number.
 
     Raises:
-        DeviceError: If there are not enough for all, or two workers see some GPUs both, but each
-            others beside them.
+        DeviceError: If there are fewer GPUs than workers, or if two workers see some of the same
+            GPUs but not all of the same.
     """
     mine = seen[rank][1]
     if not mine:
@@ -214,13 +215,14 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 
 
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Returns, for each worker of this machine, the variables that show it its part of the GPUs.
+    """Returns, for each worker of this machine, the variables that show it its share of the GPUs.
 
-    So what a script does before it makes a strategy touches no other worker's GPU. Nothing is
-    changed where there are too few, which the strategy reports.
+    With these variables nothing that a script does before it makes a strategy touches the GPUs of
+    another worker. If there are fewer GPUs than workers, no variable is returned, and the strategy
+    reports the lack.
 
     Args:
-        environ: The variables that the workers have otherwise.
+        environ: The environment variables that the workers have otherwise.
         workers: How many workers this machine has.
     """
     if workers < 2:
@@ -234,7 +236,7 @@ def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
 
 
 def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Returns the variable that chooses among this machine's GPUs, and their names there."""
+    """Returns the variable that chooses among this machine's GPUs, and the GPUs' names in it."""
     seen = visible(environ)
     is_hip = bool(seen) and seen[0].maker == "AMD" and not environ.get(CUDA)
     variable = HIP if is_hip else CUDA
@@ -245,13 +247,13 @@ def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def _library() -> Any:
-    return importlib.import_module("pynvml")  # without types
+    return importlib.import_module("pynvml")  # the module has no types
 
 
 def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:
-    """Returns the GPUs that a variable names, as CUDA reads it: up to the first unknown name.
+    """Returns the GPUs that a variable names; the first unknown name ends the list, as in CUDA.
 
-    A divided GPU is followed by its parts, and stands for the first of them.
+    `found` has each GPU followed by its MIG parts; a GPU with parts stands for the first of them.
     """
     if text is None:
         return tuple(gpus[:2][-1] for gpus in found)
@@ -261,7 +263,7 @@ def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ..
         if gpu is None:
             break
         if gpu in chosen:
-            return ()  # as CUDA does where one is named twice
+            return ()  # CUDA does the same if one GPU is named twice
         chosen.append(gpu)
     return tuple(chosen)
 
@@ -273,7 +275,7 @@ def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
         return found[number][:2][-1] if number < len(found) else None
     if not entry.startswith(("GPU-", _MIG)):
         return None
-    # The first digits are enough.
+    # A UUID may be shortened to its first digits, if they fit one GPU only.
     same = [(gpus, gpu) for gpus in found for gpu in gpus if gpu.uuid.startswith(entry)]
     if len(same) != 1:
         return None
@@ -282,7 +284,7 @@ def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
 
 
 def _nvidia() -> Iterator[tuple[Gpu, ...]]:
-    """Yields each GPU that NVML shows, followed by the parts into which it is divided."""
+    """Yields each GPU that NVML shows, followed by its MIG parts."""
     with opened_nvml() as nvml:
         if nvml is None:
             return
@@ -292,23 +294,24 @@ def _nvidia() -> Iterator[tuple[Gpu, ...]]:
 
 
 def _parts(handle: object) -> Iterator[Gpu]:
-    mode = ask("nvmlDeviceGetMigMode", handle)  # None of a GPU that cannot be divided
+    mode = ask("nvmlDeviceGetMigMode", handle)  # NVML refuses if the GPU cannot be divided
     count = ask("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else None
     for index in range(count or 0):
         part = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        if part is not None:  # there may be fewer
+        if part is not None:  # a GPU may have fewer parts than the maximum
             yield _described(part)
 
 
 def _described(handle: object) -> Gpu:
     nvml = _library()
-    memory = ask("nvmlDeviceGetMemoryInfo", handle)  # None of a GPU that shares the machine's
+    # None for a GPU that shares the machine's memory
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)
     size = None if memory is None else int(memory.total)
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), size)
 
 
 def _amd(root: Path) -> Iterator[Gpu]:
-    """Yields the GPUs of AMD's driver whose device files are here, as in a container."""
+    """Yields the GPUs of AMD's driver whose device files this process sees."""
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
     for node in sorted(nodes, key=lambda path: int(path.name)):
         try:
@@ -318,9 +321,9 @@ def _amd(root: Path) -> Iterator[Gpu]:
                 continue  # a processor, or a GPU of another container
             banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
             name = (node / "name").read_text(encoding="utf-8").strip()
-        except OSError:  # of another job
+        except OSError:  # a GPU of another job, which this process may not read
             continue
-        serial = facts.get("unique_id")  # some have none
+        serial = facts.get("unique_id")  # some GPUs have no id
         place = f"{platform.node()}/{facts.get('domain', 0)}/{facts['location_id']:08x}"
         uuid = f"GPU-{serial:016x}" if serial else place
         memory = sum(bank["size_in_bytes"] for bank in banks if bank.get("heap_type") in _OF_GPU)

@@ -1,6 +1,6 @@
-"""What accelerators and their networks can do: numbers of their makers, and of measurements.
+"""The rates of accelerators and of their networks, as their makers state them or as measured.
 
-All rates are of one chip and of one direction, in bytes or floating-point operations a second.
+All rates are for one chip and one direction, in bytes or floating-point operations a second.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ _MICROSECOND = 1e-6
 @final
 @dataclass(frozen=True)
 class Chip:
-    """One kind of accelerator, and how several are connected.
+    """One kind of accelerator, and how several of them are connected.
 
     Attributes:
-        name: As `--devices` spells it.
-        title: As its maker spells it.
-        platform: XLA's compiler: ``"cuda"`` or ``"tpu"``.
-        memory: Bytes of memory.
+        name: The chip's name as `--devices` spells it.
+        title: The chip's name as its maker spells it.
+        platform: The compiler of XLA for this chip: ``"cuda"`` or ``"tpu"``.
+        memory: Bytes of memory of a chip.
         memory_rate: Bytes a second between the chip and its memory.
-        flops: Operations a second of the matrix units, by the type of the operands as XLA
-            multiplies them by default.
+        flops: Floating-point operations a second of the matrix units, by the type that XLA
+            multiplies by default.
         link_rate: Bytes a second that an all-reduce sends over a chip's fast links.
         network_rate: Bytes a second that a chip has between machines, or between slices.
-        link_latency: Seconds of a step over a fast link.
+        link_latency: Seconds that one hop over a fast link takes.
         sources: Where the numbers come from.
-        usable: The part of the memory that JAX takes by default.
+        usable: The fraction of the memory that JAX takes by default.
         domain: How many chips the fast links connect: GPUs of a machine, TPU chips of a slice.
-        axes: Dimensions of the torus that a slice of TPUs forms; 0: a switch connects all.
-        base_latency: Seconds that a collective takes at least.
-        network_latency: Seconds of a step between machines, or between slices.
-        clock: Cycles a second, where XLA estimates the cycles of its instructions; 0: unknown.
+        axes: The number of dimensions of the torus that a slice of TPUs forms; 0 if a switch
+            connects all.
+        base_latency: The fewest seconds that a collective takes.
+        network_latency: Seconds that one hop between machines, or between slices, takes.
+        clock: Cycles a second, for chips of which XLA estimates the cycles of its instructions;
+            else 0.
     """
 
     name: str
@@ -70,9 +72,9 @@ _DCN = "latency between slices: 5 us, an assumption"
 
 _KINDS = ("bfloat16", "float16", "float32", "float64")
 _HOPPER_FLOPS = (989.4, 989.4, 494.7, 66.9)
-# By name: memory in bytes, its rate in GB/s; TFLOP/s by kind; rate of the links in GB/s, of the
-# network in Gbit/s. XLA multiplies float32 in TF32 on GPUs from A100 on; those before it have no
-# bfloat16.
+# The values by name: title, memory in bytes, memory rate in GB/s, TFLOP/s by type.
+# Then the rate of the links in GB/s, and the rate of the network in Gbit/s.
+# XLA multiplies float32 in TF32 on the A100 and newer GPUs; older GPUs have no bfloat16.
 _GPUS = {
     "p100": ("P100 SXM2 16 GB", 17_071_734_784, 732, (10.6, 21.2, 10.6, 5.3), 72, 50),
     "v100": ("V100 SXM2 32 GB", 34_089_730_048, 900, (15.7, 125, 15.7, 7.8), 120, 50),
@@ -110,9 +112,9 @@ _GPU_SOURCES = {
         for name in ("h100", "h200")
     },
 }
-# By name: memory in GiB, its rate in GB/s; TFLOP/s of bfloat16, in which XLA multiplies float32
-# too; matrix units, where XLA estimates cycles; chips and axes of a slice; rates of links and of
-# the network in Gbit/s.
+# By name: memory in GiB, its rate in GB/s; TFLOP/s of bfloat16, in which
+# XLA multiplies float32 too; matrix units, where XLA estimates cycles;
+# chips and axes of a slice; rates of links and of the network in Gbit/s.
 _TPUS = {
     "v5e": (16, 819, 197, 4, 256, 2, 1600, 25),
     "v5p": (95, 2765, 459, 8, 6144, 3, 4800, 50),
@@ -160,13 +162,13 @@ def _tpu(name: str) -> Chip:
 CHIPS = {**{name: _gpu(name) for name in _GPUS}, **{name: _tpu(name) for name in _TPUS}}
 """The accelerators that a plan can be made for, by name."""
 
-_OTHERS = {"pcie", "nvl", "mig"}  # slower ones of the same name, and parts of one
+_OTHERS = {"pcie", "nvl", "mig"}  # These are slower models of the same name, and MIG parts.
 
 
 def chip_of(name: str) -> Chip | None:
-    """Returns the chip that its driver calls so: ``"NVIDIA H100 80GB HBM3"``, ``"TPU v5 lite"``.
+    """Returns the chip for a driver's name, such as ``"NVIDIA H100 80GB HBM3"``.
 
-    None for one that is not in the table.
+    Returns None for a chip that is not in the table.
     """
     words = set(name.lower().replace(" lite", "e").replace("-", " ").split())
     if words == {"tpu", "v5"}:
@@ -185,10 +187,10 @@ _REGISTERS = """
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 """
-# What differs: multiprocessors, their units, clock, caches, version of the architecture.
+# By architecture: multiprocessors, their units, clock, caches, compute capability.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
-    # CUDA 13 assembles for nothing before 7.5, so their kernels are those of an A100.
+    # CUDA 13 builds kernels for 7.5 and newer only, so these GPUs get the kernels of an A100.
     "p100": (56, 64, 1.48, 4_194_304, 65_536, 49_152, 8),
     "v100": (80, 64, 1.53, 6_291_456, 98_304, 98_304, 8),
     "a100": (108, 64, 1.41, 41_943_040, 167_936, 166_912, 8),
@@ -198,7 +200,7 @@ _ARCHITECTURES = {
 
 
 def target_config(chip: Chip) -> str | None:
-    """Returns the description of a GPU that XLA compiles for; None for a TPU, which it knows."""
+    """Returns the description by which XLA compiles for a GPU; None for a TPU."""
     if chip.platform != "cuda":
         return None
     cores, units, clock, cache, shared, shared_by_choice, major = _ARCHITECTURES[chip.name]
@@ -230,9 +232,10 @@ class Target:
     """A number of accelerators of one kind, and how they are connected.
 
     Attributes:
-        chip: The kind.
-        shape: For GPUs machines and GPUs of each; for TPUs the axes of a slice's torus.
-        slices: How many slices there are, of TPUs.
+        chip: The kind of accelerator.
+        shape: For GPUs the machines and the GPUs of each machine; for TPUs the axes of a slice's
+            torus.
+        slices: The number of slices, for TPUs.
     """
 
     chip: Chip
@@ -246,7 +249,7 @@ class Target:
         return f"{sizes.removeprefix('1x')}x{self.chip.name}"
 
     def with_network(self, part: float) -> Target:
-        """Returns the same with a part of the rate between machines, or between slices."""
+        """Returns this target with a fraction of the rate between machines or slices."""
         if part == 1.0:
             return self
         said = f"network: {part:.0%} of its rate, as --network-efficiency says"
@@ -256,22 +259,22 @@ class Target:
 
     @property
     def devices(self) -> int:
-        """How many accelerators there are."""
+        """The number of accelerators."""
         return math.prod(self.shape) * self.slices
 
     @property
     def usable(self) -> float:
-        """The bytes of a device that a program can have."""
+        """How many bytes of an accelerator's memory a program can use."""
         return self.chip.memory * self.chip.usable
 
     @property
     def domain(self) -> int:
-        """How many of them the fast links connect."""
+        """How many of the accelerators the fast links connect."""
         return self.shape[1] if self.chip.platform == "cuda" else math.prod(self.shape)
 
     @property
     def topology(self) -> str:
-        """The name by which XLA's compiler knows it."""
+        """The name by which XLA's compiler knows this target."""
         sizes = "x".join(map(str, self.shape))
         return f"1x{sizes}" if self.chip.platform == "cuda" else f"{self.chip.name}:{sizes}"
 
@@ -280,7 +283,7 @@ def parse_target(text: str) -> Target:
     """Reads the value of `--devices`.
 
     Raises:
-        DeviceError: If it names no accelerators that a plan can be made for.
+        DeviceError: If the text names no accelerators that a plan can be made for.
     """
     name = text.strip().lower()
     if match := _TPU_TARGET.fullmatch(name):
@@ -319,11 +322,11 @@ def _wrong(text: str, hint: str) -> DeviceError:
 
 
 def group_of(chip: Chip, devices: int) -> Target:
-    """Returns a target of so many devices: full machines, or slices that are nearly cubes.
+    """Returns a target with so many devices, in full machines or in slices that are nearly cubes.
 
     Args:
-        chip: The kind.
-        devices: A power of two, as far as TPUs are concerned.
+        chip: The kind of accelerator.
+        devices: The number of devices; for TPUs a power of two.
     """
     if chip.platform == "cuda":
         each = min(devices, chip.domain)

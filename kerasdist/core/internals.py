@@ -1,8 +1,9 @@
-"""Internals of Keras and of frameworks: what is not public there, and kerasdist holds on to.
+"""Internals of Keras and of frameworks: functions, classes, attributes that are not public.
 
-A release may move or remove each of them. So each is declared once, as an `Internal`: for Keras in
-``keras_compat/internals.py``, for a framework in ``backends/<framework>/internals.py``. Without it,
-what needs it raises a `VersionError` as it is used; everything else goes on.
+A release may move or remove any of them. Therefore each internal that kerasdist uses is declared
+once, as an `Internal`: internals of Keras in ``keras_compat/internals.py``, internals of a
+framework in ``backends/<framework>/internals.py``. If an internal is missing, only the feature that
+needs it raises a `VersionError`, when the feature is used; everything else works.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ EVERY_VERSION: Final = "all"
 _GONE: Final = object()
 
 
-# Not frozen: these are keys of a dictionary that compiled steps read, and torch's compiler hashes a
-# frozen one by its fields.
+# The class is not frozen, because torch's compiler would hash a frozen object by its fields.
+# Internals are keys of a dictionary that compiled steps read.
 @final
 @dataclass(eq=False)
 class Internal:
     """A part of Keras or of a framework that is not public: a function, a class, an attribute.
 
     Attributes:
-        spellings: Where it is, ``"module:Owner.name"``, ``"module:name"``, or ``"module:"`` for a
-            whole module; and the versions of its package that have it under this spelling, the
-            newest first: `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``, which is "from 3.16
-            on". What stands last may also be an attribute that objects of the owner get as they
-            are made.
-        feature: What needs it, as its users would say.
-        without: What happens without it.
-        backends: Where it is used; all, if empty.
-        in_each_fit: Whether every `fit` of a strategy's model needs it.
-        since: The first version that has it; before, nothing needs it.
+        spellings: The place of the internal, ``"module:Owner.name"``, ``"module:name"``, or
+            ``"module:"`` for a whole module; and the versions of its package that have it under
+            this spelling, the newest first: `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``,
+            which is "from 3.16 on". The last name may also be an attribute that objects of the
+            owner get when they are made.
+        feature: The feature that needs this internal, in a user's words.
+        without: What happens if the internal is missing.
+        backends: The backends that use the internal; all of them, if empty.
+        in_each_fit: Whether every `fit` of a strategy's model needs the internal.
+        since: The first version that has the internal; earlier versions need no such internal.
     """
 
     spellings: Mapping[str, str]
@@ -58,27 +59,27 @@ class Internal:
 
     @functools.cached_property
     def attribute(self) -> str:
-        """Its name here; of several spellings the one that this version has."""
+        """The attribute's name in the installed version."""
         return _last(self.path or next(iter(self.spellings)))
 
     @functools.cached_property
     def path(self) -> str | None:
-        """The spelling of the installed version, None if there is none."""
+        """The spelling in the installed version; None if that version lacks the internal."""
         return next((path for path in self.spellings if _has(path)), None)
 
     def is_there(self) -> bool:
-        """Returns whether the installed version has it."""
+        """Returns whether the installed version has this internal."""
         return self.path is not None
 
     def is_gone(self) -> bool:
-        """Returns whether it is missing in an installed version that should have it."""
+        """Returns whether the internal is missing in an installed version that should have it."""
         installed = framework_version(self.package)
         if installed is None or self.is_there():
             return False
         return self.since is None or Version(installed) >= Version(self.since)
 
     def require(self) -> None:
-        """Raises a `VersionError` unless it is there."""
+        """Raises a `VersionError` if the installed version does not have this internal."""
         if not self.is_there():
             raise self.missing()
 
@@ -89,15 +90,15 @@ class Internal:
         return value_at(self.path)
 
     def get(self) -> Any:
-        """Returns it: a function, a class, or a module.
+        """Returns the function, class or module that this internal names.
 
         Raises:
-            VersionError: It is gone.
+            VersionError: The installed version does not have it.
         """
         return self._found
 
     def of(self, instance: object) -> Any:
-        """Returns it from an object that has it as an attribute.
+        """Returns the value of this internal attribute of an object.
 
         Raises:
             VersionError: The object has no such attribute.
@@ -109,7 +110,7 @@ class Internal:
         raise self.missing()
 
     def set(self, instance: object, value: object) -> None:
-        """Sets the attribute that an object has; raises a `VersionError` if it has none."""
+        """Sets this attribute of an object; raises a `VersionError` if the object has none."""
         for path in self.spellings:
             if getattr(instance, _last(path), _GONE) is not _GONE:
                 setattr(instance, _last(path), value)
@@ -117,7 +118,7 @@ class Internal:
         raise self.missing()
 
     def missing(self) -> VersionError:
-        """Returns the error for what needs it."""
+        """Returns the error that says which feature needs this missing internal."""
         name, version = _spoken(self.package), framework_version(self.package)
         tested = install_command(self.package, f"=={TESTED[self.package][-1]}")
         return VersionError(
@@ -129,7 +130,7 @@ class Internal:
 
 
 def internals_of(table: ModuleType) -> dict[str, Internal]:
-    """Returns the internals that a module declares, by their names there."""
+    """Returns the internals that a module declares, by the names of its variables."""
     return {name: value for name, value in vars(table).items() if isinstance(value, Internal)}
 
 
@@ -143,7 +144,7 @@ def _last(path: str) -> str:
 
 
 def value_at(path: str) -> Any:
-    """Returns what is at a path; raises AttributeError or ImportError if nothing is."""
+    """Returns the object at a path; raises AttributeError or ImportError if there is none."""
     module, _, names = path.partition(":")
     found: Any = importlib.import_module(module)
     for name in filter(None, names.split(".")):
@@ -162,7 +163,7 @@ def _has(path: str) -> bool:
 
 @functools.cache
 def _names_used_in(path: str) -> frozenset[str]:
-    """Returns the names and texts that a function, or the methods of a class, mention."""
+    """Returns the names and strings that a function, or the methods of a class, mention."""
     try:
         kind = value_at(path)
     except (AttributeError, ImportError):

@@ -1,4 +1,4 @@
-"""The strategies of Keras variables, in a table that keeps none alive, and those not used yet."""
+"""Records under which strategy each Keras variable was made, and which strategies are unused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Entry = TypeVar("_Entry")
 
 @final
 class VariableTable(Generic[_Entry]):
-    """Entries by the variable's id; an entry is removed with its variable."""
+    """A table of entries by variable; an entry is removed when its variable is deleted."""
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -25,7 +25,7 @@ class VariableTable(Generic[_Entry]):
         return known[1] if known is not None and known[0]() is variable else None
 
     def put(self, variable: Any, entry: _Entry) -> None:
-        """Stores a variable's entry, in place of an earlier one."""
+        """Stores a variable's entry and replaces an earlier one."""
         key, entries = id(variable), self._entries
         known = entries.get(key)
         if known is not None and known[0]() is variable:
@@ -49,23 +49,23 @@ class VariableTable(Generic[_Entry]):
 _made_under: VariableTable[weakref.ref[StrategyLike]] = VariableTable()
 
 
-# The strategies with several replicas.
+# All strategies with several replicas that still exist.
 _strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
 
 
 def remember(strategy: StrategyLike) -> None:
-    """Adds a strategy, if it has several replicas."""
+    """Records a strategy, if it has several replicas."""
     if strategy.num_replicas_in_sync > 1:
         _strategies.add(strategy)
 
 
 def unused_strategy() -> StrategyLike | None:
-    """Returns a strategy of several replicas in whose scope no model was made, None if none is."""
+    """Returns a strategy of several replicas in whose scope no model was made, or None."""
     return next((strategy for strategy in _strategies if not strategy.is_used), None)
 
 
 def any_is_used() -> bool:
-    """Returns whether a strategy of several replicas that still exists is used."""
+    """Returns whether any existing strategy of several replicas is used."""
     return any(strategy.is_used for strategy in _strategies)
 
 
@@ -80,7 +80,7 @@ def variables_of(strategy: StrategyLike) -> list[Any]:
 
 
 def require_own(variable: Any) -> None:
-    """Refuses an assignment in a custom loop to a variable of another strategy."""
+    """Raises an error if a custom loop assigns to a variable of another strategy."""
     replica = current.replica
     if replica is None or replica.local_batch is not None:
         return
@@ -94,6 +94,6 @@ def require_own(variable: Any) -> None:
 
 
 def strategy_of(variable: object) -> StrategyLike | None:
-    """Returns the strategy that a variable was made under, None if it was made outside of all."""
+    """Returns the strategy that a variable was made under, None if there was none."""
     owner = _made_under.get(variable)
     return None if owner is None else owner()

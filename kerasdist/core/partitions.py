@@ -1,8 +1,9 @@
-"""Several devices per replica: how many, and the part of a tensor that each of them holds.
+"""Several devices per replica: how many, and which shard of a tensor each of them holds.
 
-Integer arithmetic without a framework. The devices of a replica are its logical devices; their
-number is a product of primes, each an axis of a mesh. So every way to cut a tensor into that many
-shards assigns axes of the mesh to axes of the tensor.
+The module has only integer arithmetic, without a framework. The devices of one replica are called
+its logical devices. The number of logical devices is a product of primes, and each prime is an axis
+of a mesh. So every way to cut a tensor into that many shards assigns axes of the mesh to axes of
+the tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kerasdist.core.earlier_names import refuse_arguments, resolve
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order a `DeviceAssignment` takes devices: XLA finds the rings among them itself.
+    """The order in which a `DeviceAssignment` takes devices; XLA finds rings among them itself.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceOrderMode
     """
@@ -32,9 +33,9 @@ class DeviceOrderMode(enum.IntEnum):
 
 @final
 class Topology:
-    """Where devices are in a TPU's mesh of chips: x, y, z and the core on the chip.
+    """The coordinates of devices in a TPU's mesh of chips: x, y, z and the core on the chip.
 
-    `kerasdist.tpu.initialize_tpu_system` returns that of this job's devices.
+    `kerasdist.tpu.initialize_tpu_system` returns the topology of this job's devices.
 
     Example::
 
@@ -46,7 +47,8 @@ class Topology:
 
     Attributes:
         mesh_shape: The size of the mesh along each axis.
-        device_coordinates: The coordinates of each device, by worker and number.
+        device_coordinates: The coordinates of each device, indexed by worker and by device of the
+            worker.
     """
 
     def __init__(
@@ -55,15 +57,15 @@ class Topology:
         mesh_shape: Sequence[int] | None = None,
         device_coordinates: Any = None,
     ) -> None:
-        """Takes what the attributes are.
+        """Makes a topology from the size of a mesh and the coordinates of its devices.
 
         Args:
-            serialized: None; a topology is pickled as it is.
+            serialized: Must be None, because a topology is pickled as it is.
             mesh_shape: Four positive numbers.
-            device_coordinates: Of shape (workers, devices of each, 4).
+            device_coordinates: An array of shape (workers, devices of each worker, 4).
 
         Raises:
-            ValueError: If the shapes are others, or coordinates are not in the mesh.
+            ValueError: If an array has another shape, or a coordinate is outside of the mesh.
         """
         refuse_arguments("Topology", {"serialized": serialized})
         self.mesh_shape = np.asarray(() if mesh_shape is None else mesh_shape, np.int32)
@@ -83,11 +85,11 @@ class Topology:
 
     @classmethod
     def grid(cls, num_tasks: int, per_task: int) -> Topology:
-        """Returns that of devices that have no place in a mesh: as square a grid as can be.
+        """Returns a topology for devices without a mesh: a grid that is as square as possible.
 
         Args:
             num_tasks: Number of workers.
-            per_task: Number of devices of each.
+            per_task: Number of devices of each worker.
         """
         count = num_tasks * per_task
         width = max(one for one in range(1, math.isqrt(count) + 1) if count % one == 0)
@@ -115,11 +117,11 @@ class Topology:
         return np.argwhere(self._devices[..., 0] < 0)
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """Returns the number of the worker of the device at these coordinates."""
+        """Returns the number of the worker that has the device at these coordinates."""
         return int(self._devices[tuple(device_coordinates)][0])
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """Returns the number of the device at these coordinates, among its worker's."""
+        """Returns the number of the device at these coordinates among its worker's devices."""
         return int(self._devices[tuple(device_coordinates)][1])
 
     def __repr__(self) -> str:
@@ -145,21 +147,21 @@ class DeviceAssignment:
     Attributes:
         SINGLE_CORE: One replica on one device.
         topology: Where the devices are.
-        core_assignment: The coordinates of each replica's logical devices, of shape (replicas,
-            devices of a replica, 4).
+        core_assignment: The coordinates of each replica's logical devices, as an array of shape
+            (replicas, devices of a replica, 4).
     """
 
     SINGLE_CORE: ClassVar[DeviceAssignment]
 
     def __init__(self, topology: Topology, core_assignment: Any) -> None:
-        """Takes what the attributes are; `build` finds the coordinates.
+        """Makes an assignment from coordinates; `build` computes them.
 
         Args:
             topology: Where the devices are.
-            core_assignment: Coordinates of existing devices, none twice.
+            core_assignment: Coordinates of existing devices, each at most once.
 
         Raises:
-            ValueError: If they are not.
+            ValueError: If a device does not exist or has two places in the assignment.
         """
         self.topology = topology
         self.core_assignment = np.asarray(core_assignment, np.int32)
@@ -182,20 +184,20 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> DeviceAssignment:
-        """Makes an assignment of replicas that are blocks of devices in the mesh.
+        """Makes an assignment in which each replica is a block of devices in the mesh.
 
         Args:
             topology: What `kerasdist.tpu.initialize_tpu_system` returned; or the number of
                 replicas, or None, for devices in the order of their numbers.
-            computation_shape: Number of devices of a replica along each axis. What is asked for
-                along an axis that there is not, as several cores of a chip that has one, are
+            computation_shape: Number of devices of a replica along each axis. If the mesh has no
+                such axis, for example because its chips have one core each, the devices are
                 neighbours along x or y.
             computation_stride: The distance of a replica's devices along each axis; None: 1.
             num_replicas: Number of replicas.
-            device_order_mode: AUTO or MESH: row by row.
+            device_order_mode: AUTO, or MESH, which takes the devices row by row.
 
         Raises:
-            ValueError: If a number is not positive, or the replicas do not fit.
+            ValueError: If a number is not positive, or if the devices are too few for the replicas.
             UnsupportedError: For `DeviceOrderMode.RING`.
         """
         rings = device_order_mode == DeviceOrderMode.RING
@@ -215,7 +217,7 @@ class DeviceAssignment:
                 f"topology. Received: num_replicas={num_replicas}{fit}, computation_shape="
                 f"{shape.tolist()}, computation_stride={stride.tolist()}, topology={topology}."
             )
-        if topology.missing_devices.size:  # blocks would have holes
+        if topology.missing_devices.size:  # blocks of devices would otherwise have holes
             chips = topology.device_coordinates.reshape(-1, 4)[: num_replicas * math.prod(shape)]
             return cls(topology, chips.reshape(num_replicas, -1, 4))
         return cls(topology, blocks[:num_replicas])
@@ -256,11 +258,11 @@ DeviceAssignment.SINGLE_CORE = DeviceAssignment.build()
 
 
 def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
-    """Returns the devices of each block of a mesh that a replica may have; None: none fits."""
+    """Returns the devices of each block that a replica may have in a mesh; None if none fits."""
     if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
         return None
     shape = np.array(shape)
-    for axis in (3, 2):  # where chips have one core each, or lie in a plane: take neighbours
+    for axis in (3, 2):  # for chips with one core, or in one plane, neighbours
         for factor in prime_factors(int(shape[axis])) if mesh[axis] == 1 else ():
             fits = [one for one in range(2) if shape[one] * factor * stride[one] <= mesh[one]]
             if fits:
@@ -270,7 +272,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
     if not counts.all():
         return None
     own = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 4) * stride
-    order = [2, 1, 0, 3]  # cores of a chip follow each other, then chips along x
+    order = [2, 1, 0, 3]  # first the cores of a chip, then chips along x
     numbers = np.unravel_index(np.arange(math.prod(counts)), counts[order])
     at = np.stack(numbers, -1)[:, order]
     return (at // stride * shape * stride + at % stride)[:, None] + own
@@ -279,19 +281,19 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
 @final
 @dataclass
 class Splits:
-    """Which variables are cut into shards, by patterns of their paths.
+    """Which variables are cut into shards, chosen by patterns of their paths.
 
     Attributes:
         logical_devices: Number of logical devices of a replica.
-        rules: For each pattern, searched for in a variable's path, the number of shards along each
-            axis. The first that fits counts.
+        rules: For each pattern the number of shards along each axis. The first pattern that is
+            found in a variable's path decides.
     """
 
     logical_devices: int
     rules: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Adds rules, patterns with the number of shards along each axis, after the others."""
+        """Appends rules, each a pattern with the number of shards along each axis."""
         for pattern, shards in rules.items():
             try:
                 re.compile(pattern)
@@ -304,7 +306,7 @@ class Splits:
             self.rules[pattern] = tuple(shards)
 
     def shards_of(self, path: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the number of shards of a variable along each axis; all 1 if it is whole."""
+        """Returns a variable's number of shards along each axis; all are 1 if it is not cut."""
         for pattern, shards in self.rules.items():
             if re.search(pattern, path):
                 check_partition(shape, shards, self.logical_devices, of=f"variable {path!r}")
@@ -315,11 +317,11 @@ class Splits:
 def check_partition(
     shape: Sequence[int | None], shards: Sequence[int], logical_devices: int, *, of: str = "tensor"
 ) -> None:
-    """Raises ValueError if a tensor cannot be cut so.
+    """Raises ValueError if a tensor cannot be cut into these shards.
 
-    It needs one number of shards per axis, which multiply to the number of logical devices, and
-    axes that can be cut evenly. A size that is not known is None. ``of`` names the tensor in the
-    message.
+    Each axis needs a number of shards, by which its size can be divided, and these numbers must
+    multiply to the number of logical devices. A size is None if it is not known. ``of`` names the
+    tensor in the message.
     """
     if len(shards) != len(shape):
         raise ValueError(
@@ -340,7 +342,7 @@ def check_partition(
 
 
 def check_product(shards: Sequence[int], logical_devices: int) -> None:
-    """Raises ValueError if the shards do not multiply to the number of logical devices."""
+    """Raises ValueError unless the shards multiply to the number of logical devices."""
     if math.prod(shards) != logical_devices or any(count < 1 for count in shards):
         raise ValueError(
             "Expected numbers of shards that multiply to the number of logical devices of a "
@@ -349,7 +351,7 @@ def check_product(shards: Sequence[int], logical_devices: int) -> None:
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
-    """Returns the prime factors of a number, the smallest first; none of 1."""
+    """Returns the prime factors of a number, the smallest first; 1 has none."""
     factors: list[int] = []
     divisor = 2
     while number > 1:
@@ -361,10 +363,10 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def mesh_axes(shards: Sequence[int], factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns for each axis of a tensor the axes of the mesh that cut it.
+    """Returns, for each axis of a tensor, the axes of the mesh that cut it.
 
-    The shards multiply to the product of the factors, which are the sizes of the mesh's axes; or
-    all shards are 1.
+    The factors are the sizes of the mesh's axes. The shards multiply to the product of the factors,
+    or all shards are 1.
     """
     free = list(range(len(factors)))
     result: list[tuple[int, ...]] = []

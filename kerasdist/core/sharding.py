@@ -1,4 +1,4 @@
-"""Which state the replicas of a strategy shard, what a worker holds of it, and sizes as texts."""
+"""Which state the replicas of a strategy shard, and which shards a worker holds."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ GROUP_BYTES = 25 * 2**20
 class Sharding:
     """Which variables the replicas divide among them, so that a larger model fits.
 
-    Pass it as ``sharding=`` to a strategy. The names alone, ``"optimizer"``, ``"full"`` and
-    ``"auto"``, stand for it with the default `min_size`.
+    Pass an object of this class as ``sharding=`` to a strategy. In place of the object, the names
+    ``"optimizer"``, ``"full"`` and ``"auto"`` mean the corresponding `Sharding` with the default
+    `min_size`.
 
     Example::
 
         strategy = kd.MirroredStrategy(sharding=kd.Sharding("full", min_size=2**12))
 
     Attributes:
-        state: ``"optimizer"``: the optimizer's variables (ZeRO, stages 1 and 2). ``"full"``: also
-            the weights, which are gathered where a layer uses them (ZeRO, stage 3; FSDP).
-            ``"auto"``: as ``"full"``, and on JAX a weight for which the model's class has a layout
-            of its own (``get_layout_map``, as backbones of KerasHub have) is sharded along the
-            dimension that this gives to the axis ``"batch"``, if it can be split.
-        min_size: A variable with fewer elements stays whole on each replica. On JAX so does one
-            of which no dimension can be split by the number of replicas; of the others the
-            largest such dimension is sharded. PyTorch shards the flattened values.
-        within: ``"host"``: the devices of one machine divide the variables, and each machine holds
+        state: ``"optimizer"``: the replicas divide the optimizer's variables (ZeRO, stages 1 and
+            2). ``"full"``: they also divide the weights, which are gathered when a layer uses them
+            (ZeRO, stage 3; FSDP). ``"auto"`` is like ``"full"``, except on JAX, if the model's
+            class has a layout of its own (``get_layout_map``, as backbones of KerasHub have): a
+            weight in that layout is sharded along the dimension that the layout gives to the axis
+            ``"batch"``, if that dimension can be split.
+        min_size: A variable with fewer elements stays whole on each replica. On JAX a variable also
+            stays whole if the number of replicas divides none of its dimensions; otherwise the
+            largest dimension that can be divided is sharded. PyTorch shards the flattened values.
+        within: ``"host"``: the devices of one machine divide the variables, and every machine holds
             them all (hybrid sharding, HSDP). Weights then travel inside machines, and between
-            machines only the sums of shards of gradients. None: the devices of all machines
-            divide them.
+            machines travel only the sums of shards of gradients. None: the devices of all machines
+            divide the variables.
     """
 
     state: Divided
@@ -54,8 +56,8 @@ class Sharding:
         """Checks the values.
 
         Raises:
-            ValueError: If `state` or `within` is none of its values, or `min_size` is no positive
-                number.
+            ValueError: If `state` or `within` has none of the allowed values, or `min_size` is not
+                a positive number.
         """
         if self.state not in get_args(Divided):
             raise ValueError(
@@ -75,16 +77,16 @@ class Sharding:
 
     @property
     def divides_weights(self) -> bool:
-        """Whether the replicas divide the weights too, not the optimizer's variables alone."""
+        """Whether the replicas divide the weights as well as the optimizer's variables."""
         return self.state != "optimizer"
 
     def axis(self, shape: Sequence[int], replicas: int, wanted: int | None = None) -> int | None:
-        """Returns the axis along which a variable is sharded, None if it stays whole.
+        """Returns the axis along which a variable is sharded, None if it is not sharded.
 
         Args:
-            shape: The variable's.
-            replicas: How many replicas divide it.
-            wanted: The axis that is taken if it can be split, in place of the largest one.
+            shape: The shape of the variable.
+            replicas: How many replicas divide the variable.
+            wanted: The axis to take instead of the largest one, if it can be split.
         """
         even = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
         if self.is_small(shape) or not even:
@@ -92,22 +94,22 @@ class Sharding:
         return wanted if wanted in even else max(even, key=lambda axis: shape[axis])
 
     def is_small(self, shape: Sequence[int]) -> bool:
-        """Returns whether a variable of this shape stays whole for its size."""
+        """Returns whether a variable of this shape is too small to be sharded."""
         return math.prod(shape) < self.min_size
 
     @property
     def small(self) -> str:
-        """What a table says of such a variable."""
+        """The reason that a table gives for a variable that is too small to be sharded."""
         return f"fewer than {self.min_size:,} elements"
 
 
 @final
 @dataclass(frozen=True)
 class Region:
-    """Which part of a value a shard is: columns of its elements, laid out in rows of equal length.
+    """Which elements of a value a shard has: some columns, if the value is laid out in equal rows.
 
-    A run of flattened values has one row. A part along an axis has as many rows as there are
-    elements along the axes before it.
+    A shard of flattened values has one row. A shard along an axis has as many rows as there are
+    elements along the axes before that axis.
 
     Attributes:
         rows: How many rows the value is laid out in.
@@ -126,27 +128,28 @@ class Region:
 
     @classmethod
     def along(cls, shape: Sequence[int], axis: int, begin: int, end: int) -> Region:
-        """Returns the region of a part along one axis."""
+        """Returns the region of a shard along one axis."""
         inner = math.prod(shape[axis + 1 :])
         return cls(math.prod(shape[:axis]), begin * inner, end * inner)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """How many elements the region has."""
         return self.rows * (self.end - self.begin)
 
 
 @final
 @dataclass(frozen=True)
 class HeldShard:
-    """What this worker holds of a sharded variable. Neither function needs the other workers.
+    """The shard that this worker holds of a variable, with functions to read and write it alone.
 
     Attributes:
-        region: Which part it is.
-        dtype: The name of its type.
-        read: Returns its elements, as a NumPy array of any shape.
-        write: Replaces its elements by those of a NumPy array of any shape.
-        is_first: Whether it is the first of equal shards, of which each machine has one.
+        region: Which elements of the variable the shard has.
+        dtype: The name of the elements' type.
+        read: A function that returns the shard's elements, as a NumPy array of any shape.
+        write: A function that replaces the shard's elements by the elements of a NumPy array of any
+        shape.
+        is_first: Whether this is the first of several equal shards, if each machine has one.
     """
 
     region: Region
@@ -157,7 +160,7 @@ class HeldShard:
 
 
 def scaled(value: float) -> tuple[float, str]:
-    """Returns a number below 1000, and the prefix of its unit."""
+    """Scales a number below 1000; returns the scaled number and the prefix of its unit."""
     for prefix in ("", "k", "M", "G"):
         if abs(value) < 1000:
             return value, prefix

@@ -1,7 +1,7 @@
 """Nested tuples, lists and dicts, without Keras.
 
-`keras.tree` flattens distributed values, and knows other classes on every backend. Here everything
-but a tuple, list or dict is a leaf.
+`keras.tree` would flatten distributed values, and treats different classes as nested on each
+backend. In this module everything except a tuple, list or dict is a leaf.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 
 class Arguments(NamedTuple):
-    """What a function is called with, as one structure."""
+    """The arguments of a call, positional and by keyword, as one structure."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Arguments:
-        """Returns copies of a user's tuple or list, and of his dict, if there is one."""
+        """Returns copies of a user's arguments, positional and by keyword."""
         return cls(tuple(args), dict(kwargs or {}))
 
     def call(self, function: Callable[..., Any], *first: object) -> Any:
@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
 
 
 def flatten(structure: object) -> list[Any]:
-    """Returns the leaves of a structure; those of dicts in the order of insertion."""
+    """Returns the leaves of a structure; the items of a dict come in the order of insertion."""
     if isinstance(structure, dict):
         structure = structure.values()
     elif not isinstance(structure, list | tuple):
@@ -37,13 +37,13 @@ def flatten(structure: object) -> list[Any]:
 
 
 def pack(structure: object, leaves: Iterable[Any]) -> Any:
-    """Returns a structure with other leaves."""
+    """Returns a structure of the same form with other leaves."""
     remaining = iter(leaves)
     return map_leaves(lambda _: next(remaining), structure)
 
 
 def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
-    """Returns a structure with ``function(leaf)`` for each leaf."""
+    """Returns a structure of the same form with ``function(leaf)`` at each leaf."""
     if isinstance(structure, dict):
         return _dict_like(structure, {k: map_leaves(function, v) for k, v in structure.items()})
     if isinstance(structure, list | tuple):
@@ -70,7 +70,8 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return items
-    filled = copy.copy(original)  # the class of a defaultdict takes other arguments
+    # the constructor of a defaultdict, for example, takes other arguments
+    filled = copy.copy(original)
     for key, value in items.items():
         filled[key] = value
     return filled
@@ -79,7 +80,7 @@ def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
 def _sequence_like(original: object, items: list[Any]) -> Any:
     if isinstance(original, list):
         return items
-    # Named tuples have `_make`; torch.Size, which holds nothing but numbers, becomes a tuple.
+    # Named tuples have `_make`; a torch.Size can hold only numbers, so it becomes a tuple.
     kind: Any = type(original)
     return getattr(kind, "_make", kind if hasattr(kind, "n_fields") else tuple)(items)
 

@@ -1,4 +1,4 @@
-"""What users are told: warnings that name a line of their script, however deep in Keras."""
+"""Warnings that name a line of the user's script, even if they arise deep inside of Keras."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATHS = ("stdlib", "purelib", "platlib", "scripts")
 LIBRARIES = (PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PATHS))
 """The folders of code that is not the user's: kerasdist, Python, installed packages."""
 
-# Packages that are not the user's script; others may be, though they are installed.
+# These packages are not the user's script. Any other package may be, even an installed one.
 _PACKAGES = frozenset(
     ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
 )
@@ -28,10 +28,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def warn_user(message: str) -> None:
-    """Gives a `UserWarning` that names the innermost line outside of the libraries."""
+    """Gives a `UserWarning` that names the innermost line of code outside of the libraries."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
-        if frame.f_back is None:  # a framework's thread, without a script
+        if frame.f_back is None:  # a framework has started this thread, so it has no script
             level = 2
             break
         frame, level = frame.f_back, level + 1

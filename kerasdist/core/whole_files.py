@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written under another name, then renamed."""
+"""Writes files that are complete or absent: they get another name first, and are then renamed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _unfinished: set[str] = set()
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is on other storage, as gs:// and hf:// are, without renaming."""
+    """Returns whether a path, such as gs:// or hf://, is on storage that cannot rename files."""
     return "://" in os.fspath(path)
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generator[str]:
-    """Yields a temporary name in the same folder; the file replaces `path` in one step.
+    """Yields a temporary name in the same folder; that file then replaces `path` in one step.
 
-    With `survives` it is on the disk by then, so that a loss of power leaves one of the two.
+    With `survives` the new file is flushed first, so a power loss leaves the old or the new file.
     """
     if is_remote(path):
         name = os.fspath(path)
@@ -31,8 +31,9 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
         finally:
             _unfinished.discard(name)
         return
-    path = Path(os.path.realpath(path))  # the file behind a link, not the link, is replaced
-    # Keras chooses the format by the end of the name. Threads may write one path.
+    path = Path(os.path.realpath(path))  # a link's target is replaced, not the link itself
+    # The name keeps its extension, because Keras chooses the format by the extension.
+    # Threads may write one path.
     writer = f"{os.getpid()}-{threading.get_native_id()}"
     unfinished = path.with_name(f"unfinished-{writer}-{path.name}")
     _unfinished.add(str(unfinished))
@@ -52,7 +53,7 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
 
 
 def flush(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Waits until a file, or the list of files in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,5 +62,5 @@ def flush(path: Path) -> None:
 
 
 def is_unfinished(path: str) -> bool:
-    """Returns whether `replacing` is writing to this path."""
+    """Returns whether `replacing` is writing to this path at the moment."""
     return path in _unfinished

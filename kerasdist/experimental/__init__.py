@@ -18,12 +18,13 @@ __all__ = ["preempt"]
 def preempt(
     backup: BackupAndRestore, signals: Sequence[signal.Signals] = (signal.SIGTERM,)
 ) -> None:
-    """Lets a signal to any worker end `fit` on all of them, with a backup.
+    """Lets a signal to any worker end `fit` on all workers, with a backup.
 
     Schedulers send SIGTERM some time before they take a machine away. After the next batch all
-    workers back up and end their scripts with exit code 76 (`kerasdist.job.interruption.ExitCode`
-    ``.PREEMPTED``); started again, the run goes on from that very batch. Outside of `fit` the
-    signal ends the process at once, with 128 and the signal's number; so does a second one.
+    workers save a backup and end their scripts with exit code 76
+    (`kerasdist.job.interruption.ExitCode` ``.PREEMPTED``). A restarted run continues exactly at
+    that batch. Outside of `fit` the signal ends the process at once, with exit code 128 plus the
+    signal's number, and so does a second signal.
 
     Workers ask each other after every batch, which costs a fraction of a millisecond.
 
@@ -34,11 +35,11 @@ def preempt(
         model.fit(x, y, callbacks=[backup])
 
     Args:
-        backup: The callback of the `fit` that is to be left.
-        signals: Which signals.
+        backup: The `BackupAndRestore` callback of the `fit` that the signal shall end.
+        signals: The signals that have this effect.
 
     Raises:
-        ValueError: If this is not the main thread, which alone can handle signals.
+        ValueError: If this is not the main thread, because only that can handle signals.
     """
 
     def asked(number: int, frame: object) -> None:
@@ -53,5 +54,5 @@ def preempt(
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Returns what ``tf.distribute.experimental`` has, and kerasdist no longer calls so."""
+        """Returns what kerasdist has in place of a name in ``tf.distribute.experimental``."""
         return resolve("kerasdist.experimental", importlib.import_module("kerasdist"), name)

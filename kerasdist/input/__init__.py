@@ -1,1 +1,1 @@
-"""Reads datasets, and divides their global batches among workers and replicas."""
+"""Reads datasets, and divides global batches among workers and replicas."""

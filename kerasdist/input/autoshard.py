@@ -1,6 +1,6 @@
-"""Selects the batches that a worker reads, where each worker reads its own shard.
+"""Selects the batches that a worker reads, if each worker reads a shard of the data.
 
-The workers tell each other the sizes of their batches.
+The workers exchange the sizes of their batches.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NONE = object()
 @final
 @dataclass(frozen=True)
 class KnownSizes:
-    """How many rows each step has, for a part of a dataset whose types say so.
+    """The number of rows of each step, for a worker's shard whose dataset knows its sizes.
 
     Attributes:
-        batch: Those of the steps that a batch lasts; none is 0.
-        count: How many batches there are, None if they do not end.
-        last: Those of the steps that follow.
+        batch: For each step that a batch lasts, the number of rows; none of these numbers is 0.
+        count: How many batches there are; None if they do not end.
+        last: The rows of each step after these batches.
         form: The types and shapes of a row.
     """
 
@@ -56,7 +56,7 @@ class KnownSizes:
 
     @classmethod
     def of(cls, dataset: object, steps: int = 1, batches_a_step: int = 1) -> KnownSizes | None:
-        """Returns the sizes of steps of several batches each, or of batches of several steps."""
+        """Returns the sizes of steps that take several batches each, or several steps per batch."""
         found = keras_compat.equal_batches(dataset)
         if found is None or found.count == 0 or found.rows < steps:
             return None
@@ -65,7 +65,7 @@ class KnownSizes:
         return cls(batch, count, [found.rows * rest] * bool(rest), found.form)
 
     def steps(self) -> Iterator[int]:
-        """Yields the rows of each step."""
+        """Yields the number of rows of each step."""
         batches = repeat(self.batch) if self.count is None else repeat(self.batch, self.count)
         return chain(chain.from_iterable(batches), self.last)
 
@@ -73,18 +73,18 @@ class KnownSizes:
 @final
 @dataclass(frozen=True, eq=False)
 class OwnSource:
-    """The part of a dataset that this worker reads.
+    """The shard of a dataset that this worker reads.
 
     Attributes:
-        dataset: The part's batches, for a backend that reads them by other means than `start`.
+        dataset: The batches of the shard, for a backend that does not read them through `start`.
         start: Starts an iteration over the worker's rows, step by step.
-        length: How many steps the part lasts, None if that is not known.
+        length: How many steps the shard lasts; None if that is not known.
         steps_a_batch: How many steps a batch lasts.
-        everything: Starts an iteration over the whole dataset, for the types and shapes of a batch
-            where the worker has none.
-        sizes: How many rows each step has, where the dataset's types say so.
+        everything: Starts an iteration over the whole dataset, to find the types and shapes of a
+            batch if the worker has none.
+        sizes: How many rows each step has, if the dataset knows that.
         serves_once: Whether the source can be iterated only once.
-        pass_epochs: Skips epochs before the next iteration; None where the source cannot do that.
+        pass_epochs: Skips epochs before the next iteration; None if the source cannot skip.
     """
 
     dataset: Any
@@ -98,7 +98,7 @@ class OwnSource:
 
 
 def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
-    """Returns the policy by which to shard a dataset: the user's, else the dataset's own."""
+    """Returns the policy for sharding a dataset: the user's policy, else the dataset's own."""
     if said is not None:
         return said
     own = keras_compat.auto_shard_policy(dataset)
@@ -114,7 +114,7 @@ def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
 
 
 def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
-    """Returns the part of a dataset that this worker reads. All workers must call it."""
+    """Returns the shard of a dataset that this worker reads. All workers must call it."""
     everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     own, steps = dataset, 1
     if policy is not AutoShardPolicy.OFF:
@@ -153,7 +153,7 @@ def _by_file(dataset: object, job: Job) -> Any:
         own, why = keras_compat.every_nth_file(dataset, job.num_workers, job.rank)
     else:
         own, why = None, "it is none"
-    # A worker that finds files does not know whether the other workers find any.
+    # A worker that finds files does not know whether the other workers have found any.
     reasons = [one for one in job.all_gather_object("files of a dataset", why) if one is not None]
     if reasons:
         raise InputError(
@@ -167,7 +167,7 @@ def _by_file(dataset: object, job: Job) -> Any:
 
 @final
 class _Epochs:
-    """Starts iterations over the part of this worker, each one a new epoch."""
+    """Starts iterations over this worker's shard, each of which is a new epoch."""
 
     def __init__(self, own: Any, dataset: Any) -> None:
         self._own, self._dataset = own, dataset
@@ -181,29 +181,29 @@ class _Epochs:
         return iter(keras_compat.own_batches(self._own) if known else self._own)
 
     def pass_over(self, epochs: int) -> None:
-        """Skips epochs that an earlier process has read."""
+        """Skips epochs that an earlier process has already read."""
         self._number += epochs
         if keras_compat.is_tf_dataset(self._own):
             for _ in range(epochs):
-                iter(self._own)  # an iterator draws the seeds of its shuffles when it begins
+                iter(self._own)  # a new iterator draws the seeds of its shuffles
 
 
 @final
 class WorkerBatches(keras_compat.DataAdapter):
-    """A worker's batches, one for each step that all workers take together.
+    """The batches of a worker, one for each step that all workers take together.
 
-    It is a data adapter for Keras's loops, of a backend that knows `WorkerShard`.
+    The object is a data adapter for Keras's loops, on backends that support `WorkerShard`.
 
-    Workers may have different numbers of batches, and batches of different sizes. So they exchange
-    the sizes: once, if the types of each worker's data have them; else before each step, or once a
-    batch where a batch serves several steps. A worker whose data have ended yields batches without
-    rows until all workers' data have ended.
+    Workers may have different numbers of batches, and batches of different sizes. So the workers
+    exchange the sizes: only once, if each worker's dataset knows its sizes; otherwise before each
+    step, or once per batch if a batch lasts several steps. A worker whose data have ended yields
+    batches without rows until all workers' data have ended.
     """
 
-    builtin_prefetch = True  # or Keras 3.12 on JAX would copy the batches to a device
+    builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
 
     def __init__(self, source: OwnSource, job: Job) -> None:
-        """Takes the batches. All workers must call it."""
+        """Stores the source of the batches. All workers must call this method."""
         self.source = source
         self._job = job
         known = None if source.sizes is None else asdict(source.sizes)
@@ -214,7 +214,7 @@ class WorkerBatches(keras_compat.DataAdapter):
 
     @property
     def num_workers(self) -> int:
-        """How many workers read: what a global batch has depends on it."""
+        """How many workers read; the size of a global batch depends on it."""
         return self._job.num_workers
 
     def get_tf_dataset(self) -> WorkerBatches:
@@ -229,23 +229,23 @@ class WorkerBatches(keras_compat.DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """The number of steps until all workers' data have ended, None if that is not known."""
+        """The number of steps until all workers' data have ended; None if it is not known."""
         return self._length
 
     @property
     def batch_size(self) -> None:
-        """None: it may differ by step and by worker."""
+        """None, because the size may differ between steps and workers."""
 
     @property
     def has_partial_batch(self) -> None:
-        """None: it is not known."""
+        """None, because it is not known."""
 
     @property
     def partial_batch_size(self) -> None:
-        """None: it is not known."""
+        """None, because it is not known."""
 
     def __iter__(self) -> Iterator[WorkerShard]:
-        """Yields this worker's batches. All workers must call it."""
+        """Yields this worker's batches. All workers must call this method."""
         return self._exchanged() if self._known is None else self._of_known_sizes(self._known)
 
     def _of_known_sizes(self, known: Sequence[KnownSizes]) -> Iterator[WorkerShard]:
@@ -273,7 +273,7 @@ class WorkerBatches(keras_compat.DataAdapter):
             if not forms:
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
-            if without:  # on all workers
+            if without:  # the condition is equal on all workers
                 raise self._without_any(without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count
@@ -287,7 +287,7 @@ class WorkerBatches(keras_compat.DataAdapter):
                     )
 
     def form(self) -> Any:
-        """Returns a batch without rows, for its types and shapes."""
+        """Returns a batch without rows, which shows the types and shapes."""
         like = next(self.source.start(), _NONE)
         if like is _NONE:
             like = next(self.source.everything(), _NONE)
@@ -296,7 +296,7 @@ class WorkerBatches(keras_compat.DataAdapter):
         return rows(like, 0, 0)
 
     def _without_any(self, rank: int) -> InputError:
-        """Returns the error where a worker without a batch cannot know the types and shapes."""
+        """Returns the error for a worker that has no batch to show the types and shapes."""
         return InputError(
             f"[worker {self._job.rank}/{self._job.num_workers}] Expected at least one batch on "
             f"every worker. Received: a dataset without any on worker {rank}. Give each worker "
@@ -305,9 +305,9 @@ class WorkerBatches(keras_compat.DataAdapter):
 
 
 def _described(batches: Sequence[Any], like: object) -> dict[str, object]:
-    """Returns what the other workers must know of the batches of the next steps, if there are any.
+    """Returns the facts about the batches of the next steps that the other workers need.
 
-    That is their numbers of rows, and the arrays' types and shapes, which some backends need equal.
+    The facts are the numbers of rows, and the arrays' types and shapes, which must often be equal.
     """
     form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
     return {"rows": list(map(examples, batches)), "form": form}

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class DistributedDataset(abc.ABC):
     """Batches with a component on every replica; it can be iterated repeatedly.
 
-    An iterator of it has `get_next` and `element_spec`, as ``tf.distribute.DistributedIterator``.
+    Iterators of the dataset have `get_next` and `element_spec`, like
+    ``tf.distribute.DistributedIterator``.
 
     Example::
 
@@ -51,14 +52,14 @@ class DistributedDataset(abc.ABC):
         return DistributedIterator(self, _read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
-        return True  # even if the dataset is empty or its length is unknown
+        return True  # this also holds for an empty dataset, or an unknown length
 
     @property
     def element_spec(self) -> Any:
         """The types and shapes of a batch: a `PerReplica` of `keras.KerasTensor` for each array.
 
-        They are those of the first batch. The size along axis 0 is None, since others may be
-        smaller.
+        The types and shapes are taken from the first batch. The size along axis 0 is None, because
+        other batches may be smaller.
         """
         local_batches = next(iter(self._local_batches()))
         return per_replica(
@@ -75,12 +76,12 @@ class DistributedDataset(abc.ABC):
         """Returns the number of batches.
 
         Raises:
-            TypeError: If the source does not know it.
+            TypeError: If the source does not know the number of batches.
         """
 
     @abc.abstractmethod
     def _local_batches(self) -> Iterator[Sequence[Any]]:
-        """Yields for each batch one structure per replica of this process."""
+        """Yields, for each batch, one structure per replica of this process."""
 
     @abc.abstractmethod
     def _batches(self) -> Iterator[Any]:
@@ -109,7 +110,7 @@ class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
         """Returns the next batch.
 
         Raises:
-            StopIteration: If there is none.
+            StopIteration: If there is no further batch.
         """
         return next(self)
 
@@ -126,15 +127,15 @@ class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
 
 @final
 class InputIterator(Iterator[Any]):
-    """The batches of a distributed dataset, one after another, as `tf.distribute` 1 gave them."""
+    """The batches of a distributed dataset, one after another, as in `tf.distribute` 1."""
 
     def __init__(self, dataset: Any) -> None:
-        """Takes what `Strategy.distribute_dataset` returns."""
+        """Stores a dataset that `Strategy.distribute_dataset` has returned."""
         self._dataset = dataset
         self.initialize()
 
     def initialize(self) -> None:
-        """Begins anew."""
+        """Starts a new iteration."""
         self._batches = iter(self._dataset)
 
     def __next__(self) -> Any:
@@ -144,7 +145,7 @@ class InputIterator(Iterator[Any]):
         """Returns the next batch.
 
         Raises:
-            StopIteration: If there is none.
+            StopIteration: If there is no further batch.
         """
         return next(self)
 
@@ -152,7 +153,7 @@ class InputIterator(Iterator[Any]):
 def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
     waiting: deque[Any] = deque()
     for batch in batches:
-        # Placing a batch does not wait for the copy, which goes on while other batches are used.
+        # Placing a batch starts a copy, which continues while other batches are used.
         waiting.append(batch)
         if len(waiting) > ahead:
             yield waiting.popleft()
@@ -161,7 +162,7 @@ def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
 
 @final
 class DividedDataset(DistributedDataset):
-    """Global batches, cut into consecutive local batches, as equal as can be."""
+    """Global batches, cut into consecutive local batches of sizes as equal as possible."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -178,7 +179,7 @@ class DividedDataset(DistributedDataset):
 
 @final
 class ShardedDataset(DistributedDataset):
-    """Batches of which each worker reads its own part, cut into its replicas' local batches."""
+    """Batches of which each worker reads its own shard, cut into local batches for its replicas."""
 
     source: WorkerBatches
 
@@ -203,12 +204,12 @@ class ShardedDataset(DistributedDataset):
 
 @final
 class GatheredDataset(DistributedDataset):
-    """Batches that each replica takes for itself, from its worker's pipeline or its own."""
+    """Batches that are not divided: a replica takes them from its own or its worker's pipeline."""
 
     def rounds(self) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, as the pipelines gave them.
+        """Yields the replicas' batches round by round, in the order of the pipelines.
 
-        It reads this worker's pipelines only; other workers may have more rounds.
+        Only the pipelines of this worker are read; other workers may have more rounds.
         """
         return self._rounds(job=None)
 
@@ -219,7 +220,7 @@ class GatheredDataset(DistributedDataset):
         return max(len(pipeline) for pipeline in self.source)
 
     def sizes_of_rounds(self) -> KnownSizes | None:
-        """Returns how many rows of this process each round has; None if that is not known."""
+        """Returns how many rows this process has in each round; None if that is not known."""
         if len(self.source) > 1:
             return None
         return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
@@ -255,12 +256,12 @@ class GatheredDataset(DistributedDataset):
 
 
 def job_of(strategy: StrategyLike) -> Job | None:
-    """Returns the job whose workers share a strategy, None if this process is alone."""
+    """Returns the job whose workers share a strategy; None if this process is the only one."""
     return None if strategy.replica_set is None else strategy.replica_set.job
 
 
 def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) -> Any:
-    """Returns a dataset of global batches, divided among a strategy's replicas."""
+    """Returns a dataset of global batches that are divided among a strategy's replicas."""
     if isinstance(dataset, DistributedDataset):
         return dataset
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
@@ -270,7 +271,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
         )
     if strategy.num_replicas_in_sync == 1 and keras_compat.is_native_dataset(dataset):
         return dataset
-    batches_of(dataset)  # raises here, not in the loop
+    batches_of(dataset)  # other objects raise an error here, before the loop
     job, policy = job_of(strategy), policy_of(dataset, options.auto_shard_policy)
     if job is not None and not policy.keeps_global_batches:
         own = WorkerBatches(own_source(dataset, policy, job), job)
@@ -279,7 +280,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
 
 
 def shards_itself(dataset: object) -> bool:
-    """Returns whether a dataset's own options make each worker of a job read a part of it."""
+    """Returns whether the options of a dataset let each worker of a job read only a shard."""
     if keras_compat.auto_shard_policy(dataset) is None:
         return False
     return not policy_of(dataset, None).keeps_global_batches
@@ -290,7 +291,7 @@ def from_function(
 ) -> Any:
     """Returns a dataset in which each replica takes its own batches.
 
-    The function is called for the pipelines of this process: one, or one for each of its replicas.
+    The function is called once for this process, or once for each of its replicas.
     """
     replicas = strategy.num_replicas_in_sync
     each = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
@@ -302,21 +303,21 @@ def from_function(
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
     for pipeline in pipelines:
-        batches_of(pipeline)  # raises here, not in the loop
+        batches_of(pipeline)  # other objects raise an error here, before the loop
     return _preferred(GatheredDataset(pipelines, strategy, options))
 
 
 def equivalent(dataset: object) -> Any:
-    """Returns kerasdist's `DistributedDataset` for a dataset that a framework has distributed."""
+    """Returns kerasdist's `DistributedDataset` for a distributed dataset of a framework."""
     return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
 
 
-# kerasdist's dataset for each distributed dataset of a framework.
+# For each distributed dataset of a framework, kerasdist's dataset.
 _EQUIVALENTS: WeakKeyDictionary[Any, DistributedDataset] = WeakKeyDictionary()
 
 
 def _preferred(ours: DistributedDataset) -> Any:
-    """Returns the framework's equivalent of a dataset, if there is one, else the dataset."""
+    """Returns the framework's equivalent of a dataset if there is one, else the dataset itself."""
     own = ours.strategy.runner.native_dataset(ours)
     if own is None:
         if ours.options.experimental_place_dataset_on_device:
@@ -331,7 +332,7 @@ def _preferred(ours: DistributedDataset) -> Any:
 
 
 def _is_ours(dataset: object) -> bool:
-    # Not `isinstance` of the base: a framework's class may be registered there.
+    # `isinstance` of the base is not used, because a framework's class may be registered there.
     return isinstance(dataset, DividedDataset | ShardedDataset | GatheredDataset)
 
 

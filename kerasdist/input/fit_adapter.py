@@ -1,4 +1,4 @@
-"""The data adapters of `fit`: around one of Keras's, and of a distributed dataset."""
+"""The data adapters of `fit`: for Keras's data adapters, and for distributed datasets."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 @final
 class _Rounds:
-    """Global batches: the batches of all replicas in a round, concatenated."""
+    """Global batches; each is the concatenation of all replicas' batches in a round."""
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
@@ -104,7 +104,7 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class WrappedAdapter(keras_compat.DataAdapter):
-    """Knows what the inner adapter knows; a subclass yields the batches, as its framework does."""
+    """Has the properties of the inner adapter; a subclass yields batches for its framework."""
 
     builtin_prefetch = True  # Keras 3.12 would send a worker's batches to one device (on JAX)
 
@@ -113,29 +113,29 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @staticmethod
     def innermost(adapter: Any) -> Any:
-        """Returns the adapter that others are around."""
+        """Returns the innermost adapter, which the other adapters wrap."""
         while isinstance(adapter, WrappedAdapter):
             adapter = adapter._inner
         return adapter
 
     @staticmethod
     def reads_arrays(adapter: Any) -> bool:
-        """Returns whether an adapter's rows are those of arrays, which it shuffles by itself."""
+        """Returns whether an adapter's rows come from arrays, which it shuffles itself."""
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def jax_batches(self, super_batch: int | None) -> Iterator[Any]:
-        """Returns the inner adapter's batches; from Keras 3.16 on, so many of them as one."""
+        """Returns the inner adapter's batches; from Keras 3.16 on, stacks of several batches."""
         given = {} if super_batch is None else {"super_batch": super_batch}
         return iter(self._inner.get_jax_iterator(**given))
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches, None where it is not known."""
+        """Number of batches; None if it is not known."""
         return self._inner.num_batches
 
     @property
     def batch_size(self) -> int | None:
-        """Number of examples in a batch, None where it is not known."""
+        """Number of examples in a batch; None if it is not known."""
         return self._inner.batch_size
 
     @property
@@ -159,16 +159,16 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
 @final
 class _BatchesAdapter(WrappedAdapter):
-    """Batches of a source that is iterated once per epoch; their order is kept."""
+    """Batches of a source that is iterated once per epoch, in the order of the source."""
 
     def __init__(self, inner: Any, source: Any) -> None:
-        """Takes Keras's adapter of generators, by which it knows no number of batches."""
+        """Stores Keras's adapter of generators, which has no number of batches, and the source."""
         super().__init__(inner)
         self._source = source
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches, None where the source does not know it."""
+        """The number of batches; None if the source does not know it."""
         return length_of(self._source)
 
     def get_numpy_iterator(self) -> Iterator[Any]:

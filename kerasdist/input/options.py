@@ -25,7 +25,7 @@ class InputReplicationMode(enum.Enum):
 
 
 class AutoShardPolicy(enum.Enum):
-    """Which data a worker reads, where there are several.
+    """Which data a worker reads, in a job of several workers.
 
     Example::
 
@@ -34,15 +34,15 @@ class AutoShardPolicy(enum.Enum):
     Source: https://www.tensorflow.org/api_docs/python/tf/data/experimental/AutoShardPolicy
 
     Attributes:
-        AUTO: The workers read one dataset in one order, and each takes its rows of every global
-            batch. The batches are those of one device.
+        AUTO: All workers read one dataset in the same order, and each takes its own rows of every
+            global batch. The global batches are those of one device.
         BATCH: The same as AUTO.
-        DATA: Each worker takes every W-th batch of the dataset, W the number of workers, and works
-            on it for W steps.
-        FILE: Each worker reads every W-th file of a ``tf.data`` pipeline, and works on each of its
+        DATA: Each worker takes every W-th batch of the dataset, where W is the number of workers,
+            and uses it for W steps.
+        FILE: Each worker reads every W-th file of a ``tf.data`` pipeline, and uses each of its
             batches for W steps.
-        OFF: Each worker's dataset is its own part: a global batch consists of one batch of each
-            worker.
+        OFF: Each worker's dataset has only that worker's data: a global batch consists of one batch
+            of each worker.
     """
 
     AUTO = "AUTO"
@@ -53,13 +53,13 @@ class AutoShardPolicy(enum.Enum):
 
     @property
     def keeps_global_batches(self) -> bool:
-        """Whether the global batches are those of one device."""
+        """Whether the global batches are the same as on one device."""
         return self in (AutoShardPolicy.AUTO, AutoShardPolicy.BATCH)
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How a dataset is distributed.
+    """How a dataset is distributed among workers and devices.
 
     Example::
 
@@ -70,16 +70,16 @@ class InputOptions:
 
     Attributes:
         experimental_fetch_to_device: Whether batches go to their replica's device before they are
-            asked for; None: they do.
+            needed; None means that they do.
         experimental_replication_mode: Whether the dataset function is called per worker or replica.
-        experimental_place_dataset_on_device: Whether the dataset itself lives on the device: on
-            TensorFlow a function's ``tf.data``, with `PER_REPLICA` and without
-            `experimental_fetch_to_device`.
-        experimental_per_replica_buffer_size: How many batches are fetched ahead; 0: none. None are
-            where the replicas compute in the host's own memory.
-        auto_shard_policy: Which data a worker reads; None: what the dataset's own ``tf.data.
-            Options`` say, else `AutoShardPolicy.AUTO`. Enumerations may be given by name, such as
-            ``"FILE"``.
+        experimental_place_dataset_on_device: Whether the dataset itself is on the device. This is
+            possible on TensorFlow, for a function that returns a ``tf.data.Dataset``, with
+            `PER_REPLICA` and without `experimental_fetch_to_device`.
+        experimental_per_replica_buffer_size: How many batches are fetched ahead; 0 for none. No
+            batch is fetched ahead if the replicas compute in the host's own memory.
+        auto_shard_policy: Which data a worker reads. None means the policy in the dataset's own
+            ``tf.data.Options``, or `AutoShardPolicy.AUTO` if it has none. A policy may be given by
+            its name, such as ``"FILE"``.
     """
 
     experimental_fetch_to_device: bool | None = True
@@ -125,7 +125,7 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class InputContext:
-    """Tells a dataset function for which input pipeline it is called.
+    """Says for which input pipeline a dataset function is called.
 
     Example::
 
@@ -149,7 +149,7 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns a replica's part of a global batch.
+        """Returns the number of examples of one replica in a global batch.
 
         Args:
             global_batch_size: Number of examples in a global batch.
@@ -168,7 +168,7 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """Tells a value function for which replica it is called.
+    """Says for which replica a value function is called.
 
     Example::
 

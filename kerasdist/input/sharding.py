@@ -1,8 +1,9 @@
 """Divides a global batch: computes the sizes of the local batches, and cuts the arrays.
 
-A batch of ``total`` examples is cut into consecutive local batches, one per replica, as equal as
-can be, the longer ones first. The order of the examples is kept, none is dropped, none appears
-twice, and when there are fewer examples than replicas, the last replicas are empty.
+A batch of ``total`` examples is cut into consecutive local batches, one per replica. The sizes of
+the local batches are as equal as possible, and longer ones come first. The order of the examples is
+kept, and each example is in exactly one local batch. If there are fewer examples than replicas, the
+last replicas are empty.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any, final
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import InputError
 
-# In a trial, this many examples per replica show whether code mixes them.
+# In a trial, this many examples per replica are enough to show whether code mixes them.
 _LEAST = 2
-# This many show what uneven replicas do; one device gets at most so many times a replica's.
+# The first number of examples shows the effects of uneven replicas.
+# One device gets at most the second number times as many examples as a replica.
 _ENOUGH, _TIMES = 8, 4
 
 
@@ -50,7 +52,7 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One pair ``(begin, end)`` per replica, ``end`` not included.
+        One pair ``(begin, end)`` per replica, where ``end`` is not included.
     """
     return tuple(bounds_of_replica(total, replicas, one) for one in range(replicas))
 
@@ -58,8 +60,8 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
 def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns how many of each replica's examples the check of the first step uses.
 
-    One device takes that step too. Of an even batch it gets about as many as a replica has in a
-    step, so that the check needs no more memory for activations than the step itself.
+    A single device also takes that step. Of an even batch it gets about as many examples as a
+    replica has in a step, so that the check needs no more memory for activations than the step.
 
     Args:
         sizes: How many examples each replica has.
@@ -71,12 +73,12 @@ def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def split_batch(batch: object, replicas: int) -> list[Any]:
-    """Cuts a batch into one structure per replica; None and scalars go to all."""
+    """Cuts a batch into one structure per replica; Nones and scalars go to all replicas."""
     return [rows(batch, *bounds) for bounds in bounds_of_replicas(examples(batch), replicas)]
 
 
 def examples(batch: object) -> int:
-    """Returns how many examples a batch has, 0 where it has no array."""
+    """Returns how many examples a batch has; 0 if it has no array."""
     sizes = {leaf.shape[0] for leaf in arrays(batch)}
     if len(sizes) > 1:
         raise InputError(
@@ -88,7 +90,7 @@ def examples(batch: object) -> int:
 
 
 def rows(batch: object, begin: int, end: int) -> Any:
-    """Returns a batch with its examples from `begin` to `end` only."""
+    """Returns a batch that has only the examples from `begin` to `end`."""
     return map_leaves(lambda leaf: leaf[begin:end] if has_rows(leaf) else leaf, batch)
 
 
@@ -100,8 +102,8 @@ def arrays(batch: object) -> Iterator[Any]:
 def lists_weights(sample_weight: Any, y: Any) -> bool:
     """Returns whether sample weights are a list with one number per row.
 
-    Such a list must be divided; as a structure of scalars, all replicas would get it whole. A list
-    of one entry per output, like the targets, does not count.
+    Such a list must be divided like an array; as a structure of scalars it would go to all
+    replicas. The result is False for a list with one entry per output, as for targets.
     """
     if not _is_list(sample_weight) or _is_list(y) or isinstance(y, dict) or len(sample_weight) == 0:
         return False
@@ -112,7 +114,7 @@ def lists_weights(sample_weight: Any, y: Any) -> bool:
 
 
 def with_weights_in_rows(batch: Any, stacked: Callable[[Any], Any]) -> Any:
-    """Returns a batch whose sample weights are an array, if they were a list of numbers."""
+    """Returns a batch in which sample weights that were a list of numbers are an array."""
     if not _is_list(batch) or len(batch) != 3 or not lists_weights(batch[2], batch[1]):
         return batch
     return (batch[0], batch[1], stacked(batch[2]))
@@ -125,7 +127,7 @@ def _is_list(value: object) -> bool:
 def has_rows(leaf: object) -> bool:
     """Returns whether a leaf is an array with an axis of examples."""
     if not hasattr(leaf, "shape") and not isinstance(leaf, NoneType | str | bytes | Number):
-        raise InputError(  # every replica would get all of its rows
+        raise InputError(  # without this, every replica would get all rows
             "Expected arrays in tuples, lists and dicts as a batch. Received: an object of type "
             f"{type(leaf).__name__}, which cannot be divided. Make a dict or a tuple of its arrays."
         )
@@ -135,17 +137,18 @@ def has_rows(leaf: object) -> bool:
 @final
 @dataclass(frozen=True, eq=False)
 class WorkerShard:
-    """One worker's rows of a global batch, which consists of the rows of all workers by rank.
+    """One worker's rows of a global batch. The global batch has the rows of all workers, by rank.
 
     Attributes:
         rows: The worker's rows, in the structure of the batch; empty arrays if it has none.
-        size: How many rows that is.
+        size: The number of these rows.
         total: How many rows the global batch has.
         rank: The rank of this worker.
         workers: How many workers there are.
-        alike: Whether the workers' arrays differ in nothing but their number of rows.
-        like: A batch with rows, if there is one, for the types and shapes where `rows` is empty.
-        given: How many rows each worker holds, by rank; empty: as `piece_sizes` has it.
+        alike: Whether the workers' arrays differ only in their number of rows.
+        like: A batch that has rows, if there is one, to show types and shapes if `rows` is empty.
+        given: How many rows each worker holds, by rank; empty if they are divided as by
+        `piece_sizes`.
     """
 
     rows: Any
@@ -159,20 +162,20 @@ class WorkerShard:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many rows each worker holds, by rank; in steps of large jobs it takes too long."""
+        """How many rows each worker holds, by rank. In steps of large jobs this is too slow."""
         return self.given or piece_sizes(self.total, self.workers)
 
     @property
     def least(self) -> int:
-        """How many rows the worker with the fewest holds."""
+        """How many rows the worker with the fewest rows holds."""
         return min(self.given) if self.given else self.total // self.workers
 
 
 @final
 class OwnNumbers:
-    """Selects the rows of a worker with one replica by their numbers in the batch.
+    """Selects the rows of a worker that has one replica, by their numbers in the batch.
 
-    A batch with fewer rows than workers is not divided: it selects all.
+    A batch with fewer rows than workers is not divided, so all its rows are selected.
     """
 
     def __init__(self, workers: int, rank: int) -> None:
@@ -188,7 +191,7 @@ class OwnNumbers:
         return numbers[begin:end]
 
     def batch(self, rows: Any, total: int) -> Any:
-        """Returns the selected rows as a `WorkerShard`, or as a global batch if they are all."""
+        """Returns the selected rows as a `WorkerShard`, or as a global batch if all are."""
         if total < self._workers:
             return rows
         begin, end = bounds_of_replica(total, self._workers, self._rank)

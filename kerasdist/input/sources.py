@@ -1,6 +1,6 @@
-"""Sources of batches: how any of them is read, again and again, or every n-th batch of it alone.
+"""Iterates repeatedly over sources of batches, or over every n-th batch of a source.
 
-Arrays become one by `RowDataset`.
+Arrays become a source as a `RowDataset`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
 
 
 def length_of(source: Any) -> int | None:
-    """Returns the number of batches of a source, None if it is not known."""
+    """Returns the number of batches of a source; None if it is not known."""
     if keras_compat.is_dataset(source):
         return keras_compat.get_data_adapter(source).num_batches
     try:
@@ -50,27 +50,27 @@ def length_of(source: Any) -> int | None:
 
 
 def lasting_batches_of(source: object) -> Callable[[], Iterator[Any]]:
-    """Returns the same as `batches_of`, with batches that the source does not overwrite later.
+    """Does the same as `batches_of`, but with batches that the source cannot overwrite.
 
-    A generator may reuse one array for each batch, and the next batch may be fetched before this
-    one is used.
+    A generator may reuse the same array for each batch, and the next batch may be fetched before
+    the current one is used.
     """
     start = batches_of(source)
     return start if is_lasting(source) else lambda: map(copied, start())
 
 
 def is_lasting(source: object) -> bool:
-    """Returns whether a source does not overwrite a batch's arrays when it yields the next one."""
+    """Returns whether a source keeps a batch's arrays unchanged when it yields the next batch."""
     return isinstance(source, list | tuple) or keras_compat.yields_new_arrays(source)
 
 
 def copied(batch: object) -> Any:
-    """Returns a batch of copies of its arrays and tensors."""
+    """Returns a batch with copies of its arrays and tensors."""
     return map_leaves(keras_compat.copied, batch)
 
 
 def _is_of_arrays(source: object) -> bool:
-    """Returns whether a source is an array, or a tuple of arrays as `fit` takes them."""
+    """Returns whether a source is an array, or a tuple of arrays as for `fit`."""
     parts = cast("tuple[Any, ...]", source) if isinstance(source, tuple) else (source,)
     return any(map(keras_compat.is_array, parts))
 
@@ -97,7 +97,7 @@ class KnowsEpoch(Protocol):
 
 @final
 class EveryNth:
-    """Every n-th element of what can only be read one after another, such as a torch sampler."""
+    """Every n-th element of an object that can only be read in sequence, like a torch sampler."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class EveryNthBatch(keras_compat.PyDataset):
 
     @property
     def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The number of these batches, None if they do not end."""
+        """The number of the selected batches; None if they do not end."""
         count = self._dataset.num_batches
         return None if count is None else len(range(self._first, count, self._step))
 
@@ -152,23 +152,24 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
         return None
     own = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    # torch refuses to set this attribute, since a running loader would ignore it; this one is new.
+    # torch refuses to set this attribute of a running loader, but this loader is new.
     every = getattr(loader, name)
     own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
     object.__setattr__(own, name, own_part)
-    object.__setattr__(own, "_iterator", None)  # the other loader's, if its workers persist
+    # this belongs to the other loader, if its workers persist
+    object.__setattr__(own, "_iterator", None)
     return own
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Returns the samplers of a ``DataLoader``, each once."""
+    """Returns the samplers of a ``DataLoader``, each of them once."""
     batches = loader.batch_sampler
     listed = loader.sampler, batches, getattr(batches, "sampler", None)
     return list({id(one): one for one in listed if one is not None}.values())
 
 
 def tell_epoch(loader: object, epoch: int) -> None:
-    """Sets the epoch of a ``DataLoader``'s samplers that know one."""
+    """Sets the epoch in the samplers of a ``DataLoader`` that have an epoch."""
     for sampler in samplers_of(loader):
         if isinstance(sampler, KnowsEpoch):
             sampler.set_epoch(epoch)
@@ -179,7 +180,7 @@ def tell_epoch(loader: object, epoch: int) -> None:
 class RowDataset:
     """The rows of arrays, in their order or shuffled, one by one or in batches.
 
-    It can be iterated repeatedly; shuffled rows come in another order each time.
+    The dataset can be iterated repeatedly; shuffled rows come in a different order each time.
 
     Example::
 
@@ -188,9 +189,9 @@ class RowDataset:
 
     Attributes:
         arrays: NumPy arrays with the examples along axis 0, nested in any structure.
-        batch_size: Number of rows in an element, None for rows without that axis.
+        batch_size: Number of rows in an element; None for single rows without that axis.
         drop_remainder: Whether to leave out a last batch that is smaller.
-        shuffled: The generator that draws the order of the rows; None: they are not shuffled.
+        shuffled: The generator that draws the order of the rows; None if they are not shuffled.
     """
 
     arrays: Any
@@ -208,10 +209,10 @@ class RowDataset:
             )
 
     def shuffle(self, seed: int | None = None) -> RowDataset:
-        """Returns the rows in a random order, another one in each iteration.
+        """Returns the rows in a random order, which is different in each iteration.
 
         Args:
-            seed: The seed of the order; None: a random one.
+            seed: The seed of the order; None for a random seed.
         """
         generator = np.random.default_rng(seed)
         return RowDataset(self.arrays, self.batch_size, self.drop_remainder, generator)

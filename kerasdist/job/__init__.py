@@ -1,1 +1,1 @@
-"""The processes of one job: how they find each other, and learn that another one has ended."""
+"""The processes of a job: they find each other, and notice if one of them ends."""

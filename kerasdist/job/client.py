@@ -28,29 +28,31 @@ _FAILURES = {
     "too large": JobError,
 }
 
-# How long a connection waits for the chief's first message before a new one is tried, at first and
-# at most: where thousands of workers come at once, the kernel drops some without a word.
+# How long a new connection waits for the chief's first message, at first and at most.
+# After that time the worker closes the connection and tries again.
+# If thousands of workers come at once, the kernel drops some connections silently.
 _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 
 @final
 class Client:
-    """One connection, a thread that listens to it, and one that sends signs of life.
+    """A worker's connection to the chief, with two threads that listen and send signs of life.
 
     Attributes:
-        facts: What this worker told of itself when it joined.
-        who: The name of this worker in messages: ``[worker 0/2]``.
-        roster: What the coordinator says of all workers, once they have come.
+        facts: The facts that this worker sent about itself when it joined.
+        who: The name of this worker in messages, such as ``[worker 0/2]``.
+        roster: The coordinator's facts about all workers, known after all have joined.
         closed: Whether this worker has left the job.
-        failure: The error that ended the job, None while it goes on.
-        address: Its ``host:port`` for the framework's own connections.
-        step: How many steps that need the others this worker has begun.
-        place: The call that needs the others; empty outside of one.
-        entered: How often it has entered such a call.
+        failure: The error that ended the job, None as long as the job goes on.
+        address: This worker's ``host:port`` for the framework's own connections.
+        step: How many steps this worker has begun that need the other workers.
+        place: The running call that needs the other workers; empty outside of such a call.
+        entered: How often this worker has entered such a call.
         interrupted: Whether the job ended because a worker was interrupted by Ctrl-C.
-        left_early: Whether the job ended because a worker's script ended before those of others.
-        report: Returns the batches of this worker; another thread calls it.
-        last_collectives: Returns the last collectives that it has recorded; likewise.
+        left_early: Whether the job ended because one worker's script ended before the others'.
+        report: A function that returns this worker's batches; another thread calls it.
+        last_collectives: A function that returns the last recorded collectives; another thread
+            calls it.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Client:
         timeouts: Timeouts,
         credentials: Credentials,
     ) -> None:
-        """Connects, and waits until all workers have joined."""
+        """Connects to the chief, and waits until all workers have joined."""
         self.facts = dict(facts)
         self.step = 0
         self.place = ""
@@ -75,23 +77,23 @@ class Client:
         self._changed = threading.Condition()
         self.failure: JobError | None = None
         self._results: dict[tuple[str, int], list[Any]] = {}
-        self._saves: Counter[tuple[int, str]] = Counter()  # by step and path
-        self._next_place = 0  # where workers may meet, counted
-        self._is_asked = False  # to meet, at a place that is not yet reached
+        self._saves: Counter[tuple[int, str]] = Counter()  # the number of saves by step and path
+        self._next_place = 0  # how many places, at which workers may meet, were passed
+        self._is_asked = False  # whether the coordinator asks for the next place
         self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()
         self._socket = self._connected(host, port, credentials)
         self.roster = self._admitted()
         self.address = address_in(self.facts)
-        # Signs of life of this worker, and how many there were when the chief last gave one. This
-        # counts no time in which this process was suspended.
+        # The number of this worker's signs of life, now and at the chief's last sign of life.
+        # The time in which this process was suspended does not count.
         self._beats = self._heard = 0
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
 
     def failure_within(self, seconds: float) -> JobError | None:
-        """Waits until the job has failed; returns None if it has not within `seconds`."""
+        """Waits until the job fails; returns None if it does not fail within `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None, seconds)
             return self.failure
@@ -99,16 +101,16 @@ class Client:
     def meet(
         self, channel: str, number: int, label: str, value: object, wanted: str = protocol.ALL
     ) -> list[Any]:
-        """Sends a value to a meeting, and returns the values of all workers, or what is wanted."""
+        """Sends a value to a meeting, an exchange of all workers; returns the values of all."""
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
         self._send({**message, "value": value, "wanted": wanted})
         return self._result(channel, number)
 
     def meets_here(self, wants: bool) -> bool:
-        """Comes to the next place where workers may meet; returns whether all of them meet there.
+        """Returns whether all workers meet now, at one of the places at which they may meet.
 
-        Nothing is sent as long as none of them `wants` it. Then the place is the first one that
-        none has passed.
+        As long as no worker `wants` to meet, nothing is sent. Otherwise they meet at the first
+        place that no worker has passed yet.
         """
         with self._changed:
             if wants and not self._is_asked:
@@ -125,11 +127,11 @@ class Client:
             return True
 
     def wrote(self, path: str, outcome: Mapping[str, object]) -> None:
-        """Tells the coordinator that the chief has written a file."""
+        """Reports to the coordinator that the chief has written a file."""
         self._send({"type": "wrote", "step": self.step, "path": path, "outcome": dict(outcome)})
 
     def written_by_chief(self, path: str) -> Mapping[str, Any]:
-        """Asks the coordinator whether the chief has written a file, and waits for the answer."""
+        """Asks the coordinator whether the chief has written a file; waits for the answer."""
         with self._changed:
             step, number = self.step, self._saves.total() + 1
             occurrence = self._saves[step, path]
@@ -143,7 +145,8 @@ class Client:
     def _result(self, channel: str, number: int) -> list[Any]:
         key = channel, number
         with self._changed:
-            # The coordinator ends this wait by a time-out; `_beat` does if the coordinator is lost.
+            # The coordinator ends this wait by its time-out.
+            # If the coordinator is lost, `_beat` ends it.
             self._changed.wait_for(lambda: key in self._results or self.failure is not None)
             if key in self._results:
                 return self._results.pop(key)
@@ -167,7 +170,8 @@ class Client:
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
-        wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)  # not all at one moment
+        # so that workers do not all come at the same moment
+        wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)
         while True:
             left = max(1.0, deadline - time.monotonic())
             try:
@@ -189,7 +193,7 @@ class Client:
         here = self._socket.getsockname()[0]
         self.facts.setdefault("address", here)
         self._send({"type": "hello", **self.facts})
-        # The coordinator has the same time-out; its message may take some seconds more.
+        # The coordinator has the same time-out, but its message may take some seconds longer.
         self._socket.settimeout(self._timeouts.join + 10)
         while True:
             try:
@@ -207,7 +211,7 @@ class Client:
                     raise JobError(f"{self.who} {message['why']}.")
                 case "failure":
                     raise _FAILURES[message["kind"]](f"{self.who} {message['why']}.")
-                # else a beat
+                # other messages are only signs of life
 
     def _listen(self) -> None:
         try:
@@ -232,7 +236,7 @@ class Client:
                             self._changed.notify_all()
                     case "failure":
                         self.fail(message["kind"], message["why"])
-                    # else a beat
+                    # other messages are only signs of life
         except OSError as error:
             self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
         finally:

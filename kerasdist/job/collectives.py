@@ -1,8 +1,8 @@
-"""The collectives that a worker issues, recorded and compared if ``KERASDIST_DEBUG_COLLECTIVES=1``.
+"""Records and compares the collectives that workers issue, if ``KERASDIST_DEBUG_COLLECTIVES=1``.
 
-All workers must issue the same collectives in the same order: a collective that meets another one
-hangs, or gives wrong numbers in silence. A backend records each collective as it starts it, in
-whichever thread that is; workers then compare digests of what they have recorded.
+All workers must issue the same collectives in the same order. A collective that is combined with a
+different one hangs, or silently gives wrong numbers. A backend records each collective when it
+starts it, in any thread. Workers then compare digests of what they have recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIABLE = "KERASDIST_DEBUG_COLLECTIVES"
 STEPS = 50
 """After how many steps workers compare; they also do at the end of epochs, calls and scripts."""
 
-# How many collectives a worker reports as its last ones.
+# How many of its last collectives a worker reports.
 _REPORTED = 3
 
 ADVICE = (
@@ -34,10 +34,10 @@ ADVICE = (
     "and how, the function of kerasdist, and the line of your code."
 )
 
-# Files of what frameworks generate.
+# Parts of the names of files that frameworks generate.
 _GENERATED = ("__autograph_generated", "torchinductor")
 
-# The code of a thread that waits while this one issues its collectives.
+# The code of another thread, which waits while this thread issues its collectives.
 _place: ContextVar[str] = ContextVar("_place", default="")
 
 
@@ -58,10 +58,10 @@ def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | No
 
 @final
 class CollectiveLog:
-    """The collectives of this worker since workers last compared theirs.
+    """The collectives that this worker has issued since workers last compared theirs.
 
     Attributes:
-        taken: How many were compared before.
+        taken: How many collectives were compared before.
     """
 
     def __init__(self) -> None:
@@ -79,25 +79,25 @@ class CollectiveLog:
         """Records a collective that is about to start.
 
         Args:
-            kind: Its kind, such as ``all_reduce``.
-            what: What it sends and to whom, alike on all workers.
+            kind: The kind of the collective, such as ``all_reduce``.
+            what: What the collective sends and to whom, in words that are equal on all workers.
         """
         self.add(described(kind, what))
 
     def add(self, entry: str) -> None:
-        """Records a collective that was described before."""
+        """Records a collective by its description."""
         with self._lock:
             self._entries.append(entry)
 
     def last(self) -> list[str]:
-        """Returns the last collectives with their numbers."""
+        """Returns the last collectives, each with its number."""
         with self._lock:
             entries = self._entries[-_REPORTED:]
             first = self.taken + len(self._entries) - len(entries) + 1
         return [f"number {first + index}: {entry}" for index, entry in enumerate(entries)]
 
     def take(self) -> tuple[int, list[str]]:
-        """Returns how many collectives were taken before, and those since then."""
+        """Returns how many collectives were taken before, and the collectives since then."""
         with self._lock:
             before, entries = self.taken, self._entries
             self.taken, self._entries = before + len(entries), []
@@ -105,12 +105,12 @@ class CollectiveLog:
 
 
 def described(kind: str, what: str) -> str:
-    """Returns a collective in words, with the code that issues it."""
+    """Returns the description of a collective, with the code that issues it."""
     return f"{kind} {what}{_place.get() or code_here()}"
 
 
 def code_here() -> str:
-    """Returns who calls: the function of kerasdist, and the user's line."""
+    """Returns the calling code: the function of kerasdist and the line of the user."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -130,7 +130,7 @@ def code_here() -> str:
 
 @contextmanager
 def issued_for(place: str) -> Generator[None]:
-    """Records collectives of this thread as those of `place`, where another thread waits."""
+    """Records this thread's collectives as called from `place`, where another thread waits."""
     before = _place.set(place)
     try:
         yield

@@ -1,6 +1,6 @@
-"""What workers compare: facts as JSON, their digest, where they differ; the sizes of their batches.
+"""Comparison between workers: facts as JSON, their digests and differences, and batch sizes.
 
-No step waits for the sizes: each sign of life tells the chief the batches of a worker.
+No step waits for the comparison of sizes, because heartbeats carry the sizes to the chief.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, TypeVar, cast, final
 
 Value = TypeVar("Value", bound=Hashable)
 
-# How much of a value a message shows.
+# How many characters of a value a message shows.
 _SHOWN = 200
 
-# How many more places a message names.
+# How many further differences a message names.
 _MORE = 4
 
 NAMED = 8
 """How many workers, or groups of workers, a message names."""
 
-# What a message shows for a worker that lacks a value that another one has.
+# The text in a message for a worker that lacks a value that another worker has.
 _NOTHING = "nothing"
 
 
 def groups(values: Iterable[tuple[int, Value]]) -> dict[Value, list[int]]:
-    """Returns which workers have each value, from ranks and values."""
+    """Returns, for pairs of rank and value, which workers have each value."""
     ranks: dict[Value, list[int]] = {}
     for rank, value in values:
         ranks.setdefault(value, []).append(rank)
@@ -43,14 +43,14 @@ def digest(facts: object) -> str:
 def described_difference(
     everyone: Sequence[object], workers: Sequence[Sequence[int]] | None = None
 ) -> str:
-    """Returns in words where the facts of workers differ first, and who has what there.
+    """Returns in words the first difference between the facts of workers, and who has which.
 
-    With three workers or more the value that most of them have comes last, after the others'.
+    With three or more workers, the value that most of them have comes last.
 
     Args:
         everyone: The facts, of at least two workers.
-        workers: The ranks of the workers that have each of these facts, which may be followed by
-            those of workers whose facts are not known; None: one worker has each.
+        workers: The ranks of the workers that have each of these facts; after these, the ranks of
+            workers whose facts are not known may follow. None: each worker has its own facts.
     """
     workers = [[rank] for rank in range(len(everyone))] if workers is None else workers
     flat = [dict(_leaves(facts)) for facts in everyone]
@@ -60,7 +60,7 @@ def described_difference(
     have = groups(
         (rank, value) for value, ranks in zip(values, workers, strict=False) for rank in ranks
     )
-    # A tie goes to the value of the lowest rank.
+    # If there is no majority, the value of the lowest rank counts as the majority.
     most = max(have, key=lambda value: len(have[value]))
     shown = [*[value for value in have if value != most][:NAMED], most]
     said = ", ".join(f"{_shown(value)} on {named_workers(have[value])}" for value in shown)
@@ -72,7 +72,7 @@ def described_difference(
 
 
 def named_workers(ranks: Sequence[int]) -> str:
-    """Returns the names of workers in a message; of many the first, and how many more there are."""
+    """Returns workers' names for a message; of many, only the first and the number of others."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
     noun = "worker" if len(ranks) == 1 else "workers"
@@ -80,7 +80,7 @@ def named_workers(ranks: Sequence[int]) -> str:
 
 
 def named_places(places: Mapping[int, str]) -> str:
-    """Returns where workers are, in a message: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
+    """Returns what workers do, for a message: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
     there = groups((rank, places[rank]) for rank in sorted(places))
     said = [
         f"{named_workers(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"
@@ -95,7 +95,7 @@ def _text(facts: object) -> str:
 
 
 def _leaves(facts: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """The path and the JSON text of each value."""
+    """Yields the path and the JSON text of each value in facts."""
     if isinstance(facts, Mapping) and facts:
         for name, inner in cast("Mapping[str, Any]", facts).items():
             yield from _leaves(inner, f"{path}.{name}" if path else name)
@@ -113,14 +113,14 @@ def _shown(text: str) -> str:
 
 @final
 class BatchHistory:
-    """The forms of the batches since workers last compared them.
+    """The forms (shapes and types) of the batches since workers last compared them.
 
-    `add` only compares with the form of the step before. Another thread may call `report` at any
-    time.
+    `add` compares a form only with the form of the step before. Another thread may call `report` at
+    any time.
 
     Args:
-        count_begun: Returns how many batches steps have ever read, if a step is added as it ends;
-            None: a step is added as it begins.
+        count_begun: Returns how many batches steps have ever read, if a step is added when it ends;
+            None if a step is added when it begins.
     """
 
     def __init__(self, count_begun: Callable[[], int] | None = None) -> None:
@@ -133,17 +133,17 @@ class BatchHistory:
         if form != stretch.form or not stretch.steps:
             stretch.form = form
             stretch.changes.append((stretch.steps, str(form)))
-        stretch.steps += 1  # last, so that a report never lacks the form of a step it counts
+        stretch.steps += 1  # set last, so that a report has the form of each step that it counts
 
     def end(self) -> dict[str, Any]:
-        """Reports that no further step comes before `clear`; returns the report."""
+        """Reports that no step follows before the next `clear`; returns the report."""
         self._stretch.ended = True
         return self.report()
 
     def report(self) -> dict[str, Any]:
-        """Returns the forms as JSON, with the number of calls of `clear` before."""
+        """Returns the forms as JSON, with the number of earlier calls of `clear`."""
         stretch = self._stretch
-        ended = stretch.ended  # first, so that no step is missing at the end
+        ended = stretch.ended  # read first, so that no step is missing
         steps, changes = stretch.steps, stretch.changes[:]
         begun = steps if self._count_begun is None else self._count_begun() - stretch.begun_before
         found = {"stretch": stretch.number, "steps": steps, "begun": begun, "changes": changes}
@@ -157,7 +157,7 @@ class BatchHistory:
 
 @final
 class _Stretch:
-    """The steps between two comparisons."""
+    """The steps between two comparisons of the workers."""
 
     def __init__(self, number: int, begun_before: int) -> None:
         self.number = number
@@ -165,23 +165,23 @@ class _Stretch:
         self.steps = 0
         self.ended = False
         self.form: Hashable = None
-        # For each step with another form than the step before: its number, from 0, and its form.
+        # The number, from 0, and the form of each step whose form differs from the step before.
         self.changes: list[tuple[int, str]] = []
 
 
 Report = Mapping[str, Any]
 """What a worker says of its batches, as JSON has it; `check_report` says what must be in it."""
 
-# How many steps after the first difference the job ends. Before that, the comparison at the end of
-# the epoch may report it, after which the script can go on; it cannot if workers wait for each
-# other, in the collectives of programs that differ.
+# The job ends this many steps after the first difference.
+# The comparison at the end of the epoch may come before that; then the script can continue.
+# The job must end if workers wait for each other in the collectives of programs that differ.
 STEPS_BEYOND = 20
 
-# A worker whose batches change their form more often does not say so until the epoch ends.
+# A worker whose batches change their form more often is not compared before the epoch ends.
 MAX_CHANGES = 64
 
 
-# Advice at the end of a message.
+# The advice at the end of a message.
 ADVICE = (
     "All workers read the same data, and each takes its rows of every batch. If each worker has "
     "data of its own, pass a dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)"
@@ -189,7 +189,7 @@ ADVICE = (
 
 
 def check_report(report: Report) -> None:
-    """Raises TypeError or ValueError if a report is not of the form that `came_apart` reads."""
+    """Raises TypeError or ValueError if a report has not the form that `came_apart` reads."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
     numbers = [report["stretch"], report["steps"], report["begun"], *steps]
     if any(type(number) is not int for number in numbers):
@@ -199,9 +199,9 @@ def check_report(report: Report) -> None:
 
 
 def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str | None:
-    """Describes the first batch that differs between workers; None if none does.
+    """Describes the first batch that differs between workers; returns None if none differs.
 
-    `idle`: whether no worker goes on, so that no further steps will come.
+    `idle`: whether no worker is making progress, so that no further steps will come.
     """
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
@@ -218,7 +218,7 @@ def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str |
     ended = min((one["begun"] for one in known if one.get("ended")), default=None)
     if ended is None or ended == max(one["begun"] for one in known):
         return None
-    # The one waits for the next step, in a collective, the other for the end of the epoch.
+    # One worker waits in the next step, and another worker at the end of the epoch.
     places = [_place(one, ended) for one in known]
     return described_difference([{f"batch {ended + 1}": place} for place in places])
 
@@ -229,21 +229,22 @@ def _place(report: Report, ended: int) -> str:
     return "none, at the end of its data" if report.get("ended") else "not read yet"
 
 
-# The figures that show it, the better one first: a step's time without waits for other workers, and
-# its wait for data.
+# The times by which workers are compared; the first one is used if it is known.
+# The times are a step's time without waits for other workers, and its wait for data.
 _BY = ("own_ms", "data_ms")
 
 
 def slowest(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Returns which worker is the slowest, and how much slower than the others it is.
+    """Returns which worker is the slowest, and how much slower it is than the others.
 
     Args:
-        workers: By rank, ``own_ms`` and ``data_ms``: the time of a step in which the worker did not
-            wait for the others, and in which it waited for data; None where it is not known.
+        workers: By rank, ``own_ms`` and ``data_ms``: the time of a step without waits for other
+            workers, and the time that the step waited for data; None if a time is not known.
 
     Returns:
-        Its rank, by which of these times, that time, and the median of the others' times. None if
-        there is no other worker, or no time is known of all.
+        The worker's rank, the name of the time by which it is the slowest, that time, and the
+        median of the others' times. None if there is no other worker, or no time is known of all
+        workers.
     """
     for name in _BY:
         times = [one.get(name) for one in workers]

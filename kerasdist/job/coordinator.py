@@ -1,11 +1,11 @@
-"""The chief's side of a job: which workers are there, which wait, and which are lost.
+"""The chief's side of a job: knows which workers have joined, which wait, and which are lost.
 
-It runs in a thread of the chief. Each worker, the chief too, holds one connection to it (see
-`kerasdist.job.client`).
+The coordinator runs in a thread of the chief. Each worker, including the chief, has one connection
+to the coordinator (see `kerasdist.job.client`).
 
-A message costs the same in a job of two workers and of thousands. What must look at all workers is
-done once a second, in `_patrol`, or once an exchange, when its last worker comes. Time is counted
-in this process's own beats: while it is suspended, no time-out runs.
+The cost of a message does not depend on the number of workers. Work that looks at all workers is
+done once a second, in `_patrol`, or once per exchange, when its last worker has come. Time is
+counted in ticks of this process: while the process is suspended, no time-out passes.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ CHIEF = 0
 MAIN = "main"
 """The channel of the script's own thread."""
 
-# The channel of the meeting at the end of the script.
+# The name of the exchange to which all workers come at the end of the script.
 LEAVING = "leaving"
 
 
-# The workers must read the message before the connection ends, which would discard it.
+# The end of the connection would discard a message that the workers have not read yet.
 _DELIVERY_SECONDS = 0.3
 
-# What a message of another form than ours raises.
+# The errors that a malformed message causes.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 @dataclass(eq=False)
 class Member:
-    """A worker as the coordinator knows it.
+    """The coordinator's facts about a worker.
 
     Attributes:
-        rank: Its number.
-        name: Its name in messages.
-        writer: The connection to it.
-        facts: What it told of itself when it joined.
-        heard: When it last gave a sign of life.
-        step: How many steps it has begun.
-        place: The call that needs the others; empty outside of one.
-        entered: How often it has entered such a call.
-        moved: When `step`, `place` or `entered` last changed.
-        left: Whether it has left the job.
-        batches: Its batches since the workers last compared them; None if it does not tell.
-        collectives: The last collectives that it has recorded.
+        rank: The number of the worker.
+        name: The name of the worker in messages.
+        writer: The connection to the worker.
+        facts: The facts that the worker sent when it joined.
+        heard: The time of the worker's last sign of life.
+        step: How many steps the worker has begun.
+        place: The running call that needs the other workers; empty outside of such a call.
+        entered: How often the worker has entered such a call.
+        moved: The time at which `step`, `place` or `entered` last changed.
+        left: Whether the worker has left the job.
+        batches: The worker's batches since the last comparison; None if it does not report them.
+        collectives: The last collectives that the worker has recorded.
     """
 
     rank: int
@@ -81,22 +81,22 @@ class Member:
     collectives: list[str] = field(default_factory=list)
 
     def send(self, packed: bytes) -> None:
-        """Sends a packed message; does not wait until the worker reads it."""
+        """Sends a packed message, without waiting until the worker reads it."""
         if not self.left:
             self.writer.write(packed)
 
 
 @dataclass(eq=False)
 class Meeting:
-    """A call that all workers must make.
+    """An exchange of values (a meeting), to which all workers must come.
 
     Attributes:
-        label: The name that the workers give to the call.
-        since: When the first worker made it.
-        wanted: What the workers get (`kerasdist.job.protocol`).
+        label: The name that the workers give to the exchange.
+        since: The time at which the first worker came.
+        wanted: Which values the workers get (`kerasdist.job.protocol`).
         sent: The JSON text of the value that each worker sent.
-        texts: Each of these texts once.
-        size: Their length.
+        texts: Each different text once.
+        size: The total length of these texts.
     """
 
     label: str
@@ -108,7 +108,7 @@ class Meeting:
 
     @property
     def places(self) -> dict[int, str]:
-        """Where the workers are that have made the call."""
+        """Returns, for a message, the workers that have come to the exchange."""
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
     def add(self, rank: int, value: object) -> None:
@@ -119,9 +119,10 @@ class Meeting:
         self.sent[rank] = self.texts.setdefault(text, text)
 
     def answer(self, channel: str, number: int, workers: int) -> bytes:
-        """Returns what the workers are told: each value once, and which workers sent it.
+        """Returns the message to the workers: each value once, and which workers sent it.
 
-        ``runs`` has, by rank, the index of a value and how many workers in a row sent it.
+        ``runs`` has, in the order of ranks, the index of a value and how many workers in a row sent
+        it.
         """
         texts = [self.sent[rank] for rank in range(workers)]
         index = {text: at for at, text in enumerate(dict.fromkeys(texts))}
@@ -138,18 +139,18 @@ _KEPT_SAVES = 1000
 @final
 @dataclass(frozen=True)
 class Save:
-    """A worker that is about to save, and asks whether the chief has written the file.
+    """A worker that is about to save a file, and asks whether the chief has written that file.
 
-    It cannot know whether the chief saves too: a script may let one worker save alone.
+    The worker cannot know whether the chief saves too, because a script may let one worker save.
 
     Attributes:
-        rank: The worker.
-        number: The number of its question.
-        step: How many steps it had begun.
+        rank: The number of the worker.
+        number: The number of the worker's question.
+        step: How many steps the worker had begun.
         path: The path of the file.
-        occurrence: How often it has saved to that path in that step before.
-        index: How often it has saved to any path in that step before.
-        since: When it began to wait.
+        occurrence: How often the worker has saved to that path in that step before.
+        index: How often the worker has saved to any path in that step before.
+        since: The time at which the worker began to wait.
     """
 
     rank: int
@@ -163,7 +164,7 @@ class Save:
 
 @final
 class Saves:
-    """The files that the chief has written, and the workers that wait for one."""
+    """The files that the chief has written, and the workers that wait for such a file."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[int, str, int], Mapping[str, object]] = {}
@@ -172,7 +173,7 @@ class Saves:
         self._waiting: list[Save] = []
 
     def wrote(self, step: int, path: str, outcome: Mapping[str, object]) -> None:
-        """Adds a file that the chief has written, or could not write."""
+        """Adds a file that the chief has written, or has failed to write."""
         self._written[step, path, self._of_path[step, path]] = outcome
         self._of_step[step] += 1
         self._of_path[step, path] += 1
@@ -180,23 +181,24 @@ class Saves:
             del self._written[next(iter(self._written))]
 
     def take_waiting(self) -> list[Save]:
-        """Returns the workers that wait, to be asked about again."""
+        """Returns and removes the waiting workers, whose questions are then tried again."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def answers(
         self, asking: Iterable[Save], chief_step: int, chief_waits_for: Callable[[int], bool]
     ) -> Iterator[tuple[Save, Mapping[str, object]]]:
-        """Yields the answers that are known; after an empty one the worker writes the file.
+        """Yields the known answers; a worker with an empty answer writes the file itself.
 
-        The other workers wait.
+        Workers without an answer continue to wait.
         """
         for save in asking:
             outcome = self._written.get((save.step, save.path, save.occurrence))
             if outcome is not None:
                 yield save, outcome
             elif (
-                self._of_step[save.step] > save.index  # the chief has saved something else instead
+                # then the chief has saved another file instead
+                self._of_step[save.step] > save.index
                 or chief_step > save.step
                 or chief_waits_for(save.rank)
             ):
@@ -205,13 +207,13 @@ class Saves:
                 self._waiting.append(save)
 
     def overdue(self, before: float) -> Save | None:
-        """Returns a worker that has waited for too long."""
+        """Returns a worker that has waited longer than allowed, or None."""
         return next((save for save in self._waiting if save.since < before), None)
 
 
 @final
 class Coordinator:
-    """Admits workers, exchanges their values at meetings, and tells all when one is lost."""
+    """Admits workers, exchanges their values, and tells all workers when one of them is lost."""
 
     def __init__(
         self, host: str, port: int, workers: int, timeouts: Timeouts, credentials: Credentials
@@ -221,10 +223,11 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
-        self._next_places: dict[int, int] | None = None  # by rank, while they are asked for
+        # the workers' answers, while the coordinator asks
+        self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
-        # Seconds in which this process ran, to the last patrol.
+        # The seconds in which this process ran, up to the last patrol.
         self._now = 0.0
         self._ended = threading.Event()
         self._told = threading.Event()
@@ -238,9 +241,9 @@ class Coordinator:
         self._ended.wait(seconds)
 
     def wait_until_told(self, seconds: float) -> None:
-        """Waits until the workers know why the job has failed.
+        """Waits until the workers have learned why the job has failed.
 
-        If the chief ended before, they would only learn that the chief has ended.
+        If the chief ended earlier, the workers would learn only that the chief has ended.
         """
         if self._told.wait(seconds):
             time.sleep(_DELIVERY_SECONDS)
@@ -278,7 +281,7 @@ class Coordinator:
             writer.close()
 
     def _admitted(self, hello: Any, writer: asyncio.StreamWriter) -> Member | None:
-        """Returns the worker of a new connection, None if it is refused."""
+        """Returns the worker that a new connection belongs to, or None if it is refused."""
         rank = hello["rank"]
         name = f"worker {rank} (process {hello['pid']} on {hello['host']})"
         if not isinstance(hello.get("given"), str | None):
@@ -306,7 +309,7 @@ class Coordinator:
         return member
 
     def _roster(self) -> dict[str, object]:
-        """Returns what each worker needs to know of the others; not the address of each."""
+        """Returns the facts that each worker needs about all workers, without their addresses."""
         facts = [self._members[rank].facts for rank in range(self._workers)]
         addresses = list(map(listening.address_in, facts))
         far = (one for one in addresses[1:] if not listening.leads_here(one))
@@ -325,7 +328,7 @@ class Coordinator:
             case "meet":
                 self._meet(member, message)
             case "ask":
-                if self._next_places is None:  # else all workers have been asked
+                if self._next_places is None:  # if it is set, all have been asked
                     self._next_places = {}
                     self._tell_all({"type": "asked"})
             case "next":
@@ -360,7 +363,7 @@ class Coordinator:
                 self._answer_savers(self._saves.take_waiting())
 
     def _add_next_place(self, member: Member, place: Any) -> None:
-        """Lets all workers meet at the first place that none has passed, once all have answered."""
+        """When all have answered, lets workers meet at the first place that none has passed."""
         if type(place) is not int or self._next_places is None:
             raise TypeError(f"place={place!r}")
         self._next_places[member.rank] = place
@@ -369,7 +372,7 @@ class Coordinator:
             self._next_places = None
 
     def _answer_savers(self, asking: Iterable[Save]) -> None:
-        """Answers workers that ask for a file of the chief, now or once the answer is known."""
+        """Answers workers that ask for a file of the chief, at once or when the answer is known."""
         step = self._members[CHIEF].step
         for save, outcome in self._saves.answers(asking, step, self._chief_waits_for):
             kept = {"channel": protocol.SAVES, "number": save.number, "values": [outcome]}
@@ -404,7 +407,7 @@ class Coordinator:
             self._answer_savers(self._saves.take_waiting())
 
     def _conclude(self, channel: str, number: int, meeting: Meeting) -> None:
-        """Answers all workers of a meeting, when the last one has come."""
+        """Answers all workers of an exchange, after the last one has come."""
         answer = meeting.answer(channel, number, self._workers)
         for_others = answer
         if meeting.wanted == protocol.FOR_CHIEF:
@@ -414,7 +417,7 @@ class Coordinator:
             member.send(answer if member.rank == CHIEF else for_others)
 
     def _check_leavers(self) -> None:
-        """Fails the job if a worker has ended its script while others go on."""
+        """Fails the job if one worker's script has ended while other workers continue."""
         leaving = next((one for key, one in self._meetings.items() if key[0] == LEAVING), None)
         if leaving is None:
             return
@@ -437,14 +440,14 @@ class Coordinator:
             )
 
     def _leave(self, member: Member) -> None:
-        """Sends a worker nothing more; ends the coordinator after the last one has left."""
+        """Stops sending to a worker; ends the coordinator after the last worker has left."""
         member.left = True
         self._left += 1
         if self._left == self._workers:
             self._ended.set()
 
     def _patrol(self) -> None:
-        """Looks after all workers; called once an interval while this process runs."""
+        """Checks all workers; called at each interval while this process runs."""
         self._now += self._timeouts.beat
         now, limits = self._now, self._timeouts
         self._tell_all({"type": "beat"})
@@ -519,7 +522,7 @@ class Coordinator:
         )
 
     def _doing(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Returns what workers do."""
+        """Returns, for a message, the calls in which workers are."""
         places: dict[int, str] = {}
         for one in (self._members[rank] for rank in ranks):
             place = f"in {one.place}, step {one.step}" if one.place else "in code of its own"
@@ -544,7 +547,7 @@ class Coordinator:
         )
 
     def _lose(self, member: Member | None, why: str) -> None:
-        """Fails the job if a connection that ends is a worker's."""
+        """Fails the job if the connection of a worker ends."""
         if member is not None and not member.left:
             self._leave(member)
             self._fail_lost(member.rank, why)

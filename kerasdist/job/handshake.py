@@ -1,9 +1,9 @@
 """The secret of a job, and how a worker and the chief prove to each other that they know it.
 
-The chief opens each connection with a challenge: its job's name and a random number. The worker
-answers with a random number of its own and an HMAC-SHA256 of both under the job's secret; the chief
-replies with another HMAC of the same numbers. Only then does any other message follow. The secret
-itself is never sent, and an answer is of no use on another connection.
+The chief opens each connection with a challenge: the job's name and a random number. The worker
+answers with a random number of its own, and with an HMAC-SHA256 of both numbers under the job's
+secret. The chief replies with another HMAC of the same numbers. Only then other messages follow.
+The secret itself is never sent, and an answer cannot be used on another connection.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Credentials:
     """The credentials by which workers of one job recognize each other.
 
     Attributes:
-        secret: The job's secret; None: the job has none.
-        job_id: The job's name; empty: it has none.
+        secret: The job's secret; None if the job has none.
+        job_id: The job's name; empty if the job has none.
     """
 
     secret: bytes | None = field(default=None, repr=False)
@@ -91,7 +91,7 @@ _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
 
 class RefusedError(Exception):
-    """The chief refuses a peer that speaks its protocol; the message is the reason."""
+    """The chief refuses a peer that speaks kerasdist's protocol; the message says why."""
 
 
 def challenge(mine: Credentials) -> Message:
@@ -139,7 +139,7 @@ def reply(asked: Message, answered: object, mine: Credentials) -> Message:
 
 
 def check_proof(asked: Message, answered: Message, proof: object, mine: Credentials) -> None:
-    """Checks the chief's reply, on the worker."""
+    """Checks, on the worker, the chief's reply."""
     if isinstance(proof, dict) and proof.get("type") == "refused":
         raise JobError(f"the chief refused this worker: {proof.get('why')}")
     proof = _checked(proof, "proof", {"digest": str})
@@ -152,7 +152,7 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
     connection = socket.create_connection((host, port), timeout=5)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A chief that is still starting accepts later; its port may be open already.
+        # The port of a starting chief may be open before the chief accepts connections.
         connection.settimeout(wait)
         asked = protocol.receive(connection, MAX_BYTES)
         answered = answer(asked, mine)
@@ -166,8 +166,8 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
 
 def _digest(mine: Credentials, role: str, chiefs_nonce: str, workers_nonce: str) -> str:
     parts = (role, mine.job_id, chiefs_nonce, workers_nonce)
-    # Lengths keep one list of parts from being read as another.
-    # A peer's number may be any text of JSON, half a surrogate pair too.
+    # The length precedes each part, so that different parts never give the same bytes.
+    # A peer's number may be any JSON text, even half of a surrogate pair.
     encoded = [part.encode(errors="surrogatepass") for part in parts]
     message = b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
     return hmac.new(mine.secret or b"", message, hashlib.sha256).hexdigest()
@@ -178,7 +178,7 @@ def _equal(received: str, expected: str) -> bool:
 
 
 def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
-    """Returns a message that has a type and fields; raises for any other."""
+    """Returns a message if it has the type and the fields; raises an error otherwise."""
     if not isinstance(message, dict) or message.get("type") != kind:
         raise ConnectionError("not a kerasdist worker: its first message is of another kind")
     for name, kind_of_value in fields.items():
@@ -187,7 +187,7 @@ def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
     return message
 
 
-# How many connections may have proved nothing yet; for a new one the oldest is closed.
+# The most connections without a proof; for a further one, the oldest is closed.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5
@@ -202,7 +202,7 @@ class Gate:
         self._credentials = credentials
         self._who = who
         self._limit = max(_MOST_STRANGERS, 2 * workers)
-        # Open connections that have not proved yet that they belong to the job, oldest first.
+        # Open connections that have not proved that they belong to the job, the oldest first.
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._refused = 0
         self._unreported = 0
@@ -211,7 +211,7 @@ class Gate:
     async def admits(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Returns whether the peer has proved that it is a worker of this job.
 
-        Bounded in time, in the size of what is read, and in the number of peers at a time.
+        The check is limited in time, in the bytes that are read, and in the number of peers.
         """
         if len(self._strangers) >= self._limit:
             oldest = next(iter(self._strangers))
@@ -227,7 +227,7 @@ class Gate:
         except TimeoutError:
             self._report(writer, f"it proved nothing within {SECONDS:g} s")
         except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
-            pass  # it has left by itself, as a worker does that tries again
+            pass  # a worker leaves in this way before it tries again
         except (OSError, ValueError) as error:
             self._report(writer, str(error))
         else:
@@ -243,7 +243,7 @@ class Gate:
         writer.write(protocol.packed(reply(asked, answered, self._credentials)))
 
     def _report(self, writer: asyncio.StreamWriter, why: str) -> None:
-        """Prints which peer was refused; many refusals in few lines."""
+        """Prints which peer was refused; many refusals share a few lines."""
         self._refused += 1
         self._unreported += 1
         now = time.monotonic()

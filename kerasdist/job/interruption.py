@@ -1,8 +1,9 @@
-"""How a worker ends: exit codes, and with one line, and soon, after Ctrl-C.
+"""Exit codes of workers, and their quick end with one line of output after Ctrl-C.
 
-Most of the time goes into the end of the interpreter, which unloads the framework's modules: 1 to
-2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and PyTorch, two workers). No
-Python thread runs then that could end the process, so a timer of the kernel does.
+A worker needs most of the time until its end for the end of the interpreter, which unloads the
+framework's modules: 1 to 2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and
+PyTorch, two workers). During that time no Python thread runs that could end the process, so a timer
+of the kernel does it.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from typing import NoReturn, final
 from kerasdist.core.user_warnings import LIBRARIES, PACKAGE
 from kerasdist.errors import JobError
 
-# The reason that an interrupted worker gives when it leaves the job.
+# The reason for leaving the job that an interrupted worker reports.
 CTRL_C = "Ctrl-C"
 
-# How long a worker may take to end after it was interrupted, and how long the interpreter alone.
+# The seconds in which an interrupted worker must end, and in which the interpreter alone must end.
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
-# With what the names of files begin that do not belong to the user's script.
+# Beginnings of names of files that do not belong to the user's script.
 _ELSEWHERE = ("<", *LIBRARIES)
 
 
 @final
 class DroppedInterrupts:
-    """Raises an interrupt again that came while the main thread was in code that drops errors.
+    """Raises an interrupt again if it came while the main thread ran code that drops errors.
 
     Callbacks of the garbage collector drop errors (JAX has one, and Keras imports JAX), and so do
-    conversions in the C++ of JAX and NumPy. An interrupt was dropped if it came in a call of Keras
-    or kerasdist, and that call goes on or returns. If it came in user code inside that call, that
-    code may have caught it.
+    conversions in the C++ code of JAX and NumPy. An interrupt was dropped if it came in a call of
+    Keras or kerasdist, and that call continues or returns. If it came in user code inside of that
+    call, that code may have caught it deliberately.
     """
 
     def __init__(self, is_in_a_call: Callable[[], bool]) -> None:
-        """Listens in the main thread, unless the script handles Ctrl-C itself."""
+        """Listens for interrupts in the main thread, unless the script handles Ctrl-C itself."""
         self._is_in_a_call = is_in_a_call
         self._dropped = False
         self._shown_by = sys.unraisablehook
@@ -55,13 +56,13 @@ class DroppedInterrupts:
             signal.signal(signal.SIGINT, self._handle)
 
     def raise_again(self) -> None:
-        """Raises an interrupt that was dropped. The main thread calls it, in a call or after it."""
+        """Raises a dropped interrupt. The main thread calls this in a call or after it."""
         if self._dropped:
             self._dropped = False
             raise KeyboardInterrupt
 
     def forget(self) -> None:
-        """Forgets the interrupt, as the call has ended, perhaps by it."""
+        """Forgets the interrupt, because the call has ended, perhaps by that interrupt."""
         self._dropped = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -76,7 +77,7 @@ class DroppedInterrupts:
 
 
 def _is_in_users_code(frame: FrameType | None) -> bool:
-    """Returns whether a frame is in user code that this package has called."""
+    """Returns whether a frame belongs to user code that this package has called."""
     while frame is not None and frame.f_code.co_filename.startswith(_ELSEWHERE):
         if frame.f_code.co_filename.startswith(PACKAGE):
             return False
@@ -85,7 +86,7 @@ def _is_in_users_code(frame: FrameType | None) -> bool:
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Returns the interrupt that an error is or was caused by, None if there is none."""
+    """Returns the interrupt that an error is, or is caused by; None if there is none."""
     seen: set[int] = set()
     behind: BaseException | None = error
     while behind is not None and id(behind) not in seen:
@@ -99,7 +100,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
     """Returns one line about an interrupt."""
     said = "interrupted (Ctrl-C)"
-    # An interrupt that a framework catches, to raise another error, has not come through user code.
+    # An interrupt that a framework turns into another error does not pass through user code.
     said += _place(traceback.extract_tb(interrupt.__traceback__)) or _place(
         traceback.extract_tb(error.__traceback__)
     )
@@ -109,7 +110,7 @@ def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
 
 
 def described_wait(why: JobError, at: FrameType | TracebackType | None) -> str:
-    """Returns one line about a worker that waited for one that was interrupted."""
+    """Returns one line about a worker that waited for an interrupted worker."""
     if isinstance(at, TracebackType):
         frames = traceback.extract_tb(at)
     else:
@@ -118,24 +119,24 @@ def described_wait(why: JobError, at: FrameType | TracebackType | None) -> str:
 
 
 def ignore_more() -> None:
-    """Ignores further interrupts while the process ends. The main thread calls it."""
+    """Ignores further interrupts while the process ends. Only the main thread can call it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def limit(seconds: float = SECONDS) -> None:
-    """Ends this process after some seconds, whatever it does then. The main thread calls it."""
+    """Ends this process after some seconds, whatever it then does. For the main thread only."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def limit_interpreter() -> None:
-    """Limits the end of the interpreter, after writing files that the script left open."""
+    """Limits the time of the interpreter's end; first writes files that the script left open."""
     for thing in gc.get_objects():
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(
                 OSError, ValueError
-            ):  # a stream is closed, or its reader is gone
+            ):  # a stream may be closed, or its reader has ended
                 thing.flush()
     limit(_INTERPRETER_SECONDS)
 
@@ -149,7 +150,7 @@ _finish: list[Callable[[int], int]] = []
 
 
 def register(finish: Callable[[int], int]) -> None:
-    """Registers what ends the job: a function of this worker's exit code, returns the job's."""
+    """Registers a function that ends the job and turns this worker's exit code into the job's."""
     _finish.append(finish)
 
 
@@ -159,26 +160,26 @@ def has_started_others() -> bool:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Ends this process at once; if it has started the other workers, after they have ended."""
+    """Ends this process at once, or after the other workers if it has started them."""
     for finish in _finish:
         code = finish(code)
     end_process(code)
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process at once, after writing what it has printed."""
+    """Ends this process at once, after the output that it has printed is written."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 class ExitCode(IntEnum):
-    """Exit codes with a meaning of their own.
+    """Exit codes that have a special meaning.
 
     Attributes:
-        LOST_WORKER: The worker ended because another was lost. The launcher looks for that one.
-        PREEMPTED: The worker was told to stop, and has backed up. This is not a failure, and the
-            launcher does not start the job again: the scheduler that took the machine does.
+        LOST_WORKER: The worker ended because another worker was lost, which the launcher looks for.
+        PREEMPTED: The worker was told to stop, and has saved a backup. This is not a failure, and
+            the launcher does not restart the job; the scheduler that took the machine restarts it.
     """
 
     LOST_WORKER = 75

@@ -38,26 +38,27 @@ _ADVICE = "All of them must run the same script in the same environment."
 
 @final
 class Job:
-    """This worker's side of the job: meetings with the others, and news of their loss.
+    """This worker's view of the job: exchanges with the other workers, and news if one is lost.
 
-    Workers exchange small facts here. Tensors go by the collectives of the frameworks.
+    Workers exchange small facts by this object. Tensors are exchanged by the frameworks'
+    collectives.
 
     Attributes:
-        membership: This process's place.
+        membership: This process's place in the job.
         rank: This worker's number, 0 for the chief.
         num_workers: How many workers there are.
         is_chief: Whether this worker writes the files.
-        timeouts: How long to wait for the others.
+        timeouts: How long this worker waits for the others.
         address: ``host:port`` of this worker, for the framework's own connections.
-        chief_address: That of the chief.
+        chief_address: The ``host:port`` of the chief.
         is_on_one_machine: Whether all workers reach each other by loopback addresses.
-        collectives: The collectives that this worker has issued; None: they are not recorded.
+        collectives: The collectives that this worker has issued; None if they are not recorded.
     """
 
     def __init__(
         self, membership: Membership, facts: Mapping[str, object], timeouts: Timeouts
     ) -> None:
-        """Joins the job; waits until all workers have joined. All workers must call it."""
+        """Joins the job and waits until all workers have joined. All workers must call it."""
         self.membership = membership
         self.rank = membership.rank
         self.num_workers = membership.num_workers
@@ -76,7 +77,8 @@ class Job:
                 _warn_of_open_network(membership, host, port)
             self._coordinator = Coordinator(host, port, membership.num_workers, timeouts, known)
         else:
-            raise_file_limit(membership.num_workers)  # Gloo connects each worker with each
+            # Gloo connects every worker to every other worker
+            raise_file_limit(membership.num_workers)
         self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
         facts_of_this = _own_facts(membership, host, self._port)
         self._client = Client(host, port, facts_of_this, timeouts, known)
@@ -95,14 +97,15 @@ class Job:
 
     @property
     def other_addresses(self) -> list[str]:
-        """Addresses of other workers, of which one is on another machine if any worker is."""
+        """Some addresses of other workers, at least one of them on another machine if possible."""
         known = self.membership.addresses or (self.chief_address, self._client.roster["far"])
         return [one for one in known if one not in (None, self.address)]
 
     def gather_addresses(self) -> tuple[str, ...]:
-        """Returns ``host:port`` of each worker, by rank. All workers must call it.
+        """Returns ``host:port`` of each worker, by rank. All workers must call this method.
 
-        The chief alone gets them one by one; it compresses them once for the others.
+        Only the chief receives the addresses one by one; it compresses them once for all other
+        workers.
         """
         if not self._addresses:
             compressed = self.choose("addresses of workers", self.address, protocol.compressed)
@@ -110,13 +113,14 @@ class Job:
         return self._addresses
 
     def workers_a_host(self) -> int:
-        """Returns how many workers each machine has. All workers must call it.
+        """Returns how many workers each machine has. All workers must call this method.
 
-        Two neighbours are on two machines if the names of these differ, or if the second one's
-        number on its machine is no larger, as where copied machines have one name.
+        Two neighbouring ranks are on two machines if the machines' names differ. Since copies of a
+        machine may have the same name, they also are on two machines if the second worker's number
+        on its machine is not larger than the first worker's number.
 
         Raises:
-            ClusterError: If a machine has more workers than another.
+            ClusterError: If a machine has more workers than another one.
         """
         own = [platform.node(), self.membership.local_rank]
         sizes = self.choose("machines of workers", own, sizes_of_hosts)
@@ -138,16 +142,16 @@ class Job:
     def all_gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers, by rank.
 
-        All workers must call it with the same label, and in the same order. Equal values travel
-        once; where values differ, what all workers get grows with their number: `compare_objects`,
-        `gather_object` and `broadcast_object` send less.
+        All workers must call it with the same label and in the same order. Equal values are sent
+        only once. If values differ, the data for each worker grow with the number of workers;
+        `compare_objects`, `gather_object` and `broadcast_object` send less.
         """
         return self._meet(label, value)
 
     def compare_objects(self, label: str, value: object) -> list[int]:
-        """Returns a number for each worker, by rank: the same for those whose values are equal.
+        """Returns a number for each worker, by rank: equal for workers whose values are equal.
 
-        The chief's is 0. All workers must call it.
+        The chief's number is 0. All workers must call this method.
         """
         return self._meet(label, value, protocol.NUMBERS)
 
@@ -156,10 +160,10 @@ class Job:
         return len(set(self.compare_objects(label, value))) == 1
 
     def first_difference(self, label: str, own: Sequence[str]) -> int | None:
-        """Returns the first place at which sequences differ by worker, None if none does.
+        """Returns the first index at which workers' sequences differ, None if none does.
 
-        All workers must call it. They send a digest; if the digests differ, the chief sends a
-        checksum of each member, and each worker where it has another one.
+        All workers must call it. They send a digest. If the digests differ, the chief sends a
+        checksum of each member, and each worker sends where it differs from the chief.
         """
         sums = [zlib.crc32(one.encode()) for one in own]
         if self.all_have_one(label, comparison.digest(sums)):
@@ -169,31 +173,31 @@ class Job:
         return self.choose(f"where {label} differ", next(apart, len(own)), min)
 
     def gather_object(self, label: str, value: object) -> list[Any]:
-        """Returns the values of all workers on the chief, an empty list on the others.
+        """Returns the values of all workers on the chief, and an empty list on the others.
 
-        All workers must call it.
+        All workers must call this method.
         """
         return self._meet(label, value, protocol.FOR_CHIEF)
 
     def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
-        """Returns what the chief chooses of all workers' values. All workers must call it.
+        """Returns the result that the chief computes from values; all workers must call it.
 
-        No worker but the chief gets them all.
+        Only the chief gets all values.
         """
         everyone = self.gather_object(label, value)
         own = choose(everyone) if self.is_chief else None
         return self.broadcast_object(f"what the chief chooses of {label}", own)
 
     def broadcast_object(self, label: str, value: object) -> Any:
-        """Returns the chief's value. All workers must call it."""
+        """Returns the chief's value. All workers must call this method."""
         own = value if self.is_chief else None
         return self._meet(label, own)[0]
 
     def meets_here(self, wants: bool) -> bool:
-        """Returns whether all workers meet here, as one of them `wants` it here or before.
+        """Returns whether all workers meet here, because one of them has asked for it.
 
-        All workers must call it as often. It waits for the others only if one of them wants it;
-        then they meet where the one that is ahead comes next.
+        All workers must call this method equally often. No worker waits unless a worker `wants` to
+        meet. Then all workers meet at the next call of the worker that is furthest ahead.
         """
         self.check()
         return self._client.meets_here(wants)
@@ -206,7 +210,7 @@ class Job:
 
     @contextmanager
     def chief_first(self) -> Generator[None]:
-        """Runs the block inside on the chief, then on the others. All workers must call it."""
+        """Runs the block on the chief first, then on the others. All workers must call it."""
         label = "the end of the chief's block in chief_first"
         if not self.is_chief:
             error = self.broadcast_object(label, None)
@@ -226,9 +230,9 @@ class Job:
         self.broadcast_object(label, None)
 
     def assert_equal(self, label: str, facts: Mapping[str, object], advice: str = _ADVICE) -> None:
-        """Raises DisagreementError if facts differ by worker. All workers must call it.
+        """Raises DisagreementError if facts differ between workers. All workers must call it.
 
-        Workers send a digest. Only if the digests differ, one worker of each group that agrees
+        Workers send a digest. Only if the digests differ, one worker of each group with equal facts
         sends the facts themselves.
         """
         numbers = self.compare_objects(label, comparison.digest(facts))
@@ -245,7 +249,7 @@ class Job:
         )
 
     def write_for_all(self, write: Callable[[], None], path: str) -> None:
-        """Writes a file, and tells the workers that wait for it. Only the chief calls it."""
+        """Writes a file, and informs the workers that wait for it. Only the chief calls it."""
         try:
             write()
         except BaseException as error:
@@ -255,9 +259,9 @@ class Job:
         self._client.wrote(path, {"modified": modified})
 
     def is_written_by_chief(self, path: str) -> bool:
-        """Waits until the chief has written a file, or does something else.
+        """Waits until the chief has written a file, or is known not to write it.
 
-        Returns whether it has written this path on a file system that the workers share.
+        Returns whether the chief has written this path on a file system that the workers share.
         """
         with self.translating_failures(f"save to {path}"):
             outcome = self._client.written_by_chief(path)
@@ -270,19 +274,19 @@ class Job:
         if not outcome:
             return False
         modified = outcome["modified"]
-        # Without a file system that the workers share, each has a file of its own.
+        # Without a shared file system, each worker needs a file of its own.
         return modified is None or (_modified(path) or 0) >= modified
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
-        self._failing_exit = None  # the script has caught the exit
+        self._failing_exit = None  # the script has caught this exit
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure
 
     @property
     def is_watched(self) -> bool:
-        """Whether this worker is in a call that needs all workers, which a time-out ends."""
+        """Whether this worker is in a call that needs all workers, to which time-outs apply."""
         return bool(self._client.place)
 
     def step_started(self) -> None:
@@ -308,12 +312,12 @@ class Job:
         self.assert_equal(label, {f"collective {before + at + 1}": own}, collectives.ADVICE)
 
     def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
-        """Sends the batches of this worker to the chief, with each sign of life."""
+        """Sends this worker's batches to the chief, with each sign of life."""
         self._client.report = report
 
     @contextmanager
     def translating_failures(self, place: str) -> Generator[None]:
-        """Raises WorkerLostError in place of errors that a lost worker causes in the block."""
+        """Raises WorkerLostError in place of the errors that a lost worker causes in the block."""
         self.check()
         outer, self._client.place = self._client.place, self._client.place or place
         self._client.entered += 1
@@ -340,15 +344,15 @@ class Job:
                 self._interrupts.forget()
 
     def at_leave(self, callback: Callable[[], None]) -> None:
-        """Adds a function that disconnects a framework, when all scripts have ended."""
+        """Adds a function that disconnects a framework when all scripts have ended."""
         self._at_leave.append(callback)
 
     def after_connecting(self) -> None:
-        """Registers `leave`, which then runs before the framework disconnects.
+        """Registers `leave`, so that it runs before the framework disconnects.
 
-        At the end of the script workers wait for each other before the framework disconnects. A
-        worker whose script ends with an uncaught error, or by ``sys.exit(3)`` in a call that needs
-        all workers, tells the others first.
+        At the end of the script, workers wait for each other before the framework disconnects. If a
+        script ends with an uncaught error, or by ``sys.exit(3)`` in a call that needs all workers,
+        its worker informs the others first.
         """
         if self._port is not None:
             self._port.release()
@@ -382,19 +386,19 @@ class Job:
         self._monitor.disarm()
 
 
-# The name in messages of a compiled step outside of `fit` and `strategy.run`.
+# The name that messages give to a compiled step outside of `fit` and `strategy.run`.
 FUNCTION = "kerasdist.function"
 
-# The job of this process; there is at most one.
+# The job of this process. There is at most one.
 _current: list[Job] = []
 
 _ALONE = nullcontext()
 
 
 def join_job(membership: Membership, facts: Mapping[str, object]) -> tuple[Job, bool]:
-    """Returns the job of this process, and whether it was joined just now.
+    """Returns the job of this process, and whether it was joined by this call.
 
-    All workers must call it. A second strategy gets the job that the first one joined.
+    All workers must call it. A second strategy gets the job that the first one has joined.
     """
     if _current:
         if _current[0].membership != membership:
@@ -409,7 +413,7 @@ def join_job(membership: Membership, facts: Mapping[str, object]) -> tuple[Job, 
 
 
 def current_job() -> Job | None:
-    """Returns the job of this process, None if it is alone."""
+    """Returns the job of this process, None if it has no other workers."""
     return _current[0] if _current else None
 
 
@@ -419,9 +423,10 @@ def translating_failures(place: str) -> AbstractContextManager[None]:
 
 
 def _failing_exit(error: SystemExit) -> tuple[str, int] | None:
-    """Returns the reason and the exit code of a ``sys.exit``, None if it is no failure."""
+    """Returns the reason and exit code of a ``sys.exit``; None if it is not a failure."""
     match error.code:
-        case None | 0 | ExitCode.PREEMPTED:  # preempted workers have backed up together, and stop
+        # preempted workers have saved a backup together and stop
+        case None | 0 | ExitCode.PREEMPTED:
             return None
         case int(code):
             return f"exit code {code}", code
@@ -437,7 +442,7 @@ def _address_of_coordinator(membership: Membership) -> tuple[str, int]:
             "a free port of the chief's machine."
         )
     host, port = split(membership.coordinator, "the coordinator's address")
-    # Workers on one machine need no address that other machines reach.
+    # If all workers are on one machine, no other machine needs to reach their addresses.
     alone = membership.local_workers == membership.num_workers and not membership.addresses
     return ("127.0.0.1" if alone or is_loopback(host) else host), port
 
@@ -451,7 +456,7 @@ def _warn_of_open_network(membership: Membership, host: str, port: int) -> None:
 
 
 def sizes_of_hosts(workers: Sequence[tuple[str, int | None]]) -> list[int]:
-    """Returns how many workers each machine has, from each one's machine and number there."""
+    """Returns how many workers each machine has, from each worker's machine and number there."""
     sizes: list[int] = []
     last: tuple[str, int | None] = "", None
     for host, number in workers:
@@ -474,7 +479,7 @@ def _own_facts(
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,
     }
-    # The others reach the chief by its name. Its own connection may have a loopback address.
+    # The chief's own connection may have a loopback address; others use its name.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
 
 

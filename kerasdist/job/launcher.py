@@ -1,6 +1,6 @@
-"""Between a worker and the launcher: that it has joined, where training is, results, profiles.
+"""Messages from a worker to the launcher: that it has joined, its progress, results, profiles.
 
-The launcher imports it without Keras, so nothing of Keras is imported here.
+The launcher imports this file without Keras, so nothing here may import Keras.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ STATUS_FD = "KERASDIST_STATUS_FD"
 
 @final
 class Channel:
-    """Writes reports, each a line of JSON, and never waits: a report may be dropped."""
+    """Writes reports as lines of JSON, without waiting, so a report may be dropped."""
 
     def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # a data loader's processes have no part in it
+        os.set_inheritable(descriptor, False)  # processes of a data loader must not inherit it
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 
     def tell(self, report: Mapping[str, object]) -> None:
-        """Sends a report, unless the launcher is gone or does not read."""
+        """Sends a report, unless the launcher has ended or does not read."""
         line = f"{json.dumps(report)}\n".encode()
         if len(line) > select.PIPE_BUF:  # the pipe may split longer lines
             return
@@ -41,13 +41,13 @@ class Channel:
 
 @cache
 def channel() -> Channel | None:
-    """Returns the channel to the launcher, None where there is none or it wants no reports."""
+    """Returns the channel to the launcher, or None if the launcher wants no reports."""
     given = os.environ.get(STATUS_FD, "")
     if not given.isdecimal():
         return None
     try:
         return Channel(int(given))
-    except OSError:  # a process that the worker has started, without its files
+    except OSError:  # this process was started by the worker and has no channel
         return None
 
 
@@ -56,10 +56,10 @@ JOINED_FILE = "KERASDIST_JOINED_FILE"
 
 
 def tell_launcher() -> None:
-    """Makes the file that tells the launcher that this process has joined the job."""
+    """Makes the file that shows the launcher that this process has joined the job."""
     path = os.environ.get(JOINED_FILE)
     if path:
-        # A launcher that is gone must not stop the job.
+        # The job must go on even if the launcher has ended.
         with contextlib.suppress(OSError):
             Path(path).touch()
 
@@ -90,9 +90,9 @@ class AllReduce:
     """A sum of one array over all replicas.
 
     Attributes:
-        bytes: Its size.
-        seconds: How long a sum takes; the median of several.
-        replicas: How many replicas there are.
+        bytes: The size of the array.
+        seconds: How long a sum takes, as the median of several sums.
+        replicas: How many replicas take part.
     """
 
     bytes: int
@@ -101,7 +101,7 @@ class AllReduce:
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes a second that each device sends, as NCCL's tests count them.
+        """Bytes per second that each device sends, counted as in NCCL's tests.
 
         In the best all-reduce each device sends ``2 (n - 1) / n`` of the array.
         """
@@ -117,12 +117,13 @@ _FORM = re.compile(r"(\d+):(\d+)")
 @final
 @dataclass(frozen=True)
 class ProfiledSteps:
-    """Some steps of `fit`.
+    """The steps of `fit` that shall be profiled.
 
     Attributes:
-        first: How many steps come before them, at least 1: the first one compiles.
-        last: How many steps there are up to their end.
-        folder: The folder of the traces.
+        first: How many steps come before the profiled steps; at least 1, because the first step
+        compiles.
+        last: How many steps there are up to the last profiled one.
+        folder: The folder for the traces.
     """
 
     first: int
@@ -131,19 +132,19 @@ class ProfiledSteps:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables that tell a worker."""
+        """The environment variables that pass these steps to a worker."""
         return {PROFILED: f"{self.first}:{self.last}", PROFILE_FOLDER: str(self.folder.absolute())}
 
     def of_worker(self, rank: int) -> Path:
-        """Returns the file of a worker's trace."""
+        """Returns the file for a worker's trace."""
         return self.folder / f"worker-{rank}.trace.json.gz"
 
 
 def parsed(text: str, folder: Path) -> ProfiledSteps:
-    """Returns the steps that ``first:last`` says.
+    """Returns the steps for a text ``first:last``.
 
     Raises:
-        ValueError: If it says none.
+        ValueError: If the text has another form.
     """
     match = _FORM.fullmatch(text)
     if match is None or not 0 < int(match[1]) < int(match[2]):
@@ -155,6 +156,6 @@ def parsed(text: str, folder: Path) -> ProfiledSteps:
 
 
 def wanted(environ: Mapping[str, str] = os.environ) -> ProfiledSteps | None:
-    """Returns the steps that this worker is to profile, None if none."""
+    """Returns the steps that this worker shall profile, None if it shall profile none."""
     text = environ.get(PROFILED)
     return parsed(text, Path(environ.get(PROFILE_FOLDER, "."))) if text else None

@@ -1,4 +1,4 @@
-"""What connections of workers need: ports, addresses that others reach, limits, threads."""
+"""Helpers for connections of workers: ports, reachable addresses, limits, and threads."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
 BACKLOG = 65535
 """How many connections may wait to be accepted; the kernel allows no more than its own limit."""
 
-# Connections for each worker: the coordinator's, those of torch's store, of Gloo, and one more.
+# Connections per worker: for the coordinator, torch's store and Gloo, and one more.
 _CONNECTIONS_EACH = 4
 
-# Files that a process opens beside these.
+# The number of other files that a process opens.
 _OTHER_FILES = 512
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine reaches a host name or address."""
+    """Returns whether a host name or address can be reached only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name
+    except ValueError:  # any other name
         return False
 
 
 def address_in(facts: Mapping[str, object]) -> str:
-    """Returns a worker's ``host:port`` for the framework, from what it told when it joined."""
+    """Returns a worker's ``host:port`` for the framework, from the facts that it sent."""
     given = facts.get("given")
     return f"{facts.get('address')}:{facts.get('port')}" if given is None else str(given)
 
 
 def leads_here(address: str) -> bool:
-    """Returns whether only this machine reaches ``host:port``."""
+    """Returns whether ``host:port`` can be reached only from this machine."""
     return is_loopback(_host_in(address))
 
 
 def raise_file_limit(workers: int) -> float:
-    """Raises this process's soft limit of open files as a job needs it; returns what is allowed."""
-    import resource  # Windows has none, nor jobs of several workers
+    """Raises this process's soft limit of open files as far as needed; returns the limit."""
+    import resource  # imported here, because Windows lacks this module
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -58,7 +58,7 @@ def raise_file_limit(workers: int) -> float:
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft < wanted:
-        # Some systems allow less than the hard limit says.
+        # Some systems allow fewer files than the hard limit promises.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             return wanted
@@ -81,8 +81,8 @@ def require_file_descriptors(workers: int) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Returns the socket on which the chief listens for workers.
 
-    It is the socket that the launcher opened, if it did: so no other process can take the port
-    between its choice and its use.
+    If the launcher opened a socket for the chief, that socket is returned. So no other process can
+    take the port between its choice and its use.
     """
     inherited = _inherited(port)
     if inherited is not None:
@@ -101,13 +101,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _inherited(port: int) -> socket.socket | None:
-    """Returns the socket that the launcher opened for this port, if it did."""
+    """Returns the socket that the launcher opened for this port, None if it did not."""
     number = os.environ.pop(COORDINATOR_FD, "")
     if not number.isdecimal():
         return None
     try:
         opened = socket.socket(fileno=int(number))
-    except OSError:  # closed on the way here
+    except OSError:  # the socket was closed before it came here
         return None
     if opened.getsockname()[1] != port:
         opened.detach()
@@ -118,13 +118,13 @@ def _inherited(port: int) -> socket.socket | None:
 
 @final
 class HeldPort:
-    """A port of this machine that no other process can take, until a framework listens on it.
+    """A port of this machine that no other process can take until a framework listens on it.
 
-    It is bound, not listening, and shared by SO_REUSEPORT with this user's processes alone: the
-    framework's server, which sets the same option, takes over without a gap.
+    The port is bound but not listening. SO_REUSEPORT shares it with this user's processes only. The
+    framework's server sets the same option, so it can take over at any time.
 
     Attributes:
-        number: The port.
+        number: The number of the port.
     """
 
     def __init__(self, *, loopback: bool, port: int = 0) -> None:
@@ -132,7 +132,7 @@ class HeldPort:
         self.number: int = self._socket.getsockname()[1]
 
     def listening(self) -> int:
-        """Returns the file descriptor of a listening socket on the port; the caller owns it."""
+        """Returns the descriptor of a listening socket on the port; the caller must close it."""
         self._socket.listen(BACKLOG)
         return self._socket.detach()
 
@@ -164,13 +164,14 @@ _ADDRESS = slice(20, 24)
 
 
 def misleads(others: Sequence[str]) -> str | None:
-    """Returns this machine's address for others, None if its own name leads to that already.
+    """Returns this machine's address for others; None if its own name leads others to it.
 
-    Gloo, with which PyTorch and JAX sum on CPUs, gives the others the address that this machine's
-    name resolves to. On Debian and Ubuntu that is a loopback address, which they cannot reach.
+    Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
+    machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which
+    others cannot reach.
 
     Args:
-        others: The addresses of other workers. The first on another machine is enough.
+        others: The addresses of other workers. One that is on another machine is enough.
     """
     if not _resolves_to_loopback(socket.gethostname()):
         return None
@@ -180,14 +181,14 @@ def misleads(others: Sequence[str]) -> str | None:
 
 def interface_of(address: str) -> str | None:
     """Returns the name of the network interface with an address, None if it is not known."""
-    import fcntl  # Windows has none
+    import fcntl  # imported here, because Windows has no such module
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
-            except OSError:  # it has no address, or this system does not know the request
+            except OSError:  # the interface has no address, or the system has no such request
                 continue
             if socket.inet_ntoa(answer[_ADDRESS]) == address:
                 return name
@@ -206,10 +207,10 @@ def _resolves_to_loopback(host: str) -> bool:
 
 
 def _way_to(host: str) -> str | None:
-    """Returns the address of this machine on its route to a host; sends nothing."""
+    """Returns this machine's address on the route to a host, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packet:
         try:
-            packet.connect((host, 9))  # any port
+            packet.connect((host, 9))  # any port will do
         except OSError:
             return None
         address = packet.getsockname()[0]
@@ -218,31 +219,31 @@ def _way_to(host: str) -> str | None:
 
 @contextlib.contextmanager
 def waiting_their_turn() -> Iterator[None]:
-    """Threads started in this block do not interrupt others when they wake.
+    """Threads that are started in this block do not interrupt other threads when they wake up.
 
-    Gloo, with which PyTorch and JAX sum on CPUs, has a thread that hands out what arrives from
-    other workers. It must hold the lock of a connection for that. If it can't have the lock, it
-    asks the kernel again what has arrived, is told the same at once, and so on
-    (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
-    the one who holds the lock is often the thread that was sending on this connection, until the
-    kernel stopped it in favor of the thread that a message had woken. Then nothing happens until
-    the woken one's time is up: 3 ms on Linux, where the sum of a few numbers takes 0.1 ms (measured
-    with jaxlib 0.10.2, two workers of one core each: 60 small sums in 228 ms, and in 6 ms with the
-    cure).
+    Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
+    from other workers. This thread needs the lock of a connection for that. If the lock is taken,
+    the thread asks the kernel again which data have arrived, gets the same answer at once, and so
+    on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
+    the lock is often held by the thread that was sending on this connection, until the kernel
+    stopped it in favor of the thread that a message had woken up. Then the connection stands still
+    until the time slice of the woken thread ends: 3 ms on Linux, while the sum of a few numbers
+    takes 0.1 ms (measured with jaxlib 0.10.2, two workers of one core each: 60 small sums in 228
+    ms, and in 6 ms with the remedy).
 
-    Linux's batch class is the cure: a thread of it has the same share of the cores, but takes none
-    from a running thread in the moment that it wakes (sched(7)). A thread inherits the class of the
-    one that starts it.
+    The remedy is Linux's batch class: a thread of that class gets the same share of the cores, but
+    does not interrupt a running thread when it wakes up (sched(7)). A thread inherits the class of
+    the thread that starts it.
 
-    Where the system lacks or forbids the scheduling class for that, threads start as always. So
-    they do if the user has chosen a scheduling class.
+    If the system lacks or forbids that scheduling class, or if the user has chosen another class,
+    threads start as always.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield
         return
     try:
         _choose(os.SCHED_BATCH)
-    except OSError:  # a sandbox may forbid it
+    except OSError:  # a sandbox may forbid to change the class
         yield
         return
     try:

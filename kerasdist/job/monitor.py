@@ -1,9 +1,9 @@
-"""Ends a worker when another one is lost.
+"""Ends a worker when another worker is lost.
 
 A collective of a framework may wait for the lost worker forever, in code that no Python exception
-reaches. The main thread gets some seconds to end by itself: mostly the framework reports a broken
-connection, or the worker comes to a meeting. Then the process ends, with the cause on standard
-error.
+reaches. First the main thread gets some seconds to end by itself, because usually the framework
+reports a broken connection, or the worker comes to an exchange with the others. Then the process
+ends, with the cause on standard error.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.interruption import ExitCode
 
-# How long the main thread may take to end by itself.
+# The seconds in which the main thread may end by itself.
 GRACE_SECONDS = 10.0
 
-# The same if the lost worker was interrupted by Ctrl-C: until it has ended, which breaks its
-# connections.
+# The same time if the lost worker was interrupted by Ctrl-C.
+# The end of that worker breaks its connections, so it is enough to wait for its end.
 AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
 
-# How long a framework's error waits for the message about a lost worker.
+# The seconds for which a framework's error waits for the message about a lost worker.
 NEWS_SECONDS = 5.0
 
-# How long the chief may take to let the others know why the job ends.
+# The seconds in which the chief may tell the others why the job ends.
 _TELLING_SECONDS = 2.0
 
 # The frameworks whose errors a lost worker may cause.
@@ -51,7 +51,7 @@ _STATUSES = (
 
 @final
 class Monitor:
-    """Ends this process when the job ends and its main thread does not."""
+    """Ends this process if the job has ended and the main thread does not end by itself."""
 
     def __init__(self, client: Client, coordinator: Coordinator | None) -> None:
         self._client = client
@@ -64,16 +64,16 @@ class Monitor:
         threading.Thread(target=self._wait, name="kerasdist-monitor", daemon=True).start()
 
     def disarm(self) -> None:
-        """Leaves the failure to the main thread, which reports it."""
+        """Lets the main thread report the failure, instead of ending this process."""
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:
-        """Ends this process, which is only waiting for the others."""
+        """Ends this process, which only waits for the others."""
         self.disarm()
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this one ends, if they do not know, and lets it end."""
+        """Tells the other workers why this worker ends, unless they know, and lets it end."""
         self.disarm()
         self._leave_job(why, code)
 
@@ -83,14 +83,15 @@ class Monitor:
         self.fail(None, 1)
 
     def hasten(self) -> None:
-        """Limits how long this process may take after the job, if the worker was interrupted."""
+        """Limits the time this process may take after the job, if the worker was interrupted."""
         if self._interrupted and not interruption.has_started_others():
             interruption.limit_interpreter()
 
     def put_hook_first(self) -> None:
-        """Puts this hook for uncaught errors before that of a framework.
+        """Puts this hook for uncaught errors before the hook of a framework.
 
-        PyTorch's hook calls ours with standard error redirected, so that no message would be seen.
+        Otherwise PyTorch's hook would call this hook with standard error redirected, and no message
+        would be seen.
         """
         if sys.excepthook != self._uncaught:
             self._shown_by, sys.excepthook = sys.excepthook, self._uncaught
@@ -120,7 +121,7 @@ class Monitor:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if self._ending:  # our hook called the framework's, which calls ours again
+        if self._ending:  # the framework's hook has called this hook again
             self._original(kind, error, trace)
             return
         self._ending = True
@@ -130,7 +131,7 @@ class Monitor:
         if interrupt is not None and _is_engines(error):
             said = interruption.described(interrupt, error)
             sys.stderr.write(f"{self._client.who} {said}\n")
-            # One that has started the others waits for them, and exits as interrupted.
+            # A worker that has started the others waits for them, and exits as interrupted.
             if not interruption.has_started_others():
                 interruption.limit()
             self._interrupted = True
@@ -140,11 +141,11 @@ class Monitor:
             self._end_with(error, interruption.described_wait(error, trace))
         self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._client.failure is not None:
-            # At once: at the interpreter's end frameworks wait for the lost worker.
+            # The process ends at once, because frameworks would wait for the lost worker.
             self._end_with(error, "")
         knows_of_loss = isinstance(error, WorkerLostError)
         if knows_of_loss or may_be_a_loss(error):
-            # The lost worker may itself wait for the message about another.
+            # The lost worker itself may be waiting for the message about another worker.
             failure = self._client.failure_within((1 + knows_of_loss) * NEWS_SECONDS)
             if failure is not None:
                 self._end_with(failure, f"{failure}\n")
@@ -186,7 +187,7 @@ def may_be_a_loss(error: BaseException) -> bool:
 
 
 def _is_engines(error: BaseException) -> bool:
-    """Returns whether an error is an interrupt or its consequence, and not one of user code."""
+    """Returns whether an error is an interrupt or its consequence, and not from user code."""
     return isinstance(error, KeyboardInterrupt | JobError) or may_be_a_loss(error)
 
 

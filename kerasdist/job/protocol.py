@@ -1,6 +1,6 @@
-"""Messages between workers: JSON behind its length. Small facts only, never a tensor.
+"""The messages between workers: small facts as JSON after their length, never a tensor.
 
-And how long workers wait for each other.
+This file also says how long workers wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, final
 
 from kerasdist.errors import JobError
 
-# Of the protocol between workers; they must be equal.
+# The version of the protocol, which must be equal on all workers.
 VERSION = 4
 
 HEADER_BYTES = 4
@@ -24,19 +24,19 @@ HEADER_BYTES = 4
 MAX_BYTES = 64 * 1024 * 1024
 """The most that workers may exchange at once: a large model's variables are a few 100 KB."""
 
-# What an exchange gives: the values of all; the same, but to the chief alone; or a number for each
-# value, which says who sent the same.
+# What the workers get from an exchange: all values, on all workers or only on the chief.
+# Or they get a number for each value, which is equal for equal values.
 ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 
-# The channel of the answers to workers that wait for a file of the chief.
+# The channel for answers to workers that wait for a file of the chief.
 SAVES = "saves"
 
-# What else is in the largest message: some bytes for each worker.
+# The largest message, which has the largest value, and some bytes for each worker.
 _FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
 
 class MalformedError(ConnectionError):
-    """A message is not of the form that workers send."""
+    """A message does not have the form that workers send."""
 
 
 def packed(message: object) -> bytes:
@@ -67,7 +67,7 @@ def unpacked(body: bytes) -> Any:
 
 
 def compressed(value: object) -> str:
-    """Returns a value as text, compressed: for what is long, and goes to all workers."""
+    """Returns a value as compressed text, for long values that all workers get."""
     return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
 
 
@@ -94,13 +94,13 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 @final
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a worker waits before it ends the job with an error; all in seconds.
+    """How long a worker waits before it ends the job with an error, in seconds.
 
     Attributes:
-        join: For all workers to come, at the start.
-        heartbeat: For a sign of life of a worker.
-        meeting: For the others at a place that all must come to: a decision, the next step, the end
-            of the script. Also how long an engine waits in a collective.
+        join: The time in which all workers must join at the start.
+        heartbeat: The longest time without a sign of life of a worker.
+        meeting: The longest wait for the other workers at a point that all must reach: an exchange,
+            the next step, or the end of the script. A framework's collectives have the same limit.
     """
 
     join: float = 300.0

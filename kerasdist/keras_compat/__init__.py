@@ -1,13 +1,13 @@
-"""The only place that touches Keras's private parts.
+"""The only package that uses private functions and attributes of Keras.
 
-`patches` is where kerasdist steps into Keras; the others are the few private functions it calls.
-``tests/unit/test_keras_compat.py`` fails when Keras moves what is patched; for the rest there are
-cases in the suites, which run over the oldest Keras, too.
+`patches` has the places at which kerasdist changes Keras; the other files call a few private
+functions. ``tests/unit/test_keras_compat.py`` fails if Keras moves something that is patched. Cases
+in the test suites cover the rest, and also run on the oldest supported Keras.
 """
 
 from __future__ import annotations
 
-# Each name that these files define is a name of this package.
+# All names that these files define are names of this package.
 from kerasdist.keras_compat.data import *
 from kerasdist.keras_compat.models import *
 from kerasdist.keras_compat.optimizers import *

@@ -1,4 +1,4 @@
-"""Keras's data adapters, and the ``tf.data`` pipelines that it takes on every backend."""
+"""Keras's data adapters, and ``tf.data`` pipelines, which Keras accepts on every backend."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kerasdist.keras_compat.thread_state import global_seed
 PyDataset = keras.utils.PyDataset
 unpack_x_y_sample_weight: Any = keras.utils.unpack_x_y_sample_weight
 
-# The words of TensorFlow's error if it cannot shard by files.
+# Parts of TensorFlow's error messages if it cannot shard a dataset by files.
 _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"
 
 
 @functools.cache
 def as_class_of_keras(kind: type, base: type) -> type:
-    """Returns a class as a subclass of one of Keras, too."""
+    """Returns a class that is also a subclass of one of Keras's classes."""
     if issubclass(kind, base):
         return kind
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
@@ -43,13 +43,13 @@ class _Empty(PyDataset):
 
 @functools.cache
 def _base_of_adapters() -> type:
-    """Returns the class from which all of Keras's adapters derive, and those that it takes."""
+    """Returns the class from which all data adapters of Keras derive."""
     return type(internals.GET_DATA_ADAPTER.get()(_Empty())).__mro__[-2]
 
 
 class _TypeOfAdapters(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes an object that is of Keras's class, too."""
+        """Makes an object that is also an instance of Keras's class."""
         return type.__call__(as_class_of_keras(cls, _base_of_adapters()), *args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -59,15 +59,15 @@ class _TypeOfAdapters(type):
 
 
 class DataAdapter(metaclass=_TypeOfAdapters):
-    """A base class whose instances Keras takes for data adapters; its own are instances as well."""
+    """A base class of data adapters that Keras accepts; Keras's own are instances too."""
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches, None where it is not known."""
+        """Number of batches; None if it is not known."""
         raise NotImplementedError
 
 
-# The attribute for what an adapter of Keras was made of.
+# The attribute that stores the source from which an adapter of Keras was made.
 _GIVEN = "_kerasdist_given"
 
 
@@ -79,7 +79,7 @@ class _Given:
 
 
 def get_data_adapter(x: Any, y: Any = None, **arguments: Any) -> Any:
-    """Returns Keras's data adapter of a source, or a source that is a data adapter."""
+    """Returns Keras's data adapter for a source; a source that is an adapter is returned itself."""
     adapter = internals.GET_DATA_ADAPTER.get()(x, y, **arguments)
     if adapter is not x:
         setattr(adapter, _GIVEN, _Given(x, arguments.get("shuffle", False)))
@@ -91,34 +91,35 @@ def _given(adapter: object) -> _Given:
 
 
 def source_given(adapter: object) -> Any:
-    """Returns what an adapter of Keras was made of; any other adapter itself."""
+    """Returns the source from which Keras's adapter was made; any other adapter itself."""
     return _given(adapter).source
 
 
 def read_by(adapter: Any, start: Callable[[], Iterator[Any]]) -> None:
-    """Lets Keras's adapter of a generator read each epoch what a function begins."""
+    """Makes Keras's adapter of a generator call a function for the iterator of each epoch."""
     internals.GENERATOR.set(adapter, start)
 
 
 def train_validation_split(arrays: Any, validation_split: float) -> Any:
-    """Returns the rows of arrays for training, and those for validation, as Keras splits them."""
+    """Returns the rows of arrays for training and the rows for validation, split as in Keras."""
     return internals.SPLIT_ARRAYS.get()(arrays, validation_split)
 
 
 def is_any_of(value: object, module: str, *names: str) -> bool:
-    """Returns whether a value is of one of a module's classes; it is of none that is not loaded."""
+    """Returns whether a value has one of a module's classes; False if the module is not loaded."""
     loaded = sys.modules.get(module)
     if loaded is None:
         return False
     for name in names:
-        with contextlib.suppress(AttributeError):  # being imported, or without it
+        # the module is being imported, or has no such class
+        with contextlib.suppress(AttributeError):
             if isinstance(value, operator.attrgetter(name)(loaded)):
                 return True
     return False
 
 
 def is_tf_dataset(source: object) -> bool:
-    """Returns whether this is a ``tf.data`` dataset, or one that ``tf.distribute`` made."""
+    """Returns whether this is a ``tf.data`` dataset, or a dataset made by ``tf.distribute``."""
     return is_any_of(source, "tensorflow", "data.Dataset", "distribute.DistributedDataset")
 
 
@@ -133,7 +134,7 @@ def is_grain_dataset(source: object) -> bool:
 
 
 def is_dataset(source: object) -> bool:
-    """Returns whether Keras takes this as a dataset; generators do not count."""
+    """Returns whether Keras treats this as a dataset; generators do not count."""
     return (
         isinstance(source, keras.utils.PyDataset)
         or is_tf_dataset(source)
@@ -143,7 +144,7 @@ def is_dataset(source: object) -> bool:
 
 
 def has_threads(source: object) -> bool:
-    """Returns whether several threads or processes make a source's batches, in no set order."""
+    """Returns whether several threads or processes make a source's batches, in any order."""
     return isinstance(source, PyDataset) and source.workers > 1
 
 
@@ -163,7 +164,7 @@ def yields_new_arrays(source: object) -> bool:
 
 
 def copied(leaf: object) -> Any:
-    """Returns a copy of an array or tensor, and anything else as it is."""
+    """Returns a copy of an array or tensor; anything else is returned itself."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return keras.ops.copy(leaf) if keras.ops.is_tensor(leaf) else leaf
@@ -190,8 +191,9 @@ def spec_of_rows(leaf: Any) -> Any:
 def shuffles_without_seed(adapter: Any) -> bool:
     """Returns whether an adapter of arrays shuffles in an order that cannot be repeated.
 
-    On JAX and PyTorch the states of generators decide the order, and can be kept; on TensorFlow
-    only a seed does. From Keras 3.16 on the number of epochs does, on every backend.
+    On JAX and PyTorch the states of generators determine the order, and these can be saved; on
+    TensorFlow only a seed determines it. From Keras 3.16 on the number of epochs determines the
+    order, on every backend.
     """
     if backend_name() != "tensorflow" or not is_array_adapter(adapter) or _orders_by_epoch():
         return False
@@ -199,9 +201,10 @@ def shuffles_without_seed(adapter: Any) -> bool:
 
 
 def reads_past_epochs(adapter: Any) -> bool:
-    """Returns whether an epoch begins with batches that threads have read before it, of other rows.
+    """Returns whether an epoch begins with batches that threads read before it, from other rows.
 
-    What a PyDataset's threads have made as an epoch ends, Keras gives to the next one (3.15.1).
+    If a PyDataset's threads make batches at an epoch's end, Keras passes them to the next epoch
+    (3.15.1).
     """
     given = _given(adapter)
     source = given.source
@@ -215,12 +218,12 @@ def reads_past_epochs(adapter: Any) -> bool:
 
 
 def _orders_by_epoch() -> bool:
-    """Returns whether Keras orders rows by the number of epochs that it has read."""
+    """Returns whether Keras orders rows by the number of epochs that an adapter has read."""
     return internals.EPOCHS_READ.is_there() or internals.EPOCHS_READ.is_gone()
 
 
 def epochs_read(adapter: object) -> int | None:
-    """Returns by which number of epochs an adapter orders its rows, as from Keras 3.16 on."""
+    """Returns the number of epochs by which an adapter orders its rows, from Keras 3.16 on."""
     given = _given(adapter)
     is_ordered = is_array_adapter(adapter) or isinstance(given.source, PyDataset)
     if given.shuffle and is_ordered and _orders_by_epoch():
@@ -229,28 +232,29 @@ def epochs_read(adapter: object) -> int | None:
 
 
 def set_epochs_read(adapter: Any, epochs: int | None) -> None:
-    """Lets an adapter go on as after this many epochs."""
+    """Lets an adapter continue as if it had read this many epochs."""
     if epochs is not None:
         setattr(adapter, internals.EPOCHS_READ.attribute, epochs)
 
 
 def reads_aside(adapter: object) -> bool:
-    """Returns whether TensorFlow reads the data ahead by Python code, in another thread."""
+    """Returns whether TensorFlow reads the data ahead by Python code in another thread."""
     if backend_name() != "tensorflow":
         return False
-    source = _given(adapter).source  # of which Keras lets TensorFlow prefetch
+    source = _given(adapter).source  # TensorFlow prefetches from these sources
     return isinstance(source, PyDataset) or inspect.isgenerator(source)
 
 
 def leave_accelerators() -> None:
-    """Keeps TensorFlow off GPUs and TPUs where it only reads data, for another framework.
+    """Keeps TensorFlow off GPUs and TPUs if it only reads data for another framework.
 
-    It would take nearly all of their memory when it starts, which the first ``tf.data`` pipeline
-    makes it do. What the user has configured stays, and so does a TensorFlow that has started.
+    When TensorFlow starts, which the first ``tf.data`` pipeline causes, it would take nearly all of
+    their memory. If the user has configured TensorFlow, or TensorFlow has started, nothing is
+    changed.
     """
     if backend_name() == "tensorflow":
         return
-    # If TensorFlow is imported later, it is to take no more GPU memory than it needs.
+    # If TensorFlow is imported later, it shall take no more GPU memory than it needs.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     config = getattr(sys.modules.get("tensorflow"), "config", None)
     if config is None:
@@ -273,26 +277,26 @@ def _is_configured(config: Any, devices: Any, kind: str) -> bool:
 
 
 def tensorflow_of(dataset: object) -> Any | None:
-    """Returns TensorFlow, if a dataset is one of ``tf.data``, and none that ``tf.distribute`` made.
+    """Returns the module of TensorFlow if a dataset is a ``tf.data`` dataset, else None.
 
-    TensorFlow is imported then.
+    A dataset made by ``tf.distribute`` does not count.
     """
     return sys.modules["tensorflow"] if is_any_of(dataset, "tensorflow", "data.Dataset") else None
 
 
 def auto_shard_policy(dataset: Any) -> str | None:
-    """Returns the policy in the options of a ``tf.data`` dataset, None for other datasets."""
+    """Returns the policy in the options of a ``tf.data`` dataset; None for other datasets."""
     if tensorflow_of(dataset) is None:
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name
 
 
 class EqualBatches(NamedTuple):
-    """What a pipeline's types say of its batches.
+    """The sizes of a pipeline's batches, as far as its types contain them.
 
     Attributes:
-        rows: How many each batch has.
-        count: How many batches there are, None if they do not end.
+        rows: How many rows each batch has.
+        count: How many batches there are; None if they do not end.
         form: The types and shapes of a row.
     """
 
@@ -302,7 +306,7 @@ class EqualBatches(NamedTuple):
 
 
 def equal_batches(dataset: Any) -> EqualBatches | None:
-    """Returns what a pipeline's types say of its batches, None if they are not all alike."""
+    """Returns the sizes of a pipeline's batches; None if the batches may differ."""
     tf = tensorflow_of(dataset)
     if tf is None:
         return None
@@ -325,7 +329,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
     """Returns a pipeline over every n-th file, and TensorFlow's reason if it cannot make one."""
     tf = sys.modules["tensorflow"]
     try:
-        # `tf.distribute` does the same; there is no public API for it.
+        # `tf.distribute` calls the same operation, for which there is no public API.
         variant = tf.raw_ops.AutoShardDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),
             num_workers=shards,
@@ -334,7 +338,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
             **internals.FLAT_STRUCTURE.of(dataset),
         )
         own = tf.data.experimental.from_variant(variant, dataset.element_spec)
-        next(iter(own), None)  # only then are the files counted
+        next(iter(own), None)  # only this call counts the files
     except tf.errors.NotFoundError as error:
         if _NO_FILES not in error.message:
             raise
@@ -347,29 +351,30 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
 
 
 def own_batches(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset's batches once: tensors of a framework's own dataset, else NumPy arrays."""
+    """Yields a dataset's batches once: as the framework's tensors, or as NumPy arrays."""
     return iter(dataset) if is_native_dataset(dataset) else batches(dataset)
 
 
-# A worker reads only its own rows of each batch from Keras's adapter of arrays. Keras shuffles in a
-# different way on each framework. So a second Keras adapter, over the row numbers and with the same
-# batch size and shuffle, yields these numbers in the order in which the first one would yield the
-# rows.
+# A worker reads only its own rows of each batch from Keras's adapter of arrays.
+# Keras shuffles in a different way on each framework.
+# So a second adapter of Keras is made for the numbers of the rows.
+# This adapter has the same batch size and shuffle, so the numbers have the order of the rows.
 
-# Takes the row numbers of a batch, returns the selected ones.
+# A function that takes the row numbers of a batch, and returns the selected numbers.
 Chosen = Callable[[Any], Any]
 
 
 def is_array_adapter(adapter: object) -> bool:
-    """Returns whether this is Keras's adapter of arrays, which `get_data_adapter` has made."""
+    """Returns whether this is an adapter of arrays that `get_data_adapter` has made."""
     source = _given(adapter).source
     return source is not adapter and not is_dataset(source) and not inspect.isgenerator(source)
 
 
 def takes_rows(adapter: Any) -> bool:
-    """Returns whether rows can be taken from an adapter's arrays: they are known, none is sparse.
+    """Returns whether rows can be selected from an adapter's arrays, if dense and known.
 
-    Where they cannot, each worker may still read whole batches, and take its rows of these.
+    If they cannot be selected, each worker can still read global batches and take its rows from
+    these.
     """
     if not is_array_adapter(adapter):
         return False
@@ -391,7 +396,7 @@ def _is_sparse(leaf: object) -> bool:
 
 
 def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
-    """Yields the chosen rows of each batch, as arrays for JAX, and the size of the whole batch."""
+    """Yields the selected rows of each batch for JAX, and the size of the whole batch."""
     take_rows = _taker(
         adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
     )
@@ -400,7 +405,7 @@ def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
 
 
 def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
-    """Returns the chosen rows of each batch, as tensors, and the size of the whole batch."""
+    """Returns the selected rows of each batch, as tensors, and the size of the whole batch."""
 
     def tensor(kind: Any, rows: Any) -> Any:
         return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
@@ -408,13 +413,13 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     take_rows = _taker(adapter, "torch", tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
-    # Here, not with the first batch: a loader draws a random number when an iteration starts, and
-    # Keras starts iterations from which it reads nothing.
+    # The iteration starts now and not with the first batch, because the start draws a number.
+    # Keras also starts iterations from which it reads nothing.
     iter(loader)
 
     def batches() -> Iterator[tuple[Any, int]]:
-        set_epochs_read(every, epochs_read(adapter))  # with the first batch Keras orders the rows
-        # The loader itself would turn the numbers into a tensor, to be made a list again.
+        set_epochs_read(every, epochs_read(adapter))  # Keras orders the rows with the first batch
+        # The loader itself would make a tensor of the numbers, which would become a list again.
         for numbers in loader.batch_sampler:
             yield take_rows(np.asarray(chosen(numbers))), len(numbers)
 
@@ -422,12 +427,12 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
 
 
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
-    """Returns a dataset of ``made(rows, numbers)``, of a batch's chosen rows and row numbers."""
+    """Returns a dataset of ``made(rows, numbers)``, for selected rows and their row numbers."""
     tf = sys.modules["tensorflow"]
     arrays = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend="tensorflow")
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
     options = tf.data.Options()
-    # Keras sets this too: otherwise TensorFlow would serialize the arrays.
+    # Keras sets this option too, because TensorFlow would serialize the arrays otherwise.
     options.experimental_optimization.apply_default_optimizations = False
     if _given(adapter).shuffle:
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
@@ -437,7 +442,7 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
 
         def rows(leaf: object) -> Any:
             if isinstance(leaf, list | tuple | dict):
-                return None  # `traverse` goes on to the container's members
+                return None  # this makes `traverse` continue with the container's members
             return tf.gather(leaf, wanted, axis=0) if tf.is_tensor(leaf) else leaf
 
         return made(keras.tree.traverse(rows, data), numbers)

@@ -1,4 +1,4 @@
-"""What kerasdist holds on to in Keras that is not public: each internal once, by what needs it."""
+"""The functions and attributes of Keras that are not public and that kerasdist needs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ EXPORTED_NAMES = _internal(
     "keras.src.api_export:REGISTERED_OBJS_TO_NAMES", _SAVED_PARTS, _OWN_NAMES
 )
 
-# What Keras keeps of each thread, and the names under which it does.
+# Keras's state of each thread, and the names of its entries.
 
 THREAD_STATE = _internal(
     "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER", _FIT, in_each_fit=True
@@ -204,7 +204,7 @@ REDUCE_WEIGHTED_VALUES = _internal(
 )
 SCALE_LOSS = _internal(_SCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
 UNSCALE_LOSS = _internal(_UNSCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
-# On TensorFlow Keras itself scales, in `fit` too.
+# On TensorFlow Keras itself scales losses, also in `fit`.
 SCALE_LOSS_IN_FIT = _internal(_SCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
 UNSCALE_LOSS_IN_FIT = _internal(_UNSCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
 APPLY_MASK = _internal(
@@ -304,7 +304,7 @@ CLIP_GRADIENTS = _internal(
     "keras:Optimizer._clip_gradients", "clipping with sharding=", backends=("torch",)
 )
 
-# Random numbers, and code that goes backward.
+# Random numbers, and code that runs in the backward pass.
 
 RANDOM = _internal("keras.src.backend:random", "random draws in replicas", backends=_BY_REPLICA)
 REMAT = Internal(
@@ -351,7 +351,7 @@ LOADER = _internal(
 )
 GRAIN = _internal(f"{_ADAPTERS}:GrainDatasetAdapter._dataset", "BackupAndRestore with Grain")
 
-# TensorFlow's pipelines, which Keras takes on every backend.
+# TensorFlow's pipelines, which Keras accepts on every backend.
 
 _PLACE = "BackupAndRestore with tf.data"
 _OPS = "tensorflow.python.data.ops"

@@ -1,4 +1,4 @@
-"""Keras's models, layers, callbacks and trees, and its version."""
+"""Keras's models, layers, callbacks and trees, and Keras's version."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from kerasdist.keras_compat import internals
 VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
-# Keras declares no types, and what is inferred from bodies of functions is wrong.
+# Keras declares no types, and types that are inferred from its functions are wrong.
 ops: Any = keras.ops
 LayoutMap: Any = keras.distribution.LayoutMap
 
 
-# Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
+# Whether Keras divides the penalty on outputs by their number of rows (from 3.14 on).
 DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 
-# Whether Keras on JAX asks for stacks of batches, where an execution has several steps.
+# Whether Keras on JAX asks for stacks of batches if an execution has several steps.
 STACKS_BATCHES = VERSION >= (3, 16)
 
 
-# Whether Keras itself takes BatchNormalization(synchronized=True) on this backend.
+# Whether Keras itself accepts BatchNormalization(synchronized=True) on this backend.
 KNOWS_SYNCHRONIZED = keras.config.backend() == "tensorflow"
 
 
@@ -46,20 +46,20 @@ BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
 
 
 def callbacks_of(callbacks: object) -> list[Any]:
-    """Returns the callbacks in an argument of `fit`."""
+    """Returns the callbacks in the argument `callbacks` of `fit`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks.callbacks
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
 def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback is Keras's OrbaxCheckpoint, which 3.12 has not."""
+    """Returns whether a callback is Keras's OrbaxCheckpoint, which Keras 3.12 does not have."""
     kind: type | None = vars(keras.callbacks).get("OrbaxCheckpoint")
     return kind is not None and isinstance(callback, kind)
 
 
 def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
-    """Returns whether a callback overrides one of Keras's events, which do nothing."""
+    """Returns whether a callback overrides one of these events of Keras's base class."""
     return any(_is_overridden(callback, event) for event in events)
 
 
@@ -69,9 +69,9 @@ def _is_overridden(callback: keras.callbacks.Callback, event: str) -> bool:
 
 
 def metrics_here(model: Any) -> dict[str, Any]:
-    """Returns what a model's metrics say, without a sum over processes.
+    """Returns the results of a model's metrics, without a sum over processes.
 
-    Keras sums in the class of its backend's trainer, which stands before that of all backends.
+    Keras sums in the trainer class of its backend, which precedes the base class of all backends.
     """
     name = "get_metrics_result"
     for kind in reversed(type(model).__mro__):
@@ -81,20 +81,20 @@ def metrics_here(model: Any) -> dict[str, Any]:
 
 
 def model_of(callback: Any) -> Any:
-    """Returns the model of a callback; reading ``callback.model`` would copy its state on JAX."""
+    """Returns the model of a callback. On JAX ``callback.model`` would copy the model's state."""
     name = internals.CALLBACK_MODEL.attribute
     return getattr(callback, name) if hasattr(callback, name) else callback.model
 
 
 def choose_comparison(callback: keras.callbacks.ModelCheckpoint) -> None:
-    """Lets a callback know which of two values is better, which Keras does at an epoch's end."""
+    """Lets a callback know which of two values is better, as Keras does at an epoch's end."""
     choose = internals.CHOOSE_COMPARISON.of(callback)
-    with suppress(ValueError):  # its metric is not built yet
+    with suppress(ValueError):  # the metric is not built yet
         choose()
 
 
 def shapes_of_example(model: keras.Model) -> list[object]:
-    """Returns the arguments of a built model's call, as Keras tensors of one example."""
+    """Returns the arguments of a built model's call, as Keras tensors for one example."""
 
     def of_one(spec: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor((1, *spec.shape[1:]), spec.dtype)
@@ -104,13 +104,13 @@ def shapes_of_example(model: keras.Model) -> list[object]:
 
 
 def flat_layers(model: keras.Layer) -> list[Any]:
-    """Returns a model's layers, layers inside of layers too."""
+    """Returns a model's layers, including layers inside of layers."""
     flattened = getattr(model, internals.FLATTEN_LAYERS.attribute, None)
     return _walk_layers(model) if flattened is None else flattened(include_self=False)
 
 
 def _walk_layers(model: Any) -> list[Any]:
-    """Returns the same layers, in the same order, by what is public."""
+    """Returns the same layers in the same order, found by public attributes."""
     found: dict[int, Any] = {}
     waiting = _layers_in(model)
     while waiting:
@@ -123,13 +123,13 @@ def _walk_layers(model: Any) -> list[Any]:
 
 def _layers_in(layer: Any) -> list[Any]:
     if isinstance(layer, keras.Sequential):
-        return layer.layers  # beside them it keeps a Functional model of the same layers
+        return layer.layers  # a Sequential model also has a Functional model of its layers
     own = getattr(layer, "layers", ()) if isinstance(layer, keras.Function) else ()
     return list({id(one): one for one in (*own, *_kept_by(layer, keras.Layer))}.values())
 
 
 def _kept_by(layer: Any, kind: type[Any]) -> list[Any]:
-    """Returns what a layer has of a kind: as attributes, and in lists, tuples, sets, dicts."""
+    """Returns the objects of a kind that a layer has as attributes or in their collections."""
     found: dict[int, Any] = {}
     todo: list[Any] = [vars(layer)]
     while todo:
@@ -142,7 +142,7 @@ def _kept_by(layer: Any, kind: type[Any]) -> list[Any]:
 
 
 def layers_of_users(model: keras.Model) -> list[Any]:
-    """Returns a model and its layers as far as their classes are not Keras's own."""
+    """Returns a model and its layers, as far as their classes are not Keras's own."""
     layers = [model, *flat_layers(model)]
     return [layer for layer in layers if not is_builtin(type(layer))]
 
@@ -153,7 +153,7 @@ def trainable_layers(model: keras.Model) -> list[bool]:
 
 
 def attached_metrics(model: keras.Model) -> list[Any]:
-    """Returns the metrics of a model and its layers, those that its `metrics` leaves out, too."""
+    """Returns the metrics of a model and its layers, also those that `metrics` leaves out."""
     attached = [metric for one in (model, *flat_layers(model)) for metric in _metrics_of(one)]
     return list(dict.fromkeys((*model.metrics, *attached)))
 
@@ -164,14 +164,14 @@ def _metrics_of(layer: Any) -> Iterable[Any]:
 
 
 def is_default_name(name: str, kind: type) -> bool:
-    """Returns whether Keras has named an object, by its class and a number."""
+    """Returns whether Keras has chosen an object's name, from its class and a number."""
     default = re.sub(r"_\d+$", "", name)
     known = (_letters(kind.__name__), "functional", "model")
     return _letters(name) in known or _letters(default) in known
 
 
 def _letters(name: str) -> str:
-    """Returns a name in lower case, as words that may be joined by underscores or by capitals."""
+    """Returns a name in lower case, without underscores or other separators."""
     return re.sub(r"[\W_]", "", name).lower()
 
 
@@ -183,8 +183,8 @@ def is_wired(model: keras.Model) -> bool:
 def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     """Returns the operations of a Functional model, and the arguments of each of their calls.
 
-    An argument is the number of the operation that it comes from, of its call, and of its output;
-    or the argument itself, if it is a constant. Empty for any other model.
+    A constant argument is given itself; any other by the numbers of the operation that made it, of
+    that operation's call, and of the output. The list is empty for any other model.
     """
     known = internals.NODES.is_there() and internals.HISTORY.is_there()
     if not known or not isinstance(model, keras.Function):
@@ -218,7 +218,7 @@ def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
 
 
 def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
-    """Returns where a tensor comes from, and the node of the call that made it."""
+    """Returns the origin of a tensor, and the node of the call that made it."""
     history = internals.HISTORY.of(tensor)
     return history, internals.NODES.of(history.operation)[history.node_index]
 
@@ -256,14 +256,14 @@ def backend_name() -> str:
 
 
 def is_builtin(function_or_class: object) -> bool:
-    """Returns whether Keras ships this function or class."""
+    """Returns whether a function or class belongs to Keras."""
     module = getattr(function_or_class, "__module__", None) or ""
-    # Keras's own tests count as user code.
+    # The tests of Keras count as user code.
     return module.partition(".")[0] == "keras" and not module.endswith("_test")
 
 
 def mixes_examples(function: Any, arguments: Mapping[str, Any], y_pred: object) -> bool:
-    """Returns whether a loss or metric that Keras ships mixes the examples of predictions."""
+    """Returns whether a loss or metric of Keras mixes the examples of predictions."""
     name = getattr(function, "__name__", "")
     if name not in _AXES or not is_builtin(function):
         return False
@@ -274,8 +274,8 @@ def mixes_examples(function: Any, arguments: Mapping[str, Any], y_pred: object) 
     )
 
 
-# Functions that compute one value over some axes of a batch, which may be those of the examples:
-# over these by default, None for all.
+# Functions that compute one value over some axes of a batch, maybe over the examples.
+# The values are the default axes, None for all axes.
 _AXES = {
     "circle": None,
     "concordance_correlation": -1,
@@ -290,7 +290,7 @@ MIXING = frozenset(_AXES)
 
 
 def serialize_as(own: Any, stand_in: Any) -> None:
-    """Lets objects of a class be saved and pickled as those of another."""
+    """Lets objects of a class be saved and pickled as objects of another class."""
     for registry in (internals.CUSTOM_NAMES, internals.EXPORTED_NAMES):
         names = registry.get() if registry.is_there() else {}
         if own in names:
@@ -315,7 +315,7 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 
 
 def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
-    """Returns what a model and its layers hold of a kind: alone, in lists, dicts, objects."""
+    """Returns the objects of a kind that a model and its layers hold, also in collections."""
     found: list[Any] = []
     seen: set[int] = set()
 
@@ -339,20 +339,20 @@ def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
 _DEPTH = 3
 
 
-# Packages whose versions workers compare, in place of their code.
+# Packages of which workers compare the versions, and not the code.
 PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )
 
 
 def is_of_user(function_or_class: object) -> bool:
-    """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
+    """Returns whether a function or class is neither Keras's, a framework's nor kerasdist's."""
     module = getattr(function_or_class, "__module__", None) or "builtins"
     return module.partition(".")[0] not in PACKAGES
 
 
 def has_built_layers(model: Any) -> bool:
-    """Returns whether all layers inside of a model are built; it may have no ``call`` itself."""
+    """Returns whether all layers inside of a model are built; the model may have no ``call``."""
     return all(layer.built for layer in flat_layers(model))
 
 
@@ -370,7 +370,7 @@ def _compiled(model: Any, internal: Internal) -> Any:
 
 
 def losses_on(layer: keras.Layer) -> list[Any]:
-    """Returns the losses of a layer's last call, as Keras's own list."""
+    """Returns Keras's own list of the losses of a layer's last call."""
     return internals.LOSSES.of(layer)
 
 
@@ -382,7 +382,7 @@ def clear_losses_on(layers: Iterable[Any]) -> None:
 
 
 def require_losses_of_layers() -> None:
-    """Refuses losses that layers add, where something of Keras is gone that keeps them apart."""
+    """Refuses losses that layers add, if Keras lacks something that keeps them apart."""
     internals.LOSSES.require()
     internals.CLEAR_LOSSES.require()
     if backend_name() == "jax":
@@ -392,23 +392,23 @@ def require_losses_of_layers() -> None:
 def loss_ids_on(layer: Any) -> set[int]:
     """Returns Keras's set of the ids of a layer's losses in a stateless scope.
 
-    Where it is gone, `add_loss` is refused.
+    If Keras lacks that set, `add_loss` is refused elsewhere.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
 
 
 def loss_arguments(loss: Any) -> dict[str, Any]:
-    """Returns the further arguments that Keras passes to the function of a loss."""
+    """Returns the additional arguments that Keras passes to the function of a loss."""
     return internals.FUNCTION_ARGUMENTS.of(loss)
 
 
 def metric_function(metric: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the function of a `keras.metrics.MeanMetricWrapper`, and its further arguments."""
+    """Returns the function of a `keras.metrics.MeanMetricWrapper`, and its additional arguments."""
     return internals.METRIC_FUNCTION.of(metric), internals.FUNCTION_ARGUMENTS.of(metric)
 
 
 def may_mix_examples(loss: Any) -> bool:
-    """Returns whether a loss, in a form for `compile`, is one of Keras that mixes examples."""
+    """Returns whether a loss, in a form for `compile`, belongs to Keras and mixes examples."""
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     function = getattr(loss, "fn", loss)
@@ -416,9 +416,10 @@ def may_mix_examples(loss: Any) -> bool:
 
 
 def is_of_examples(metric: Any) -> bool:
-    """Returns whether a metric is of a class of Keras that has a value for each example.
+    """Returns whether a metric has a class of Keras that computes a value for each example.
 
-    Asked before it has its function, whose name that of its class is.
+    This function is called before the metric has its function, so the name of the class is looked
+    up.
     """
     kind = type(metric)
     letters = {name.replace("_", "") for name in _AXES}
@@ -427,7 +428,7 @@ def is_of_examples(metric: Any) -> bool:
 
 
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:
-    """Returns arrays as one batch of tensors, as Keras's loop passes it to a step."""
+    """Returns arrays as one batch of tensors, in the form in which Keras passes it to a step."""
     rows = len(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))
     make = internals.GET_DATA_ADAPTER.get()
     adapter = make(x, y, sample_weight=sample_weight, batch_size=rows, shuffle=False)
@@ -444,9 +445,10 @@ def seed_states(model: keras.Model) -> list[Any]:
 
 @functools.cache
 def require_scaling(*, in_fit: bool) -> None:
-    """Refuses losses in replicas, where something is gone by which Keras divides a mean.
+    """Refuses losses in replicas, if Keras lacks the functions that divide a mean.
 
-    On TensorFlow Keras does that itself, and must not in `fit`; elsewhere custom loops need it.
+    On TensorFlow Keras itself divides, but must not do so in `fit`; on other backends custom loops
+    need the division.
     """
     if backend_name() == "tensorflow":
         internals.SCALE_LOSS_IN_FIT.require()
@@ -456,7 +458,7 @@ def require_scaling(*, in_fit: bool) -> None:
         internals.UNSCALE_LOSS.require()
 
 
-# The parts of an object, in order.
+# A function that returns the parts of an object in order.
 Parts = Callable[[Any], Sequence[Any]]
 
 
@@ -492,14 +494,14 @@ def _by_torch(tree: Any, kind: type[Any], parts: Parts) -> None:
     )
 
 
-# By the name of Keras's module.
+# The keys are the names of Keras's modules.
 _REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
     "optree_impl": _by_optree,
     "torchtree_impl": _by_torch,
 }
 
 
-# Masks, and the reductions of losses.
+# The following functions are for masks and for the reductions of losses.
 
 
 def get_keras_mask(tensor: Any) -> Any:
@@ -513,17 +515,17 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 
 
 def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
-    """Returns weights that are zero where a mask is, by Keras's own function, unpatched."""
+    """Returns weights that are zero where a mask is, by Keras's own function without patches."""
     keras_own = inspect.unwrap(internals.APPLY_MASK.get())
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
 
 
 def reduce_values(values: Any, sample_weight: Any, reduction: str | None) -> Any:
-    """Reduces the values of a loss, as Keras does."""
+    """Reduces the values of a loss in the same way as Keras."""
     return internals.REDUCE_VALUES.get()(values, sample_weight, reduction)
 
 
 def is_compile_metrics(metric: object) -> bool:
-    """Returns whether a metric is the one in which Keras keeps the metrics of `compile`."""
-    # No other metric that Keras ships, and that a model has, has metrics.
+    """Returns whether a metric is the one in which Keras stores the metrics of `compile`."""
+    # No other metric of Keras that a model has contains metrics.
     return is_builtin(type(metric)) and hasattr(metric, "metrics")

@@ -1,4 +1,4 @@
-"""Keras's optimizers."""
+"""Private attributes and methods of Keras's optimizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kerasdist.keras_compat.models import is_builtin
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
 
-# Their updates of an element depend on nothing but that element of the weight and its slots.
+# Optimizers whose update of an element depends only on that element of the weight and slots.
 ELEMENTWISE = (
     keras.optimizers.SGD,
     keras.optimizers.Adam,
@@ -29,23 +29,23 @@ ELEMENTWISE = (
 
 
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
-    """Returns whether Keras's own code updates each element of a weight by itself."""
+    """Returns whether Keras's own code updates each element of a weight separately."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 
 def updating(optimizer: keras.Optimizer) -> Any:
-    """Returns the optimizer that updates weights: the one that a LossScaleOptimizer wraps."""
+    """Returns the optimizer that updates weights, which a LossScaleOptimizer may wrap."""
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
 def applies_directly(optimizer: keras.Optimizer) -> bool:
-    """Returns whether ``optimizer.apply`` is the one whose gradients are combined, no override."""
+    """Returns whether ``optimizer.apply`` is Keras's own, whose gradients are combined."""
     own = getattr(optimizer.apply, "__func__", None)
     return own in (keras.Optimizer.apply, LossScaleOptimizer.apply)
 
 
 def optimized_variables(optimizer: keras.Optimizer) -> list[Any]:
-    """Returns the variables that an optimizer was built for, in its order."""
+    """Returns the variables for which an optimizer was built, in the optimizer's order."""
     return list(internals.OPTIMIZED_VARIABLES.of(optimizer))
 
 
@@ -55,17 +55,17 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
     A user-defined `apply` has already run in each replica.
     """
     if isinstance(optimizer, LossScaleOptimizer):
-        # On TensorFlow, its `apply` must be called in a replica.
+        # On TensorFlow, the `apply` of a LossScaleOptimizer must be called in a replica.
         internals.APPLY_SCALED.of(optimizer)(gradients, variables)
     else:
         keras.Optimizer.apply(optimizer, gradients, variables)
 
 
 def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
-    """Does the same as ``LossScaleOptimizer.apply``, where JAX traces it.
+    """Does the same as ``LossScaleOptimizer.apply``, in code that JAX traces.
 
-    Keras's own method leaks traced values out of its branches for finite and for other gradients
-    (seen with 3.15.1); its stateless form does not.
+    Keras's own method leaks traced values from its branches for finite and for other gradients
+    (seen with 3.15.1); its stateless form does not leak them.
     """
     if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -83,9 +83,9 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
 
 
 def index_variables(optimizer: Any) -> None:
-    """Lets a TensorFlow optimizer find its slots, after its model's variables were recreated.
+    """Lets a TensorFlow optimizer find its slots after its model's variables were recreated.
 
-    The optimizer looks up what it keeps of a variable by the native variable.
+    The optimizer finds the slots of a variable by the native variable.
     """
     variables, key_of = optimized_variables(optimizer), internals.VARIABLE_KEY.of(optimizer)
     numbers = internals.NUMBERS_OF_VARIABLES.of(optimizer)
@@ -100,7 +100,7 @@ def index_variables(optimizer: Any) -> None:
 def move_optimizer(optimizer: Any, strategy: Any) -> Any:
     """Lets a TensorFlow optimizer make and update its state in a strategy's scope.
 
-    Returns the strategy in whose scope it did before.
+    Returns the strategy that the optimizer used before.
     """
     name = _name_of_strategy(optimizer)
     before = getattr(optimizer, name)
@@ -109,7 +109,7 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
 
 
 def _name_of_strategy(optimizer: Any) -> str:
-    """Returns the name under which a TensorFlow optimizer keeps the strategy of its scope."""
+    """Returns the attribute in which a TensorFlow optimizer stores its strategy."""
     name = internals.STRATEGY_OF_OPTIMIZER.attribute
     if name in vars(optimizer):
         return name
@@ -130,9 +130,10 @@ def copy_of_optimizer(optimizer: Any, strategy: object) -> Any:
 def referenced_variables(
     optimizer: keras.Optimizer, variables: Iterable[keras.Variable]
 ) -> list[Any]:
-    """Returns for each variable of an optimizer the model's variable that it belongs to.
+    """Returns, for each variable of an optimizer, the model's variable to which it belongs.
 
-    Keras relates them by name alone: the variable's path, with underscores, and the slot's name.
+    Keras relates them only by name: a slot has the variable's path with underscores, and the slot's
+    name.
     """
     by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
 

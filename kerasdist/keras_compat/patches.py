@@ -1,12 +1,12 @@
-"""What is patched in Keras: one table, and how its functions are put in.
+"""The table of everything that is patched in Keras, and the code that applies the patches.
 
-Each function gets Keras's own one first (or the next function of its row), then the arguments of
-the call. For a model that no strategy made, and for code outside of replicas, it only calls that
-(contract C3).
+The first argument of each function is Keras's own function (or the next function of its row),
+followed by the arguments of the call. For a model that no strategy made, and for code outside of
+replicas, it only calls Keras's function, so that these run plain Keras code.
 
-Where a class in `BASES` inherits a method, nothing of Keras's is replaced: the class gets one more
-base, before Keras's, with the functions as its methods. A subclass that overrides such a method
-wins as ever, and its ``super()`` leads here.
+If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
+more base class before Keras's, with the functions as its methods. A subclass that overrides such a
+method still wins, and its ``super()`` leads to the added base class.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Function = Callable[..., Any]
 @final
 @dataclass(frozen=True)
 class Method:
-    """A replacement that is built from the original, which saves a call in each step.
+    """A replacement that is built from the original, which saves one function call in each step.
 
     Attributes:
-        make: Builds it from the original.
+        make: A function that builds the replacement from the original.
     """
 
     make: Callable[[Function], Function]
@@ -45,11 +45,12 @@ class Patch:
     """A row of the table.
 
     Attributes:
-        functions: The names of the functions that run there, the outermost first.
-        target: What they take the place of: a public ``"module:Class.name"``, or an internal.
-        reason: What for.
-        backends: The backends that have it; all, if empty.
-        stands_for: Installed only where this internal is missing; None: always.
+        functions: The names of the functions that run in place of the target, the outermost first.
+        target: The target that the functions replace: a public ``"module:Class.name"``, or an
+        internal.
+        reason: The purpose of the patch.
+        backends: The backends on which the patch is applied; all, if empty.
+        stands_for: The patch is applied only if this internal is missing; None for always.
     """
 
     functions: tuple[str, ...]
@@ -60,16 +61,16 @@ class Patch:
 
     @property
     def path(self) -> str | None:
-        """Where it is in this version; None: it is gone."""
+        """The path of the target in this version; None if it is missing."""
         return self.target if isinstance(self.target, str) else self.target.path
 
 
 def _of(
     owner: str, names: str, reason: str, functions: str | None = None, on: tuple[str, ...] = ()
 ) -> list[Patch]:
-    """Returns rows for public methods, from names with spaces between.
+    """Returns rows for public methods, from names with spaces between them.
 
-    Without `functions` each method has a function of its own name.
+    Without `functions`, the function for a method has the method's own name.
     """
     return [
         Patch(tuple((functions or name).split()), f"{owner}.{name}", reason, on)
@@ -96,7 +97,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of("keras:Metric", "__init__", "results are those of all replicas", "metric_created"),
     *_of(_LAYER, "add_loss losses", "a replica has the losses that its layers add"),
     _at(internals.CLEAR_LOSSES, "clear_losses", "clears those of the replica"),
-    # Files: in a job, the chief writes.
+    # Files, which only the chief of a job writes.
     _at(internals.SAVE_MODEL, "save", "only the chief writes the file"),
     _at(internals.SAVE_WEIGHTS, "save", "only the chief writes the file"),
     _at(internals.SAVE_HDF5, "save", "only the chief writes the file"),
@@ -116,20 +117,20 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_NORMALIZATION, "call", "adopts statistics made outside of a scope", "batch_norm_called"),
     _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "moments of the global batch"),
     _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "the same in fused kernels"),
-    # LossScaleOptimizer overrides what other optimizers inherit.
+    # LossScaleOptimizer overrides methods that other optimizers inherit.
     *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
     *_of(_LOSS_SCALE, "scale_loss", "weights the loss before the scale", "scale_by_optimizer"),
-    # Random numbers: a trial repeats draws on TensorFlow, a replica has its rows of one device's.
+    # Random numbers: a trial repeats draws on TensorFlow; a replica gets its rows of one draw.
     *_of("keras.random:SeedGenerator", "next", "gives each replica draws of its own", "draw_seed"),
     _at(internals.RANDOM, "draw draw_rows dropout", "each replica draws for its rows of the batch"),
-    # On PyTorch: code that goes backward, and torch's own modules, are in their replica.
+    # On PyTorch, code of the backward pass and torch's own modules must find their replica.
     _at(internals.REMAT, "remat", "runs again in its replica"),
     _at(internals.CUSTOM_GRADIENT, "custom_gradient", "runs in its replica"),
     *_of(_TORCH_MODULE, "parameters", "gives the replica's", "module_parameters", _TORCH),
     *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
-    # Keras compares a class's `compile` with that of its trainer: it must be the same one.
+    # Keras compares a class's `compile` with `compile` of its trainer, so both must be the same.
     *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
-    # Methods that a model gets by an extra base class; one made in a scope has a trainer.
+    # Methods that a model gets from an extra base class. A model made in a scope has a trainer.
     *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
     *_of(_MODEL, "fit", "reads data by the strategy's adapter"),
     *_of(_MODEL, "evaluate predict", "reads data by the strategy's adapter", "evaluate"),
@@ -146,7 +147,7 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.GET_JAX_STATE, "take_state", "puts state on the devices of the replicas"),
     _at(internals.RESULT_OR_LOGS, "end_epoch", "adds sums that steps have postponed"),
     _at(internals.INITIALIZE_DDP, "initialize_ddp", "leaves a job's process group alone"),
-    # Methods that an optimizer gets by an extra base class.
+    # Methods that an optimizer gets from an extra base class.
     *_of(_OPTIMIZER, "apply", "sums gradients over replicas", "apply apply_outside"),
     *_of(_OPTIMIZER, "scale_loss", "weights the loss", "scale_by_optimizer"),
     *_of(_OPTIMIZER, "build", "TensorFlow: mirrors variables from outside"),
@@ -155,7 +156,7 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.APPLY_GRADIENTS, "update", "updates shards"),
     _at(internals.CLIP_GRADIENTS, "clip", "norms count all shards"),
     _at(internals.UPDATE_AT_ONCE, "update_in_groups", "needs less memory and time"),
-    # Methods that a layer gets by an extra base class.
+    # Methods that a layer gets from an extra base class.
     *_of(_LAYER, "named_parameters", "gives the replica's", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
     _at(internals.TRACK_VARIABLE, "track", "the same, of a layer that is built"),
@@ -170,7 +171,7 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.INITIALIZE, "keep_shape initialize", "draws shards; a plan draws nothing"),
     _at(internals.INITIALIZE_LATER, "keep_shape_later", "a plan draws nothing"),
     *_of(_VARIABLE, "assign", "combines values, keeps a shard", "assign_shape assign store"),
-    # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
+    # A read gathers shards, keeps JAX from donating the array, and on TensorFlow calls listeners.
     *_of(_VARIABLE, "value", "gathers shards, notes reads", "read_shape read_whole read"),
     *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
@@ -188,11 +189,11 @@ REFUSALS: tuple[Patch, ...] = (
 @final
 @dataclass
 class _Place:
-    """What is patched.
+    """An attribute of Keras that is patched.
 
     Attributes:
-        original: Keras's own function, or a property's.
-        functions: What runs in its place, by the names in the table.
+        original: Keras's own function, or the function of a property.
+        functions: The functions that run in place of Keras's, by their names in the table.
     """
 
     original: Function
@@ -205,14 +206,14 @@ _patched: set[str] = set()
 
 
 def patched() -> list[str]:
-    """Returns the paths at which something of Keras's was replaced in this process."""
+    """Returns the paths at which something in Keras was replaced in this process."""
     return sorted(_patched)
 
 
 def install(**functions: Function | Method) -> None:
-    """Puts functions into Keras, by their names in the table; each name once per process.
+    """Applies functions to Keras by their names in the table, each name once per process.
 
-    What is gone is left out: its feature raises a `VersionError` as it is used.
+    A missing target is left out; its feature raises a `VersionError` when it is used.
     """
     left, here = set(functions), backend_name()
     for patch in (*PATCHES, *REFUSALS):
@@ -240,7 +241,7 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
         _patched.add(path)
         _replace(patch, owner, name, now, functions)
     elif owner_path in BASES and (name == "__new__" or not _is_defined(owner, name)):
-        # Keras's `__new__` of a model calls that of the next class.
+        # Keras's `__new__` of a model calls the `__new__` of the next class.
         _patched.add(f"{owner_path}.__bases__")
         base = _base_of(owner_path, owner)
         rest = owner.__mro__[owner.__mro__.index(base) + 1 :]
@@ -252,20 +253,20 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
 
 
 def _is_defined(owner: Any, name: str) -> bool:
-    """Returns whether Keras defines a method in a class itself; others may, for a while."""
+    """Returns whether Keras itself defines a method in a class, and not another library."""
     own = vars(owner).get(name)
     return (id(owner), name) in _places or is_builtin(getattr(own, "fget", own))
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Returns the path of what has an attribute, and the attribute's name."""
+    """Returns the path of the object that has an attribute, and the attribute's name."""
     module, _, names = path.partition(":")
     owner, _, name = names.rpartition(".")
     return (f"{module}:{owner}" if owner else module), name
 
 
 def _base_of(path: str, owner: Any) -> type:
-    """Returns the further base of a class, made at the first call."""
+    """Returns the added base class of a class; the first call makes it."""
     base = _bases.get(path)
     if base is None:
         about = f"What kerasdist adds to `{path.replace(':', '.')}`, for models of a strategy."
@@ -277,7 +278,7 @@ def _base_of(path: str, owner: Any) -> type:
 def _replace(
     patch: Patch, owner: Any, name: str, now: Any, functions: Mapping[str, Function | Method]
 ) -> None:
-    """Lets functions run in the place of an attribute, or of an inherited one."""
+    """Lets functions run in the place of an attribute, which may be an inherited one."""
     place = _places.get((id(owner), name))
     if place is None:
         original: Any = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
@@ -299,7 +300,7 @@ def _replace(
 
 
 def _as_function(call: Function, original: Function) -> Function:
-    """Returns a call as a function: torch's compiler does not follow the name of a partial."""
+    """Returns a call as a function, because torch's compiler needs the name of a function."""
     if isinstance(call, functools.partial):
         partial = call
 
@@ -309,14 +310,14 @@ def _as_function(call: Function, original: Function) -> Function:
         call = hooked
     call = functools.update_wrapper(call, original)
     # Keras reads the arguments of a layer's `__init__` without following `__wrapped__`.
-    # It copies the attributes of `build` to a function without `self`.
+    # Keras copies the attributes of `build` to a function without `self`.
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call
 
 
 def _without_change_of_mask(original: Function) -> Function:
-    """Returns an ``apply_mask`` that does not change the mask, as from Keras 3.15 on."""
+    """Returns an ``apply_mask`` that does not change the mask, as in Keras from 3.15 on."""
 
     @functools.wraps(original)
     def apply_mask(sample_weight: object, mask: object, **options: object) -> Any:

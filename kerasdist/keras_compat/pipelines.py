@@ -1,8 +1,8 @@
-"""Sources of data whose iterators know their place, so that another iterator goes on there.
+"""Data sources whose iterators can save their place, from which another iterator can continue.
 
-They are ``tf.data`` pipelines, which Keras takes on every backend, Grain's datasets and loaders,
-and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, as torchdata's. Private attributes
-of TensorFlow's datasets tell which operations are in one.
+Such sources are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and
+loaders, and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's.
+Private attributes of TensorFlow's datasets show which operations a pipeline contains.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kerasdist.keras_compat.data import (
 Begun = Callable[[Callable[[], Any]], Any]
 """Returns an iterator, given the function that would make it otherwise."""
 
-# `tf.data.experimental.ExternalStatePolicy.IGNORE`: kerasdist itself warns about lost state.
+# `tf.data.experimental.ExternalStatePolicy.IGNORE`; kerasdist itself warns about lost state.
 _IGNORE = 1
 
-# Operations that draw by a seed of their own, other numbers in each iteration; and operations that
-# draw from a variable or change one.
+# Operations that draw from their own seed, so that each iteration gets other numbers.
+# The second set are operations that draw from a variable or change a variable.
 _DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
 _CHANGES = ("Assign", "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormal")
 _CHANGES += ("StatefulTruncatedNormal", "StatefulRandomBinomial")
@@ -36,9 +36,10 @@ _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
 def source_of(adapter: object) -> Any | None:
-    """Returns the source with places that one of Keras's data adapters reads, None if it has none.
+    """Returns the source with places that an adapter of Keras reads; None if it has no places.
 
-    Grain's loaders compare the texts of what they read, which without ``__repr__`` are addresses.
+    Grain's loaders compare their sources as texts; a source without ``__repr__`` is shown as an
+    address.
     """
     given = source_given(adapter)
     if is_grain_dataset(given):
@@ -61,7 +62,7 @@ def follow_source(adapter: object, source: object, begun: Begun) -> None:
 
 
 def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
-    """Returns an iterator over a source that goes on from a place."""
+    """Returns an iterator over a source that continues from a place."""
     if loads_state(source):
         source.load_state_dict(place)
         return make()
@@ -74,7 +75,7 @@ def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
 
 
 def begin_often(source: Any, count: int) -> None:
-    """Begins so many iterations over a pipeline, each of which draws seeds of its shuffles."""
+    """Begins `count` iterations over a pipeline, each of which draws the seeds of its shuffles."""
     for _ in range(count):
         iter(source)
 
@@ -87,7 +88,7 @@ def place_of(source: Any, iterator: Any) -> Any:
 
 
 def loads_state(source: object) -> bool:
-    """Returns whether an object saves its own state, as PyTorch's and Lightning's do."""
+    """Returns whether an object saves its own state by ``state_dict`` and ``load_state_dict``."""
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
@@ -112,14 +113,15 @@ def _set_state(iterator: Any, state: bytes) -> None:
 @final
 @dataclass(frozen=True)
 class PipelineFacts:
-    """The state of a pipeline that is not in its iterators.
+    """The state of a pipeline that its iterators do not contain.
 
     Attributes:
         calls_python: Whether the pipeline calls Python code, whose state TensorFlow cannot save.
         draws: Whether the pipeline's functions draw new random numbers in each iteration.
-        is_cached: Whether each iteration is that of the first one, which a cache keeps. What was
-            saved of an iterator before the cache was full and is saved again after that is empty.
-        unrepeatable: The operations that draw without a seed, or from a variable.
+        is_cached: Whether a cache makes all iterations equal to the first one. The saved state of
+            an iterator is empty if the cache was not full at that time and the state is saved again
+            later.
+        unrepeatable: The operations that draw without a seed or from a variable.
     """
 
     calls_python: bool
@@ -129,7 +131,7 @@ class PipelineFacts:
 
 
 def facts_of(dataset: object) -> PipelineFacts:
-    """Returns the state of a pipeline that is not in its iterators."""
+    """Returns the state of a pipeline that its iterators do not contain."""
     steps = list(_pipeline(dataset))
     operations = [operation for step in steps for operation in _operations(step)]
     drawing = [one for one in operations if one.type.startswith(_DRAWS)]
@@ -172,7 +174,7 @@ def _pipeline(dataset: Any) -> Iterator[Any]:
 
 
 def _operations(step: Any) -> Iterator[Any]:
-    """Returns the operations in the functions of a step, and in functions within them."""
+    """Yields the operations in the functions of a step, including functions inside of these."""
     functions = internals.FUNCTIONS_OF_PIPELINE.of(step)()
     graphs = [wrapper.function.graph for wrapper in functions]
     while graphs:
@@ -183,7 +185,7 @@ def _operations(step: Any) -> Iterator[Any]:
 
 @final
 class _Followed:
-    """Stands in for a source in a Keras data adapter that iterates over it in Python."""
+    """Replaces a source in a Keras data adapter that iterates over the source in Python."""
 
     def __init__(self, source: Any, begun: Begun) -> None:
         self._source = source
@@ -197,7 +199,7 @@ class _Followed:
 
 
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
-    """Returns the same for Grain, onto which Keras maps its conversions."""
+    """Returns a `_Followed` for Grain, onto which Keras maps its conversions."""
     grain: Any = sys.modules["grain"]
 
     class Iterating(grain.DatasetIterator):
@@ -209,10 +211,10 @@ def _followed_by_grain(source: Any, begun: Begun) -> Any:
             return next(self._batches)
 
         def get_state(self) -> dict[str, Any]:
-            return {}  # that of the source's own iterator is kept
+            return {}  # the state of the source's own iterator is saved
 
         def set_state(self, state: dict[str, Any]) -> None:
-            """Does nothing, as with `get_state`."""
+            """Does nothing, because the state of the source's own iterator is set."""
 
     class Followed(grain.IterDataset):
         def __iter__(self) -> Iterating:

@@ -1,7 +1,7 @@
-"""Copies of a model's state, which are written into a file later, in another thread.
+"""Copies of a model's state, which another thread writes to a file later.
 
-Keras's own code walks through the model now, and copies take the place of the file. The file that
-they become is laid out as Keras's own.
+Keras's own code walks through the model when a snapshot is made, and writes to memory in place of a
+file. The file that is later made from these copies has the same layout as Keras's own file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
 To get new memory from the system takes several times as long as to copy (ADR 42).
 """
 
-# The names in a ``.keras`` file.
+# The names of the members of a ``.keras`` file.
 _METADATA, _CONFIG, _WEIGHTS, _ASSETS = "metadata.json", "config.json", "model.weights.h5", "assets"
 
 _NEEDED = (
@@ -40,19 +40,20 @@ _NEEDED = (
 
 
 def why_no_snapshots() -> VersionError | None:
-    """Returns what is gone of Keras that snapshots need, None if nothing is."""
+    """Returns an error if Keras lacks an internal that snapshots need; otherwise None."""
     return next((one.missing() for one in _NEEDED if not one.is_there()), None)
 
 
 @final
 class Snapshot:
-    """What ``model.save``, or ``model.save_weights``, would write now.
+    """The content that ``model.save`` or ``model.save_weights`` would write now.
 
-    It takes its arrays from a memory, and gives them back when they are written.
+    The snapshot takes its arrays from a memory, and returns them to the memory after they are
+    written.
     """
 
     def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:
-        """Copies the state to the host. All workers must call it where reads need all workers."""
+        """Copies the state to the host. All workers must call it if reads need all workers."""
         assets = None if weights_only else internals.ASSETS_FILE.get()
         self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
@@ -65,7 +66,7 @@ class Snapshot:
             raise
 
     def write(self, path: str) -> None:
-        """Writes the file, once; one that is on other storage is made here first."""
+        """Writes the file, once; a file for remote storage is first made on this machine."""
         try:
             if not whole_files.is_remote(path):
                 self._write(Path(path))
@@ -91,21 +92,21 @@ class Snapshot:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(_METADATA, metadata)
             archive.writestr(_CONFIG, config)
-            # As Keras chooses: HDF5 lays out a file in memory in another way than one on disk.
+            # Keras makes the same choice, and HDF5 lays out a file in memory differently.
             if self._fits_in_memory:
                 self._write_weights(file(_WEIGHTS, archive=archive, mode="w"))
             else:
                 with tempfile.NamedTemporaryFile(dir=path.parent) as weights:
                     self._write_weights(file(weights.name, mode="w"))
                     archive.write(weights.name, _WEIGHTS)
-            self._assets.archive = archive  # it writes when it is closed
+            self._assets.archive = archive  # the assets are written when they are closed
             try:
                 self._assets.close()
             finally:
                 self._assets.archive = None
 
     def _write_weights(self, store: Any) -> None:
-        """Moves the copies into a file of weights, and closes it."""
+        """Writes the copies to a file of weights and closes it."""
         try:
             for inner_path, metadata, values in self._values.groups:
                 group = store.make(inner_path, metadata=metadata)
@@ -118,11 +119,11 @@ class Snapshot:
 
 @final
 class _Copies:
-    """Stands for Keras's file of the weights, of whose class it is made, and keeps copies.
+    """Takes the place of Keras's file of weights, as an instance of its class, and stores copies.
 
     Attributes:
-        memory: Arrays to copy into.
-        groups: Path, metadata and values of each group of the file, in order.
+        memory: The arrays into which values are copied.
+        groups: The path, the metadata and the values of each group of the file, in order.
     """
 
     def __init__(self, memory: Memory) -> None:

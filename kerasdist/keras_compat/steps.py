@@ -1,4 +1,4 @@
-"""What Keras's loops keep of a model, how it is built for them, and what its steps report."""
+"""State that Keras's loops store in a model, building a model, and logs of steps."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def require_each_fit() -> None:
 
 
 def build_symbolically(model: Any, batch: object) -> None:
-    """Makes what a model's training step needs, by the types and shapes of a batch."""
+    """Makes the variables that a training step needs, from a batch's types and shapes."""
     internals.SYMBOLIC_BUILD.of(model)(data_batch=batch)
 
 
 def can_build_before_fit() -> bool:
-    """Returns whether `build_symbolically` is there; on TensorFlow the first step serves, too."""
+    """Returns whether Keras has `build_symbolically`; on TensorFlow the first step also builds."""
     return internals.BUILD_BEFORE_FIT.is_there()
 
 
 def batch_spec(iterator: Any) -> Any:
-    """Returns the types and shapes of what one of Keras's iterators on TensorFlow yields."""
+    """Returns the types and shapes of the batches of one of Keras's iterators on TensorFlow."""
     begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)
     if begin is None:
         return iterator.data_adapter.get_tf_dataset().element_spec
@@ -40,7 +40,7 @@ def batch_spec(iterator: Any) -> Any:
 
 
 def uses_torch_compile(model: Any) -> bool:
-    """Returns whether Keras would compile a model's steps by torch's compiler."""
+    """Returns whether Keras would compile a model's steps with torch's compiler."""
     if model.run_eagerly or not model.jit_compile:
         return False
     return internals.USES_TORCH_COMPILE.of(model)()
@@ -58,52 +58,52 @@ def is_state_synced(model: Any) -> bool:
 
 
 def state_of(model: Any) -> Any:
-    """Returns the values that steps have taken out of the variables; None: none ever did."""
+    """Returns the values that steps have taken out of the variables; None if no step has."""
     return getattr(model, internals.JAX_STATE.attribute, None)
 
 
 def put_state(model: Any, state: Mapping[str, Any]) -> None:
-    """Sets what ``jax_state_sync`` puts back into the variables."""
+    """Sets the values that ``jax_state_sync`` puts back into the variables."""
     setattr(model, internals.JAX_STATE.attribute, dict(state))
 
 
 def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
-    """Returns the values of variables as Keras's loops ask for them."""
+    """Returns the values of variables in the form in which Keras's loops ask for them."""
     return internals.GET_JAX_STATE.of(model)(**which)
 
 
 def purge_variables(model: Any, which: Mapping[str, bool]) -> None:
-    """Takes the values out of the variables, as Keras does so that one copy is there."""
+    """Takes the values out of the variables, as Keras does, so that there is only one copy."""
     for name in (name for name, is_taken in which.items() if is_taken):
         is_slots = name == "optimizer_variables"
         variables = model.optimizer.variables if is_slots else getattr(model, name)
         store_values(variables, [None] * len(variables))
 
 
-# On all backends.
+# The following functions are for all backends.
 
 
 def drop_compiled(model: Any) -> None:
-    """Lets a TensorFlow model compile its steps again."""
+    """Makes a TensorFlow model compile its steps again."""
     model.train_function = model.test_function = model.predict_function = None
 
 
 def initial_epoch(model: Any) -> int | None:
-    """Returns the epoch with which `fit` begins; None: its argument decides."""
+    """Returns the epoch with which `fit` begins; None if its argument decides."""
     return internals.INITIAL_EPOCH.of(model)
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Sets the epoch with which `fit` begins; None: its argument decides."""
+    """Sets the epoch with which `fit` begins; None lets its argument decide."""
     internals.INITIAL_EPOCH.set(model, epoch)
 
 
 def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:
-    """Lets a model's next training steps read their batches and do nothing with them.
+    """Lets a model's next training steps read their batches but do nothing with them.
 
-    Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
-    with their iterator on TensorFlow, and with its state and the iterator on JAX. The first
-    ``unread`` batches are not in an iterator.
+    Keras's loop looks up `train_function` for each step. The loop calls `train_function` with the
+    batches on PyTorch, with their iterator on TensorFlow, and with its state and the iterator on
+    JAX. The first ``unread`` of the skipped batches are not in the iterator.
     """
     train = model.train_function
     done = 0
@@ -124,7 +124,7 @@ def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[
 
 
 def numbers_of(logs: object) -> dict[str, Any]:
-    """Returns the logs of a step as Keras passes them to callbacks."""
+    """Returns the logs of a step in the form in which Keras passes them to callbacks."""
     numbers: dict[str, Any] = {}
     for name, value in sorted(logs.items()) if isinstance(logs, dict) else ():
         if isinstance(value, dict):

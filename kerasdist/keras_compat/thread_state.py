@@ -1,4 +1,4 @@
-"""What Keras keeps of each thread: scopes, settings on which operations depend, seeds of draws."""
+"""Keras's state of each thread: scopes, settings that operations depend on, seeds of draws."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
 
-# Where Keras has the state of each thread, and the names of its parts. In a dictionary: torch's
-# compiler follows a cached function into what it has computed, and this is read in compiled steps.
+# Where Keras stores the state of each thread, and the names of its parts.
+# The place is in a dictionary, because compiled steps read it.
+# The compiler of torch would follow a cached function into its body.
 KNOWN: dict[Any, Any] = {}
 
 
 def place_of_state() -> tuple[Any, str]:
-    """Returns Keras's module with the state of each thread, and the state's name there.
+    """Returns Keras's module with the state of each thread, and the state's name in that module.
 
-    Not the state itself, which `keras.utils.clear_session` replaces.
+    The state itself is not returned, because `keras.utils.clear_session` replaces it.
     """
     place = KNOWN.get(internals.THREAD_STATE)
     if place is None:
@@ -32,7 +33,7 @@ def place_of_state() -> tuple[Any, str]:
 
 
 def _name_of(internal: Internal) -> str:
-    """Returns the name of a part of the state: Keras has it as a constant, or in a function."""
+    """Returns the name of a part of the state, which Keras has as a constant or in a function."""
     name = KNOWN.get(internal)
     if name is None:
         internal.require()
@@ -45,14 +46,14 @@ def _name_of(internal: Internal) -> str:
 
 
 def of_thread(internal: Internal) -> Any:
-    """Returns what Keras keeps of the calling thread under a name, None if nothing."""
+    """Returns the entry of Keras's state of the calling thread, None if there is none."""
     return getattr(
         getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), None
     )
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
-    """Sets what Keras keeps of the calling thread under a name."""
+    """Sets an entry of Keras's state of the calling thread."""
     setattr(
         getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), value
     )
@@ -64,15 +65,15 @@ def copy_thread_state() -> dict[str, Any]:
 
 
 def paste_thread_state(state: dict[str, Any]) -> None:
-    """Sets Keras's state of the calling thread to that of another one."""
+    """Sets Keras's state of the calling thread to the state of another thread."""
     here = vars(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())))
     here.clear()
-    # Stacks, such as that of name scopes, are copied for each thread.
+    # Stacks, such as the stack of name scopes, are copied for each thread.
     here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
 
 
 def name_of_scope() -> str | None:
-    """Returns the name of the open stateless scope in the state, None if that is gone."""
+    """Returns the name of the state's entry for the open stateless scope; None if it is missing."""
     if "scope" not in KNOWN:
         is_there = STATELESS_SCOPE.is_there() and internals.THREAD_STATE.is_there()
         if is_there:
@@ -82,7 +83,7 @@ def name_of_scope() -> str | None:
 
 
 def get_stateless_scope() -> Any:
-    """Returns the `keras.StatelessScope` in which this thread is, None if it is in none."""
+    """Returns the `keras.StatelessScope` that is open in this thread, None if there is none."""
     name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
     if name is not None:
         return getattr(getattr(*KNOWN[internals.THREAD_STATE]), name, None)
@@ -91,7 +92,7 @@ def get_stateless_scope() -> Any:
 
 
 def set_stateless_scope(scope: Any) -> None:
-    """Lets this thread be in a scope, or in none."""
+    """Sets the stateless scope of this thread; None for no scope."""
     name = name_of_scope()
     if name is not None:
         setattr(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), name, scope)
@@ -102,23 +103,23 @@ def set_stateless_scope(scope: Any) -> None:
 
 
 def is_in_layer() -> bool:
-    """Returns whether this thread is in the call of a layer, or of a model."""
+    """Returns whether this thread is inside of the call of a layer or a model."""
     return of_thread(internals.CALL_CONTEXT) is not None
 
 
 def maker_of_variable() -> Any:
-    """Returns the layer or optimizer that makes variables in this thread now, None if none does."""
+    """Returns the layer or optimizer that is making variables in this thread, or None."""
     scopes = of_thread(internals.NAME_SCOPES)
     return scopes[-1].caller if scopes else None
 
 
 def is_of_optimizer() -> bool:
-    """Returns whether a variable that this thread makes now is an optimizer's."""
+    """Returns whether a variable that this thread is making belongs to an optimizer."""
     return isinstance(maker_of_variable(), keras.Optimizer)
 
 
 def is_symbolic() -> bool:
-    """Returns whether this thread computes shapes alone; on PyTorch only."""
+    """Returns whether this thread computes only shapes, which is possible on PyTorch."""
     return of_thread(internals.TORCH_DEVICE) == "meta"
 
 
@@ -126,24 +127,24 @@ _policy, _floatx = keras.config.dtype_policy, keras.config.floatx
 
 
 def settings() -> tuple[str, str, bool]:
-    """Returns the settings that a compiled function depends on beside its arguments and variables.
+    """Returns the settings on which a compiled function depends, besides arguments and variables.
 
-    Every step calls it, so it is fast.
+    Every step calls this function, so it is fast.
     """
     return _policy().name, _floatx(), get_stateless_scope() is not None
 
 
 def is_seeded(seed: object) -> bool:
-    """Returns whether the user has seeded a draw; else torch's own generator is used."""
+    """Returns whether the user has seeded a draw; otherwise torch's own generator is used."""
     if isinstance(seed, keras.random.SeedGenerator):
         return seed.get_config()["seed"] is not None
     return seed is not None
 
 
 def has_no_seed_generator() -> bool:
-    """Returns whether the next unseeded draw of this thread makes a generator of seeds.
+    """Returns whether the next draw without a seed in this thread makes a generator of seeds.
 
-    False where Keras's place for it is gone: there `draw_seed` refuses draws in replicas.
+    Returns False if Keras lacks such a generator; then `draw_seed` refuses draws in replicas.
     """
     if SEED_GENERATOR.path is None:
         return False
@@ -158,12 +159,12 @@ def has_no_seed_generator() -> bool:
 
 
 def global_seed_generator() -> Any:
-    """Returns the generator that unseeded draws of this thread take their seeds from, or None."""
+    """Returns the generator of seeds for draws without a seed in this thread, or None."""
     return of_thread(SEED_GENERATOR)
 
 
 def set_global_seed_generator(generator: object) -> None:
-    """Sets the generator that unseeded draws of this thread take their seeds from."""
+    """Sets the generator of seeds for draws without a seed in this thread."""
     setattr(
         getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())),
         (KNOWN.get(SEED_GENERATOR) or _name_of(SEED_GENERATOR)),
@@ -172,14 +173,14 @@ def set_global_seed_generator(generator: object) -> None:
 
 
 def global_seed() -> int | None:
-    """Returns what ``keras.utils.set_random_seed`` was called with last, None if it was not."""
+    """Returns the last argument of ``keras.utils.set_random_seed``, None if it was not called."""
     return of_thread(internals.RANDOM_SEED)
 
 
 def set_random_seed(number: int) -> None:
-    """Does what `keras.utils.set_random_seed` does, which imports TensorFlow to seed it.
+    """Does the same as `keras.utils.set_random_seed`, without importing TensorFlow.
 
-    That would cost each worker on other frameworks 420 MB.
+    Importing TensorFlow would cost each worker on other frameworks 420 MB.
     """
     if "tensorflow" in sys.modules:
         keras.utils.set_random_seed(number)

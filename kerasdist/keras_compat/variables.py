@@ -27,13 +27,13 @@ from kerasdist.keras_compat.thread_state import (
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
-    """Replaces the framework's variable by one that is aggregated over replicas in another way."""
+    """Replaces the framework's variable by one that is aggregated over replicas differently."""
     internals.AGGREGATION.set(variable, aggregation)
     internals.REMAKE.of(variable)(ops.convert_to_tensor(value, variable.dtype))
 
 
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
-    """Sets how replicas hold a variable, before `reinitialize` makes it."""
+    """Sets how replicas hold a variable; `reinitialize` must be called afterwards."""
     internals.SYNCHRONIZATION.set(variable, synchronization)
     internals.AGGREGATION.set(variable, aggregation)
 
@@ -45,7 +45,7 @@ def reinitialize(variable: keras.Variable) -> None:
 
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
-    """Lets this thread read and write a trial's copies of variables; None: the variables."""
+    """Lets this thread use a trial's copies of variables, or (None) the variables themselves."""
     before, current.trial = current.trial, trial
     try:
         with outside_stateless_scopes():
@@ -56,16 +56,16 @@ def in_trial(trial: object) -> Iterator[None]:
 
 @contextmanager
 def outside_stateless_scopes() -> Iterator[None]:
-    """Lets the code inside read and write what is stored, in spite of open scopes.
+    """Lets the code in the block read and write stored values, ignoring open scopes.
 
-    That is the variables themselves, in a trial the trial's copies.
+    Stored values are in the variables themselves; in a trial they are in the trial's copies.
     """
     name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
     place = KNOWN.get(internals.THREAD_STATE)
     if name is None or place is None:
         scope = get_stateless_scope()
         set_stateless_scope(current.trial)
-    else:  # at once, since each step does it often
+    else:  # no function call, because each step needs this often
         threads = getattr(*place)
         scope = getattr(threads, name, None)
         setattr(threads, name, current.trial)
@@ -94,38 +94,38 @@ def initialize_waiting_variable(variable: keras.Variable) -> None:
 
 
 def stored_value(variable: keras.Variable) -> Any:
-    """Returns a variable's stored value, in spite of open scopes; None before it has one.
+    """Returns a variable's stored value, ignoring open scopes; None if it has no value yet.
 
-    In a trial it is the value of the trial's copy. Where Keras has another place for it, None: no
-    strategy has variables then, and Keras itself reads the others.
+    In a trial this is the value of the trial's copy. The result is also None if this Keras stores
+    values in another way: then no strategy has variables, and Keras itself reads all others.
     """
     trial = current.trial
     return getattr(variable, "_value", None) if trial is None else trial.get_current_value(variable)
 
 
 def value_reader() -> Callable[[keras.Variable], Any]:
-    """Returns what reads stored values as `stored_value` does, as long as no other trial begins."""
+    """Returns a function that reads stored values; it is valid until another trial begins."""
     return attrgetter("_value") if current.trial is None else current.trial.get_current_value
 
 
 def held_value(variable: keras.Variable) -> Any:
-    """Returns the value that the variable itself holds, in a trial too."""
+    """Returns the value that the variable itself holds, even in a trial."""
     return variable._value
 
 
 def stored_values(variables: Iterable[keras.Variable]) -> list[Any]:
-    """Returns the stored values of variables (see `stored_value`), at less cost."""
+    """Returns the stored values of variables (see `stored_value`), faster than one by one."""
     return list(map(value_reader(), variables))
 
 
 def store_value(variable: Any, value: Any) -> None:
-    """Sets a variable's stored value, in spite of open scopes."""
+    """Sets a variable's stored value, ignoring open scopes."""
     variable._value = value
 
 
 def store_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
-    """Sets the stored values of variables (see `store_value`), all or none if interrupted."""
-    # One call of C code: Python raises KeyboardInterrupt between its own instructions only.
+    """Sets the stored values of variables (see `store_value`); an interrupt cannot split this."""
+    # This is one call of C code; Python raises KeyboardInterrupt only between its own instructions.
     deque(map(setattr, variables, repeat("_value"), values), maxlen=0)
 
 
@@ -140,7 +140,7 @@ def multiply_initializer(variable: Any, factor: int) -> None:
 
 
 def stored_dtype(variable: Any) -> str:
-    """Returns the type in which a variable is stored, whatever type autocast reads it in."""
+    """Returns the type in which a variable is stored; autocast may read it in another type."""
     dtype = getattr(variable, internals.DTYPE.attribute, None)
     if dtype is not None:
         return dtype
@@ -149,18 +149,18 @@ def stored_dtype(variable: Any) -> str:
 
 
 def nbytes(variable: keras.Variable, shape: Sequence[int] | None = None) -> int:
-    """Returns how many bytes a variable's value has, whether or not there is one; of a part too."""
+    """Returns how many bytes a variable's value, or a shard of it, has or will have."""
     elements = math.prod(variable.shape if shape is None else shape)
     return elements * np.dtype(stored_dtype(variable)).itemsize
 
 
 def store_shape(variable: Any, shape: tuple[int, ...]) -> None:
-    """Sets the shape that a variable has for Keras."""
+    """Sets the shape that Keras sees for a variable."""
     internals.SHAPE.set(variable, shape)
 
 
 def autocast(variable: Any, value: object) -> Any:
-    """Returns a value of a variable in the type in which the layer that runs reads it."""
+    """Returns a value of a variable in the type in which the running layer reads it."""
     if internals.AUTOCAST.path is None and variable.dtype == stored_dtype(variable):
         return value
     return internals.AUTOCAST.of(variable)(value)

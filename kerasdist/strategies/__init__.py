@@ -1,1 +1,1 @@
-"""One file per strategy: its devices, and the placement of its variables."""
+"""The strategies: each file defines the devices of one kind, and where variables are placed."""

@@ -33,17 +33,17 @@ def replica_options(
     parameter_device: Device | None = None,
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaOptions:
-    """Returns the options of a strategy from its arguments, checked.
+    """Checks the arguments of a strategy, and returns them as the options of replicas.
 
     Args:
         sharding: None, a `Sharding` or its name, or a ``keras.distribution.LayoutMap``.
-        batch_norm: As in `ReplicaOptions`.
-        check: The same; None: the environment variable's value.
-        parameter_device: As in `ReplicaOptions`.
-        communication: The same.
+        batch_norm: The same as in `ReplicaOptions`.
+        check: The same as in `ReplicaOptions`; None for the environment variable's value.
+        parameter_device: The same as in `ReplicaOptions`.
+        communication: The same as in `ReplicaOptions`.
 
     Raises:
-        ValueError: If an argument is not one of its choices.
+        ValueError: If an argument has none of its allowed values.
     """
     require_choice("batch_norm", batch_norm, (None, *get_args(BatchNorm)))
     checked = _checked_sharding(sharding)
@@ -68,7 +68,7 @@ def _checked_check(check: Check | None) -> Check:
 
 
 def _checked_sharding(sharding: ShardingOption) -> Any:
-    """Returns the argument `sharding`, if it is valid: None, a `Sharding`, or a LayoutMap."""
+    """Returns the argument `sharding` if it is valid: None, a `Sharding`, or a LayoutMap."""
     choices = get_args(Divided)
     if isinstance(sharding, LayoutMap):
         _check_mesh(sharding)
@@ -87,15 +87,15 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or what the arguments of 2018 say in its place.
+    """Returns the argument `devices`, or the devices that the arguments of 2018 name.
 
     Args:
-        devices: Names, or None.
-        earlier: `num_gpus`, or `num_gpus_per_worker`; others are refused.
+        devices: Names of devices, or None.
+        earlier: `num_gpus` or `num_gpus_per_worker`; any other argument is refused.
 
     Raises:
         TypeError: If an argument is unknown, or both `devices` and a number are given.
-        UnsupportedError: If another argument of 2018 asks for something.
+        UnsupportedError: If another argument of 2018 has a value that asks for something.
     """
     numbers = {k: n for k, n in earlier.items() if k.startswith("num_gpus") and n is not None}
     refuse_arguments("a strategy", {k: v for k, v in earlier.items() if k not in _NUMBERS})
@@ -111,7 +111,7 @@ def named_devices(
 
 
 def checked_resolver(given: object) -> ClusterResolver | None:
-    """Returns a resolver that a user has given; refuses anything else but None."""
+    """Returns a resolver that a user has given, or None; refuses anything else."""
     if given is None or isinstance(given, ClusterResolver):
         return given
     raise TypeError(
@@ -123,7 +123,7 @@ def checked_resolver(given: object) -> ClusterResolver | None:
 
 
 def described(sharding: Any) -> str:
-    """Returns in words what a checked argument says, which is to be the same on all workers."""
+    """Returns a checked argument in words, which must be equal on all workers."""
     if not isinstance(sharding, LayoutMap):
         return repr(sharding)
     mesh = sharding.device_mesh

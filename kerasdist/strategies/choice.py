@@ -1,6 +1,7 @@
-"""The devices of a strategy: all of the machine's, or the named ones; a worker's part of its GPUs.
+"""Chooses the devices of a strategy: all, the named ones, or a worker's share of the GPUs.
 
-Which GPUs a worker takes is agreed before the framework starts; then whether it sees them.
+Workers agree on their GPUs before the framework starts, and then check whether the framework sees
+these.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from kerasdist.strategies import processes
 
 
 def require_no_other_workers(strategy: str) -> None:
-    """Refuses a strategy of one process in a worker of a job that has not been joined.
+    """Refuses a strategy of one process in a worker that has not joined its job.
 
-    Each worker would train by itself, on all data, and nothing would show it. A worker that has
-    joined the job may use such a strategy beside it.
+    Otherwise each worker would train by itself on all data, and nobody would notice. A worker that
+    has joined its job may use a one-process strategy besides the job's.
     """
     if current_job() is not None or processes.are_started_by_script():
         return
     try:
         resolver = detection.detect()
-    except UnsupportedError:  # an evaluator, which works by itself
+    except UnsupportedError:  # this is an evaluator, which works by itself
         return
     if resolver is not None:
         place = resolver.membership()
@@ -48,12 +49,12 @@ def require_no_other_workers(strategy: str) -> None:
 def chosen_devices(
     backend: Backend, names: Sequence[str] | None, needed: Sequence[str] = ()
 ) -> tuple[Device, ...]:
-    """Returns a strategy's devices.
+    """Returns the devices of a strategy.
 
-    No names stand for all accelerators of this machine; or for all its CPU devices, where there is
-    none, or ``KERASDIST_CPU_DEVICES`` is set. CPU devices that do not exist yet are prepared while
-    the backend has not started. Asking for devices starts it, so those of ``needed`` are prepared
-    together with them.
+    If no names are given, these are all accelerators of this machine; or all its CPU devices, if it
+    has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set. CPU devices that do not exist yet
+    are made, if the backend has not started. This call starts the backend, so the devices in
+    ``needed`` are made at the same time.
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
@@ -67,7 +68,7 @@ def chosen_devices(
 
 
 def require_available(backend: Backend, devices: Sequence[Device]) -> None:
-    """Refuses devices of one kind that this machine does not have; starts the backend."""
+    """Refuses devices of one kind that this machine does not have; this starts the backend."""
     available = backend.devices(devices[0].kind)
     check_available(devices, available, backend.name, backend.devices("cpu"))
 
@@ -75,10 +76,10 @@ def require_available(backend: Backend, devices: Sequence[Device]) -> None:
 def prepare(
     backend: Backend, names: Sequence[str] | None, needed: Sequence[str] = ()
 ) -> list[Device]:
-    """Prepares the CPU devices among the named ones, without starting the backend.
+    """Makes the CPU devices among the named devices, without starting the backend.
 
-    Those that are numbered from 0 without a gap; any other must be there already. Returns all that
-    are named, once each.
+    Only CPU devices that are numbered from 0 without a gap can be made; any other must already
+    exist. Returns all named devices, each of them once.
     """
     config.apply_cpu_devices_variable()
     named = () if names is None else parse_devices(names)
@@ -95,11 +96,12 @@ _ON_CPUS = f"set {gpus.CUDA} to nothing, or {config.CPU_DEVICES_VARIABLE}=1"
 @final
 @dataclass(frozen=True)
 class Choice:
-    """The GPUs of a worker.
+    """The GPUs that a worker takes.
 
     Attributes:
-        numbers: Their numbers among those that the process sees, in order; None: all of them.
-        peers: The workers of this machine that have found no GPU, this one among them.
+        numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
+        all.
+        peers: The workers of this machine that have found no GPU, including this worker.
     """
 
     numbers: list[int] | None
@@ -107,10 +109,10 @@ class Choice:
 
 
 def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
-    """Returns this worker's GPUs.
+    """Returns the GPUs that this worker takes.
 
-    Workers that see the same GPUs divide them. Those with named devices, or on CPUs, take no part
-    in that. All workers must call it, before the framework starts.
+    Workers that see the same GPUs divide them; workers with named devices, or on CPUs, do not take
+    part. All workers must call this function before the framework starts.
 
     Args:
         backend: The backend of the workers.
@@ -118,7 +120,7 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
         names: The devices that the user has named.
 
     Raises:
-        DeviceError: If there are too few, or a named one does not exist.
+        DeviceError: If there are too few GPUs, or a named device does not exist.
     """
     named = None if names is None else parse_devices(names)
     on_cpus = named is None and config.wants_cpu_devices()
@@ -151,16 +153,16 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
 def devices_of_worker(
     backend: Backend, numbers: Sequence[int], found: Sequence[Device], names: Sequence[str] | None
 ) -> list[Device]:
-    """Returns a worker's devices by the names that they have in the framework.
+    """Returns a worker's devices by their names in the framework.
 
     Args:
-        backend: The backend, connected.
-        numbers: Those of the worker's `Choice`, one at least.
-        found: What `Backend.connect` has returned.
-        names: The devices that the user has named, by the names they had before.
+        backend: The backend, after `connect`.
+        numbers: The numbers in the worker's `Choice`, at least one.
+        found: The result of `Backend.connect`.
+        names: The devices that the user has named, by their names before `connect`.
 
     Raises:
-        DeviceError: If the framework does not see all of them.
+        DeviceError: If the framework does not see all of these devices.
     """
     if len(found) != len(numbers):
         raise _unseen(backend, [gpus.visible()[number] for number in numbers], len(found))
@@ -174,30 +176,33 @@ def devices_of_worker(
 
 
 def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
-    """Returns a worker's part of GPUs that only its framework has found.
+    """Returns a worker's share of GPUs that only its framework has found.
 
-    Such a case is a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+    Only the framework finds the GPUs in a container without NVML
+    (``NVIDIA_DRIVER_CAPABILITIES=compute``).
 
     Args:
-        devices: What the framework sees.
-        peers: Those of the worker's `Choice`.
+        devices: The devices that the framework sees.
+        peers: The peers in the worker's `Choice`.
         rank: The worker's number.
     """
     if devices[0].kind != "gpu" or rank not in peers:
         return devices
     own = gpus.part(len(devices), len(peers), peers.index(rank))
-    return [devices[index] for index in own] or devices  # too few: each worker sees its own
+    # too few GPUs to divide, so each worker sees its own
+    return [devices[index] for index in own] or devices
 
 
 def check_promise(backend: Backend) -> None:
-    """Warns or raises if this process would compute on CPUs although it has a GPU.
+    """Warns or raises if this process would compute on CPUs although the machine has a GPU.
 
-    Called where the framework sees no accelerator. Warns if the framework is built for CPUs; raises
-    if a variable gives GPUs to this process, so that the user has asked for them.
+    This function is called if the framework sees no accelerator. The function warns if the
+    framework is built for CPUs. The function raises if an environment variable gives GPUs to this
+    process, because the user then wants GPUs.
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    if built is None:  # there is nothing, or the framework is told to leave it
+    if built is None:  # the machine has no GPU, or the framework may not use it
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)

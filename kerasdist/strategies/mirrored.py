@@ -1,4 +1,4 @@
-"""The devices of this machine: one replica on each, on one of them, or what fits the machine."""
+"""The strategies for the devices of one machine, and `auto`, which chooses a strategy."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from kerasdist.training import hooks
 class MirroredStrategy(Strategy):
     """Synchronous training on several devices of one machine.
 
-    Each device holds a replica of the model; every batch is divided among them, and their gradients
-    are combined so that the result is that of one device with the whole batch.
+    Each device holds a replica of the model. Every batch is divided among the replicas, and their
+    gradients are combined so that the result equals that of one device with the whole batch.
 
     On PyTorch each of several GPUs has its own process: the script that makes the strategy is
-    started once more for each other GPU, and goes on as worker 0 of them, as if ``kerasdist run
+    started once more for each further GPU, and itself continues as worker 0, as if ``kerasdist run
     --workers gpu`` had started it. So the strategy must be the first thing that the script does
-    with Keras, and every process runs the whole script, with the same arguments, in the same order;
-    what one process alone is to do, worker 0 does (``KERASDIST_RANK=0``). What the others print
-    stands behind their names, ``[worker 1/8]``. When one fails, all end, with its exit code. In a
-    notebook the GPUs have one thread each; `kerasdist.launch` starts processes there.
+    with Keras. Every process runs the whole script, with the same arguments, in the same order;
+    work for only one process belongs to worker 0 (``KERASDIST_RANK=0``). Lines that the other
+    processes print begin with the name of the worker, ``[worker 1/8]``. When one process fails, all
+    processes end with its exit code. In a notebook each GPU has a thread instead;
+    `kerasdist.launch` starts processes there.
 
     Example::
 
@@ -59,44 +60,47 @@ class MirroredStrategy(Strategy):
         """Makes the strategy.
 
         Args:
-            devices: Names such as ``["gpu:0", "gpu:1"]``. None: all accelerators of this machine,
-                or, where there is none, all its CPU devices (see
+            devices: Names such as ``["gpu:0", "gpu:1"]``. None means all accelerators of this
+                machine, or all its CPU devices if it has no accelerator (see
                 `kerasdist.config.set_logical_cpu_devices`). CPU devices that do not exist yet are
-                prepared, as long as the backend has not started.
-            cross_device_ops: None. ``tf.distribute`` has this argument; here the backend chooses
-                the collectives by itself.
+                made, if the backend has not started.
+            cross_device_ops: Must be None. ``tf.distribute`` has this argument; here the backend
+                chooses the collectives itself.
             batch_norm: ``"synchronized"``: BatchNormalization uses the global batch, as on one
-                device. ``"per_replica"``: each replica's own rows; the moving statistics are
-                averaged. Faster, but not the numbers of one device. Not on JAX. None:
-                synchronized in `fit`; in custom loops as the layer says, which without
-                ``BatchNormalization(synchronized=True)`` is each replica's own rows, as in
-                ``tf.distribute``.
-            check: Whether the first step of training is compared with the same step on one device
-                where code of yours could mix examples: ``"warn"`` if it differs, ``"raise"``, or
-                ``"off"``. None: as the variable ``KERASDIST_CHECK`` says, else ``"warn"``. See
-                `kerasdist.compare_with_one_device`.
-            launcher: ``"processes"``: one process per device; on PyTorch alone,
-                where it can be tried with CPU devices too. ``"threads"``: one process for all
-                devices. None: processes on PyTorch with several GPUs, in a script that no launcher
-                has started; else threads.
+                device. ``"per_replica"``: it uses each replica's own rows, and the moving
+                statistics are averaged; this is faster, but does not give the numbers of one
+                device, and JAX does not support it. None: synchronized in `fit`; in custom loops
+                the layer decides, which uses each replica's own rows unless it is
+                ``BatchNormalization(synchronized=True)``, as in ``tf.distribute``.
+            check: Whether the first training step is compared with the same step on one device, if
+                your code could mix examples: ``"warn"`` if it differs, ``"raise"``, or ``"off"``.
+                None means the value of the variable ``KERASDIST_CHECK``, or ``"warn"`` without it.
+                See `kerasdist.compare_with_one_device`.
+            launcher: ``"processes"``: one process per device, on PyTorch only, where it can also be
+                tried with CPU devices. ``"threads"``: one process for all devices. None: processes
+                on PyTorch with several GPUs, in a script that no launcher has started; otherwise
+                threads.
             sharding: Which variables the replicas divide among them, so that a larger model fits.
-                None: each replica holds all. ``"optimizer"``: the optimizer's variables are
-                sharded. ``"full"``: the weights too. ``"auto"``: the same, on JAX by the map of the
-                model's class if it has one. TensorFlow has none of these; on PyTorch each replica
-                must be a process. Small variables stay whole, see `kerasdist.Sharding`. Or, on JAX,
-                a ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the batch,
-                and whose other axes divide variables.
-            **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for so many
-                `devices`; others are refused, with what to write instead.
+                None: each replica holds all variables. ``"optimizer"``: the optimizer's variables
+                are sharded. ``"full"``: the weights are sharded too. ``"auto"``: the same, but on
+                JAX by the layout map of the model's class if it has one. TensorFlow supports none
+                of these; on PyTorch each replica must be a process. Small variables stay whole, see
+                `kerasdist.Sharding`. On JAX also a ``keras.distribution.LayoutMap`` over a mesh
+                whose first axis divides the batch, and whose other axes divide variables.
+            **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for that many
+                `devices`; any other is refused, with what to write instead.
 
         Raises:
-            JobError: In a worker of a job of several, unless ``kerasdist run --workers gpu`` or
-                `kerasdist.launch` has started it; see `kerasdist.MultiWorkerMirroredStrategy`.
-                If the processes do not come together.
-            DeviceError: If a device is unknown, named twice, or there is none.
-            UnsupportedError: If the backend cannot do `batch_norm`, `launcher` or `sharding`, if
-                this process cannot be started again, or if `cross_device_ops` is given.
-            ValueError: If `batch_norm`, `check`, `launcher` or `sharding` is none of its values.
+            JobError: In a worker of a job of several workers, unless ``kerasdist run --workers
+                gpu`` or `kerasdist.launch` has started it (see
+                `kerasdist.MultiWorkerMirroredStrategy`). Also if the processes do not find each
+                other.
+            DeviceError: If a device is unknown or named twice, or there is no device.
+            UnsupportedError: If the backend does not support the value of `batch_norm`, `launcher`
+                or `sharding`, if this process cannot be started again, or if `cross_device_ops` is
+                given.
+            ValueError: If `batch_norm`, `check`, `launcher` or `sharding` has none of its allowed
+                values.
         """
         devices = named_devices(devices, earlier)
         told = None if launcher == "threads" else processes.devices_from_launcher()
@@ -122,7 +126,7 @@ def _replicas(
     launcher: processes.Launcher | None,
     told: str | None,
 ) -> ReplicaSet:
-    """Returns the replicas, over the workers that this script has started or a launcher has."""
+    """Returns the replicas on the devices of all workers of the job."""
     if told != EACH_ITS_OWN:
         chosen = chosen_devices(backend, names)
         if told is not None and len(chosen) > 1:
@@ -132,7 +136,7 @@ def _replicas(
         else:
             return backend.replica_set(chosen, options)
     resolver = detect()
-    assert resolver is not None  # its variables are set
+    assert resolver is not None  # its variables are already set
     place = resolver.membership()
     own = processes.checked_names(names, told, place.num_workers, place.rank)
     replicas = replicas_of_job(backend, place, own, options)
@@ -144,7 +148,7 @@ def _replicas(
 class OneDeviceStrategy(Strategy):
     """Places variables and computation on a single device.
 
-    For trying out code that will later run under another strategy, and for choosing a device.
+    Use it to try out code that will later run under another strategy, or to choose a device.
 
     Example::
 
@@ -159,11 +163,12 @@ class OneDeviceStrategy(Strategy):
         """Makes the strategy.
 
         Args:
-            device: The device's name, ``"cpu:0"`` or ``"gpu:1"``; TensorFlow's spellings are
-                accepted.
+            device: The device's name, such as ``"cpu:0"`` or ``"gpu:1"``. TensorFlow's spellings
+                are accepted too.
 
         Raises:
-            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
+            JobError: In a worker of a job of several workers; use
+                `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If this machine has no such device.
         """
         require_no_other_workers("OneDeviceStrategy")
@@ -176,10 +181,10 @@ class OneDeviceStrategy(Strategy):
 
 @final
 class CentralStorageStrategy(Strategy):
-    """Synchronous training on several devices of one machine, with the variables on one.
+    """Synchronous training on several devices of one machine, with the variables on one device.
 
-    For variables that are too large, or too seldom used, to keep a copy on every device: the
-    devices read them where they are, and their summed gradients are applied there.
+    Use it for variables that are too large, or too rarely used, to keep a copy on every device. The
+    devices read the variables from that one device, and their summed gradients are applied there.
 
     Example::
 
@@ -202,18 +207,19 @@ class CentralStorageStrategy(Strategy):
         """Makes the strategy.
 
         Args:
-            compute_devices: Names of the devices that compute; None: as for
+            compute_devices: Names of the devices that compute; None means the same as for
                 `kerasdist.MirroredStrategy`.
-            parameter_device: Name of the device that holds the variables. None: the device that
-                computes, if there is one, else ``"cpu:0"``.
-            batch_norm: As for `kerasdist.MirroredStrategy`.
-            check: As for `kerasdist.MirroredStrategy`.
+            parameter_device: Name of the device that holds the variables. None means the computing
+                device if there is only one, else ``"cpu:0"``.
+            batch_norm: The same as for `kerasdist.MirroredStrategy`.
+            check: The same as for `kerasdist.MirroredStrategy`.
 
         Raises:
-            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
-            DeviceError: If a device is unknown, named twice, or there is none.
-            UnsupportedError: If the backend cannot do `batch_norm`.
-            ValueError: If `batch_norm` or `check` is none of its values.
+            JobError: In a worker of a job of several workers; use
+                `kerasdist.MultiWorkerMirroredStrategy`.
+            DeviceError: If a device is unknown or named twice, or there is no device.
+            UnsupportedError: If the backend does not support the value of `batch_norm`.
+            ValueError: If `batch_norm` or `check` has none of its allowed values.
         """
         require_no_other_workers("CentralStorageStrategy")
         backend = registry.current()
@@ -228,7 +234,7 @@ class CentralStorageStrategy(Strategy):
 
 
 def auto() -> Strategy:
-    """Picks a strategy by the environment and by what this machine has.
+    """Chooses a strategy by the environment and by the devices of this machine.
 
     Example::
 
@@ -236,10 +242,10 @@ def auto() -> Strategy:
         print(strategy)
 
     Returns:
-        `MultiWorkerMirroredStrategy` in a process that is one of several workers, see
-        `kerasdist.cluster.detect`. Otherwise `MirroredStrategy` over all accelerators, or all CPU
-        devices where there is no accelerator, if there is more than one; else `OneDeviceStrategy`
-        on the one there is. `MirroredStrategy` says when it starts a process a device.
+        `MultiWorkerMirroredStrategy` in a process that is one of several workers (see
+        `kerasdist.cluster.detect`). Otherwise `MirroredStrategy` over all accelerators, or over all
+        CPU devices if there is no accelerator. If that is only one device, `OneDeviceStrategy`. The
+        documentation of `MirroredStrategy` says when it starts one process per device.
     """
     resolver = detect()
     if resolver is not None and not processes.are_started_by_script():

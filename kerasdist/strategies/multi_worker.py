@@ -1,4 +1,4 @@
-"""One replica on every device of every worker, with equal variables on each."""
+"""The strategy with one replica on every device of every worker."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from kerasdist.strategies.arguments import (
 from kerasdist.strategies.choice import agree, chosen_devices, devices_of_worker, own_part, prepare
 from kerasdist.training import hooks
 
-# The accelerators that this worker has taken, where none were named: for further strategies too.
+# The accelerators that this worker has taken without names, which further strategies use too.
 _own: list[Device] = []
 
 
 @final
 class MultiWorkerMirroredStrategy(Strategy):
-    """Synchronous training on the devices of several workers: processes, on one machine or many.
+    """Synchronous training on the devices of several workers: processes on one or more machines.
 
     All workers run the same script. Environment variables tell a process which worker it is, and
-    where the others are (``kerasdist info`` shows what it finds there). Each worker's devices hold
-    replicas of the model. Every worker reads the same data in the same order and computes its rows
-    of every global batch; ``fit``, ``evaluate`` and ``predict`` return on every worker what they
-    return on one device.
+    where the others are (``kerasdist info`` shows what it finds). The devices of each worker hold
+    replicas of the model. Every worker reads the same data in the same order, and computes its own
+    rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return the
+    same as on one device.
 
-    Making it waits until all workers have come, and must be the first thing that a script does with
-    Keras, before tensors, models and random seeds. In a job of one it is a `MirroredStrategy`.
+    Making the strategy waits until all workers have come. The strategy must be the first thing that
+    a script makes with Keras, before tensors, models and random seeds. In a job of one worker it
+    behaves like a `MirroredStrategy`.
 
     Example::
 
@@ -66,30 +67,32 @@ class MultiWorkerMirroredStrategy(Strategy):
         sharding: ShardingOption = None,
         **earlier: Any,
     ) -> None:
-        """Makes the strategy. All workers must call it.
+        """Makes the strategy. All workers must make the strategy.
 
         Args:
-            cluster_resolver: Who takes part; None: `kerasdist.cluster.detect` finds it out.
+            cluster_resolver: Describes the workers; None: `kerasdist.cluster.detect` finds them.
             communication_options: How gradients are exchanged.
-            devices: This worker's devices; as many on every worker. None: all accelerators of the
-                machine, divided among those of its workers that see the same ones; where there is
-                none, all CPU devices. After that TensorFlow and JAX see this worker's GPUs alone,
-                and number them from 0; torch sees all, with the numbers they had.
-            batch_norm: As in `MirroredStrategy`.
-            check: As in `MirroredStrategy`.
-            sharding: As in `MirroredStrategy`. The mesh of a LayoutMap has the devices of all
-                workers, numbered from 0 in the order of the workers: ``"gpu:8"`` is the first one
-                of worker 1 where each has eight. A replica's devices belong to one worker.
-            **earlier: `communication`, which ``tf.distribute.experimental`` had for the
-                `implementation` of the options; and those of 2018 as in `MirroredStrategy`.
+            devices: The devices of this worker, of which every worker must have the same number.
+                None means all accelerators of the machine, divided among the workers that see the
+                same ones; or all CPU devices, if there is no accelerator. Afterwards TensorFlow and
+                JAX see only this worker's GPUs, numbered from 0; torch sees all GPUs, with
+                unchanged numbers.
+            batch_norm: The same as in `MirroredStrategy`.
+            check: The same as in `MirroredStrategy`.
+            sharding: The same as in `MirroredStrategy`. The mesh of a LayoutMap has the devices of
+                all workers, numbered from 0 in the order of the workers: ``"gpu:8"`` is the first
+                device of worker 1 if each worker has eight. All devices of one replica must belong
+                to one worker.
+            **earlier: `communication`, the name in ``tf.distribute.experimental`` for the
+                `implementation` of the options; and arguments of 2018, as in `MirroredStrategy`.
 
         Raises:
-            TypeError: If an argument is something else.
+            TypeError: If an argument has another type.
             ClusterError: If the environment contradicts itself.
-            JobError: If the workers do not come together.
-            DisagreementError: If they differ in versions or in their number of devices.
-            DeviceError: If a device is unknown, named twice, or there is none.
-            UnsupportedError: If the backend cannot have what is asked for.
+            JobError: If the workers do not find each other.
+            DisagreementError: If the workers differ in versions or in their number of devices.
+            DeviceError: If a device is unknown or named twice, or there is no device.
+            UnsupportedError: If the backend does not support the value of an argument.
         """
         implementation = earlier.pop("communication", None)
         if implementation is not None and communication_options is None:
@@ -135,7 +138,7 @@ def replicas_of_job(
 
 
 def _connected(backend: Backend, job: Job, names: Sequence[str] | None) -> Sequence[Device]:
-    """Starts the framework on this worker's devices, and returns them."""
+    """Starts the framework on this worker's devices, and returns these devices."""
     choice = agree(backend, job, names)
     found = backend.connect(job, choice.numbers)
     if choice.numbers:

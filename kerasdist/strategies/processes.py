@@ -1,6 +1,6 @@
-"""One process per device: when a `MirroredStrategy` spans a job's workers, and starts them.
+"""Starts one process per device for a `MirroredStrategy`, and decides when that is needed.
 
-Nothing here needs Keras or a framework.
+This file needs neither Keras nor a framework.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Launcher = Literal["processes", "threads"]
 
-# The devices by rank of the job that this process has joined by a `MirroredStrategy`, as the
-# variable has told them; and the other workers, if this process has started them.
+# If this process has joined a job by a `MirroredStrategy`, the devices by rank.
+# If it has started the other workers, these workers.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
 
@@ -37,28 +37,28 @@ _ranks: list[Ranks] = []
 def is_child() -> bool:
     """Returns whether multiprocessing has started this process, as data loaders do.
 
-    While such a process imports the script, it has a mark by which multiprocessing itself refuses
-    to start others, and does not know its parent yet.
+    While a started process imports the script, it does not know its parent yet. At that time it has
+    a mark by which multiprocessing itself refuses to start further processes.
     """
     this = multiprocessing.current_process()
     return multiprocessing.parent_process() is not None or getattr(this, "_inheriting", False)
 
 
 def command() -> tuple[str, ...]:
-    """Returns the command; the caller has found that there is one."""
+    """Returns the command of this process, if `why_not_again` has found no problem."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
-    if main.__spec__ is None:  # a script, not a module; it may have left its first folder
+    if main.__spec__ is None:  # This is a script, not a module, and it may have changed its folder.
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
-            if file == word or file.endswith(f"/{word}"):  # the user typed it relative to a folder
+            if file == word or file.endswith(f"/{word}"):  # the user's path is relative to a folder
                 words[index] = file
                 break
     return tuple(words)
 
 
 def why_not_again() -> str | None:
-    """Returns why this process cannot be started again, None if it can."""
+    """Returns why this process cannot be started again; None if it can."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None or hasattr(sys, "ps1") or sys.flags.interactive or not Path(file).is_file():
         return "this is a notebook, an interactive interpreter or a program without a file"
@@ -66,7 +66,7 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why starting this process again may not be what its user expects; None: it is."""
+    """Returns why the user may not expect this process to be started again; None if it is fine."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
@@ -74,7 +74,7 @@ def why_not_unasked() -> str | None:
 
 
 def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | None:
-    """Returns a strategy's argument `launcher`, if it is valid and the backend can have it."""
+    """Returns a strategy's argument `launcher`, if the backend supports its value."""
     require_choice("launcher", launcher, (None, *get_args(Launcher)))
     if launcher == "processes" and backend.name not in WANT_PROCESS_A_DEVICE:
         raise UnsupportedError(
@@ -86,9 +86,9 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
 
 
 def devices_from_launcher() -> str | None:
-    """Returns what this process is told of its devices as a worker of a `MirroredStrategy`.
+    """Returns the variable that gives a worker of a `MirroredStrategy` its devices.
 
-    None: it is no such worker, or multiprocessing has started it, as data loaders do.
+    Returns None if this is no such worker, or if multiprocessing has started this process.
     """
     if is_child():
         return None
@@ -99,17 +99,18 @@ def devices_from_launcher() -> str | None:
 
 
 def are_started_by_script() -> bool:
-    """Returns whether the job's workers are those that this script starts, not a launcher's.
+    """Returns whether the job's workers are processes that this script itself starts.
 
-    Other strategies are then as right in each worker as in the one that the user has started; so
-    they are in a process that multiprocessing has started, which takes no part in the job.
+    Then other strategies are as useful in each worker as in the process that the user has started.
+    Other strategies are also useful in a process that multiprocessing has started, because it is
+    not in the job.
     """
     told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))
 
 
 def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher | None) -> bool:
-    """Returns whether this script is to be started again for each device but the first."""
+    """Returns whether this script shall be started again for each device but the first."""
     if launcher == "threads" or len(devices) < 2 or is_child():
         return False
     if backend.name not in WANT_PROCESS_A_DEVICE:
@@ -140,7 +141,8 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
 
 def start(devices: Sequence[Device]) -> str:
     """Starts this script again for each device but the first; returns the devices by rank."""
-    from kerasdist.cli.launch.ranks import Ranks  # late: only such a script launches processes
+    # imported late, because only such a script launches processes
+    from kerasdist.cli.launch.ranks import Ranks
 
     names = _by_rank(devices)
     told = ",".join(names)
@@ -151,13 +153,13 @@ def start(devices: Sequence[Device]) -> str:
 def checked_names(
     names: Sequence[str] | None, told: str, workers: int, rank: int
 ) -> list[str] | None:
-    """Returns the names of a worker's device; None: it takes what it sees.
+    """Returns the names of a worker's device; None if it takes the devices that it sees.
 
     Args:
-        names: The devices that the script names; None: all.
-        told: What `devices_from_launcher` returns.
+        names: The devices that the script names; None for all.
+        told: The result of `devices_from_launcher`.
         workers: How many workers there are.
-        rank: The number of this one.
+        rank: The rank of this worker.
     """
     if told != EACH_ITS_OWN:
         return [told.split(",")[rank]]
@@ -174,7 +176,7 @@ def checked_names(
 
 
 def check_same(devices: Sequence[Device], told: str) -> None:
-    """Refuses devices that are not those for which the workers were started."""
+    """Refuses devices that differ from the devices for which the workers were started."""
     if ",".join(_by_rank(devices)) != told:
         raise UnsupportedError(
             f"Expected the devices for which this script has started its processes: {told}. "
@@ -193,12 +195,12 @@ def after_joining(told: str) -> None:
 
 
 def _by_rank(devices: Sequence[Device]) -> list[str]:
-    # CPU devices are a process's own: each takes its first.
+    # CPU devices belong to a process, so each process takes its first one.
     return ["cpu:0" if device.kind == "cpu" else str(device) for device in devices]
 
 
 def _other_job() -> str | None:
-    """Returns why this process is a worker already, or a job of its own; None if it is neither."""
+    """Returns why this process is already a worker, or a job of its own; None if it is neither."""
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"
     for finding in detection.findings():

@@ -1,6 +1,6 @@
-"""Replicas of several devices each: TPUs, and on JAX devices of any kind; `kerasdist.tpu`.
+"""Strategies for TPUs, whose replicas may have several devices; also the module `kerasdist.tpu`.
 
-To users `kerasdist.tpu` is this module: the way to a strategy as ``tf.distribute`` has it.
+Users see this module as `kerasdist.tpu`, with the functions of ``tf.tpu.experimental``.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ __all__ = ["DeviceAssignment", "DeviceOrderMode", "Topology", "initialize_tpu_sy
 
 @final
 class TPUStrategy(Strategy):
-    """Synchronous training on TPUs, with a model on one device or cut over several.
+    """Synchronous training on TPUs, with each replica on one device or cut over several devices.
 
-    On JAX the devices are this machine's TPUs, else its GPUs, else its CPU devices. In a job of
-    several workers, such as the hosts of a TPU pod, they are those of all workers: each runs the
-    same script, and making the strategy joins the job, as in `MultiWorkerMirroredStrategy`.
+    On JAX the devices are this machine's TPUs; without TPUs its GPUs, and without GPUs its CPU
+    devices. In a job of several workers, such as the hosts of a TPU pod, they are the devices of
+    all workers: each worker runs the same script and joins the job when it makes the strategy, as
+    with `MultiWorkerMirroredStrategy`.
 
-    With one worker a replica may have several devices, its logical devices: `split_variables` says
-    which variables are cut over them, so that a model trains that does not fit one device, and
-    `fit` still gives the numbers of one. On TensorFlow and PyTorch the strategy is refused.
+    With one worker a replica may have several devices, called its logical devices.
+    `split_variables` says which variables are cut over them, so that a model can train that does
+    not fit one device; `fit` still gives the numbers of one device. TensorFlow and PyTorch do not
+    support this strategy.
 
     Example::
 
@@ -63,22 +65,23 @@ class TPUStrategy(Strategy):
         """Makes the strategy.
 
         Args:
-            tpu_cluster_resolver: Who takes part, a `kerasdist.cluster.ClusterResolver`. Otherwise
-                `kerasdist.cluster.detect` finds it out, on a TPU VM from its metadata.
-            experimental_device_assignment: How many replicas there are, and which devices each
-                has. None: one replica on each device.
-            experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it always
-                does.
-            sharding: As in `kerasdist.MirroredStrategy`; with replicas of one device each.
-            **earlier: `device_assignment`, which was the name in ``tf.distribute`` 1.
+            tpu_cluster_resolver: A `kerasdist.cluster.ClusterResolver` that describes the workers.
+                None: `kerasdist.cluster.detect` finds them; on a TPU VM from its metadata.
+            experimental_device_assignment: How many replicas there are, and which devices each of
+                them has. None means one replica on each device.
+            experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it does,
+                with either value.
+            sharding: The same as in `kerasdist.MirroredStrategy`, for replicas of one device each.
+            **earlier: `device_assignment`, the name of that argument in ``tf.distribute`` 1.
 
         Raises:
             ClusterError: If the environment contradicts itself.
-            JobError: If the workers of a job do not come together.
-            DeviceError: If there are not enough devices, or not as many as workers have.
-            UnsupportedError: On TensorFlow and PyTorch; for replicas of several devices in a job of
-                several workers, or with `sharding`.
-            ValueError: If `sharding` is none of its values.
+            JobError: If the workers of a job do not find each other.
+            DeviceError: If there are not enough devices, or the workers have different numbers of
+                them.
+            UnsupportedError: On TensorFlow and PyTorch. Also for replicas of several devices, in a
+                job of several workers or with `sharding`.
+            ValueError: If `sharding` has none of its allowed values.
         """
         self._resolver = _resolver(tpu_cluster_resolver)
         place = None if self._resolver is None else self._resolver.membership()
@@ -101,61 +104,61 @@ class TPUStrategy(Strategy):
             partition_dimensions: Number of shards along each axis.
 
         Returns:
-            The tensor, of the same shape and values.
+            The tensor, with the same shape and values.
 
         Raises:
-            ValueError: If there is not one number an axis; if they do not multiply to the number of
-                logical devices; if an axis cannot be cut evenly.
+            ValueError: If the number of axes differs, if the shards do not multiply to the number
+                of logical devices, or if an axis cannot be cut evenly.
         """
         return self._devices_of_replica.split(tensor, partition_dimensions)
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """Gives the computation of a tensor to one logical device of each replica.
+        """Assigns the computation of a tensor to one logical device of each replica.
 
-        On JAX a program is the same on all devices of a replica, so that the tensor is computed,
-        whole, on each of them, that one included.
+        On JAX a program is the same on all devices of a replica. So each of these devices computes
+        the whole tensor, including the requested device.
 
         Args:
             tensor: A tensor of the model's or the step's computation.
-            logical_device_id: The device's number, from 0.
+            logical_device_id: The number of the device, from 0.
 
         Returns:
-            The tensor, of the same shape and values.
+            The tensor, with the same shape and values.
 
         Raises:
-            ValueError: If a replica has no such device.
+            ValueError: If a replica has no device of this number.
         """
         return self._devices_of_replica.assign(tensor, logical_device_id)
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Keeps a tensor whole on each logical device of a replica.
+        """Keeps a copy of a tensor on each logical device of a replica.
 
         Args:
             tensor: A tensor of the model's or the step's computation.
 
         Returns:
-            The tensor, of the same shape and values.
+            The tensor, with the same shape and values.
         """
         return self._devices_of_replica.replicate(tensor)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Cuts variables over the logical devices of each replica, so that none holds them whole.
+        """Cuts variables over the logical devices of each replica, so each holds only a shard.
 
-        Optimizer variables that belong to a variable are cut as it is.
+        An optimizer's variables are cut in the same way as the variable to which they belong.
 
         Example::
 
             strategy.split_variables({r"dense.*/kernel": (1, 2)})  # two halves of the columns
 
         Args:
-            rules: For each pattern, searched for in a variable's path, the number of shards along
-                each axis; the first that fits counts. They add to those given before, and hold
-                from the next call of `fit`, `evaluate` or `predict` on.
+            rules: For each pattern the number of shards along each axis. The first pattern that is
+                found in a variable's path decides. The rules are added to earlier ones, and apply
+                from the next call of `fit`, `evaluate` or `predict`.
 
         Raises:
-            ValueError: If a pattern is no regular expression, or the shards do not multiply to the
-                number of logical devices. Where a rule does not fit a variable's shape, the call
-                that uses the variable raises it.
+            ValueError: If a pattern is not a regular expression, or the shards do not multiply to
+                the number of logical devices. If a rule does not fit a variable's shape, the call
+                that uses the variable raises this error.
         """
         self._devices_of_replica.split_variables(rules)
 
@@ -170,7 +173,7 @@ def _resolver(given: object) -> ClusterResolver | None:
         return given
     try:
         return detect()
-    except UnsupportedError:  # an evaluator, which works by itself
+    except UnsupportedError:  # this is an evaluator, which works by itself
         return None
 
 
@@ -190,7 +193,7 @@ def _replicas(
     if place is not None and place.num_workers > 1:
         return _of_all_workers(backend, place, assignment, options)
     devices = chosen_devices(backend, None)
-    if options.devices_per_replica > 1:  # those of a LayoutMap's mesh
+    if options.devices_per_replica > 1:  # the devices of a LayoutMap's mesh
         return backend.replica_set(devices, options)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica
@@ -236,7 +239,7 @@ def _of_all_workers(
 def connect_to_cluster(
     cluster_spec_or_resolver: ClusterResolver | None = None, **given: Any
 ) -> None:
-    """Takes the cluster that a strategy is to connect with, which it does as it is made.
+    """Checks a resolver. A strategy connects to the cluster itself, when the strategy is made.
 
     Example::
 
@@ -247,11 +250,11 @@ def connect_to_cluster(
     Source: https://www.tensorflow.org/api_docs/python/tf/config/experimental_connect_to_cluster
 
     Args:
-        cluster_spec_or_resolver: A resolver, which is then passed to the strategy.
-        **given: Arguments of ``tf.distribute``'s that mean nothing here.
+        cluster_spec_or_resolver: A resolver, which you must also pass to the strategy.
+        **given: Arguments of ``tf.distribute``'s function that have no meaning here.
 
     Raises:
-        TypeError: If it is no resolver.
+        TypeError: If the first argument is not a resolver.
         UnsupportedError: If another argument is given.
     """
     refuse_arguments("connect_to_cluster", given)
@@ -259,9 +262,9 @@ def connect_to_cluster(
 
 
 def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> Topology:
-    """Returns where this job's TPUs are; in a job of several workers, all of them must call it.
+    """Returns the coordinates of this job's TPUs; in a job, all workers must call this function.
 
-    Devices that are no TPUs stand in for a slice: as square a grid as can be, row by row.
+    Devices that are not TPUs get the coordinates of a grid that is as square as possible.
 
     Example::
 
@@ -271,7 +274,7 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/initialize_tpu_system
 
     Args:
-        cluster_resolver: Who takes part; None: as for `kerasdist.TPUStrategy`.
+        cluster_resolver: Describes the workers; None means the same as for `kerasdist.TPUStrategy`.
 
     Raises:
         UnsupportedError: On TensorFlow and PyTorch.
@@ -295,6 +298,6 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Returns the module itself for ``experimental``, in which TensorFlow has these names."""
+        """Returns this module for ``experimental``, where TensorFlow has the same names."""
         module = sys.modules[__name__]
         return module if name == "experimental" else resolve("kerasdist.tpu", module, name)

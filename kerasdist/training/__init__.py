@@ -1,1 +1,1 @@
-"""The training of models made under a strategy: hooks into Keras, never a loop of its own."""
+"""The training of models made under a strategy, by hooks into Keras's own loops."""

@@ -1,17 +1,19 @@
-"""BatchNormalization on replicas: which rows it normalises by, and its moving statistics.
+"""BatchNormalization on replicas: the rows by which it normalises, and moving statistics.
 
-In `fit` a layer normalises by the global batch, as on one device, unless the strategy says
-otherwise. In custom loops, as in ``tf.distribute``, it normalises by its replica's own rows unless
-the layer or the strategy is synchronized. There each replica has a component of the moving
-statistics, and code outside of replicas reads the components' mean (as in ``tf_keras``; Keras 3
-left that out, so that only the first replica's component counts there).
+In `fit` a layer normalises by the global batch, as on one device, unless the strategy asks for each
+replica's own rows. In custom loops, as in ``tf.distribute``, a layer normalises by its replica's
+own rows, unless the layer or the strategy is synchronized. In that case each replica has its own
+moving statistics, and code outside of replicas reads the mean over the replicas, as in
+``tf_keras``. (Keras 3 does not take this mean, so under ``tf.distribute`` only the first replica's
+statistics count.)
 
-Mean and variance of the global batch take one all-gather. Each replica sends its number of values,
-their mean and their variance; all combine them the same way (Chan, Golub and LeVeque, "Updating
-formulae and a pairwise algorithm for computing sample variances", 1979). That loses no digits where
-the mean is large against the deviation, as a sum of squares would, and an empty replica counts for
-nothing. What is gathered grows with the replicas: above `MOST_GATHERED` replicas there are two
-all-reduces instead, one for the mean and one for the squared deviations from it.
+The mean and variance of the global batch take one all-gather. Each replica sends its number of
+values, their mean and their variance, and all replicas combine these in the same way (Chan, Golub
+and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+This method is exact even if the mean is much larger than the deviation, unlike a sum of squares,
+and a replica without rows has no effect. The gathered values grow with the number of replicas, so
+more than `MOST_GATHERED` replicas use two all-reduces instead: one for the mean, and one for the
+squared deviations from the mean.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
 
-# 64 rows of 1,024 channels are 0.8 MB, which an all-gather brings about as fast as a second small
-# all-reduce begins.
+# The rows of 64 replicas for 1,024 channels are 0.8 MB.
+# An all-gather of that size takes about as long as the start of a second small all-reduce.
 MOST_GATHERED = 64
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets a layer be synchronized in a scope, on the backends where Keras itself refuses it."""
+    """Lets a layer be synchronized in a scope, even if Keras refuses it on this backend."""
     if keras_compat.KNOWS_SYNCHRONIZED or scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
@@ -47,7 +49,7 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variable's arguments; replicas aggregate moving statistics by their mean."""
+    """Returns a variable's arguments, so that replicas average moving statistics."""
     strategy = scoped_strategy()
     if options.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
         return options
@@ -55,15 +57,16 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(maker, keras.layers.BatchNormalization):
         return options
     if strategy.options.batch_norm == "per_replica":
-        # Each assignment averages the replicas' values, in `fit` weighted by their rows.
+        # Each assignment takes the mean of the replicas' values; `fit` weights the mean by rows.
         return options | {"aggregation": "mean"}
     return options | {"aggregation": "mean", "synchronization": "on_read"}
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
-    """Calls a layer, whose statistics are assigned alike on all replicas if it is synchronized.
+    """Calls a layer. If the layer is synchronized, all replicas assign equal moving statistics.
 
-    Custom loops treat statistics made outside of the scope as those made in it.
+    In custom loops, statistics that were made outside of the scope behave as if they were made
+    inside.
     """
     replica = current.replica
     if replica is None:
@@ -96,12 +99,12 @@ def keep_statistics(layer: Any, batch_norm: str | None, is_outside: Callable[[An
 
 
 def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Returns mean and variance of a batch: the global one, or a replica's own rows."""
+    """Returns the mean and variance of the global batch, or of a replica's own rows."""
     replica = current.replica
     if replica is None:
         if not layer.synchronized or keras_compat.KNOWS_SYNCHRONIZED:
             return original(layer, inputs, mask)
-        # Keras refuses to synchronize on this backend, but here `inputs` is the whole batch.
+        # Keras does not synchronize on this backend, but here `inputs` is the whole global batch.
         return global_moments(SoleReplica(), 1, inputs, reduced_axes(layer, inputs), mask)
     axes = reduced_axes(layer, inputs)
     if _is_synchronized(replica, layer):
@@ -113,7 +116,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     rows = ops.shape(inputs)[0] if replica.local_batch is None else replica.local_batch.size
     if isinstance(rows, int) and rows > 0:
         return mean, variance
-    # An empty replica has no statistics, so it leaves the moving ones as they are.
+    # An empty replica has no statistics of its own, so the moving statistics are returned.
     return (
         ops.where(rows > 0, mean, ops.cast(layer.moving_mean, mean.dtype)),
         ops.where(rows > 0, variance, ops.cast(layer.moving_variance, variance.dtype)),
@@ -121,7 +124,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
 
 
 def reduced_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
-    """Returns the axes over which a layer normalises: all but that of the channels."""
+    """Returns the axes over which a layer normalises: all but the axis of the channels."""
     rank = len(inputs.shape)
     channels = layer.axis % rank
     return (*range(channels), *range(channels + 1, rank))
@@ -137,9 +140,9 @@ def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:
 def global_moments(
     collectives: Collectives, replicas: int, inputs: object, axes: Sequence[int], mask: object
 ) -> tuple[Any, Any]:
-    """Returns mean and variance over the rows of all replicas, with their gradient.
+    """Returns the mean and variance over the rows of all replicas, with their gradient.
 
-    All replicas must call it.
+    All replicas must call this function.
     """
     if mask is None and replicas <= MOST_GATHERED:
         found = collectives.all_moments(inputs, axes)
@@ -150,11 +153,11 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # Made on the device: copying a number there would make the host wait for it.
+        # The ones are made on the device, because a copy from the host would wait.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 
-    # One row per replica: count, mean and sum of squares, with one value per channel each.
+    # Each replica has one row: count, mean and sum of squares, each with one value per channel.
     row = ops.stack([ops.broadcast_to(count, ops.shape(mean)), mean, squares])
     row = ops.reshape(row, (3, -1))
     if replicas <= MOST_GATHERED:
@@ -169,7 +172,7 @@ def global_moments(
 
 
 def added_to_count(mask: object) -> float:
-    """Returns what Keras adds to the count by which it divides: epsilon with a mask, else zero."""
+    """Returns the number that Keras adds to its divisor: epsilon for a mask, else 0."""
     return 0.0 if mask is None else keras.config.epsilon()
 
 
@@ -177,10 +180,10 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
     """Returns the mean and the variance of all replicas' values together.
 
     Args:
-        counts: The number of values of each replica; replicas along axis 0, as in all of these.
-        means: Their means.
-        squares: Their sums of squared deviations from these means.
-        added: What is added to the count of all.
+        counts: The number of values of each replica; in all three arrays, axis 0 is the replica.
+        means: The mean of each replica's values.
+        squares: The sum of the squared deviations of each replica's values from their mean.
+        added: A number that is added to the count of all values.
     """
     divisor = ops.sum(counts, 0) + added
     global_mean = ops.sum(counts * means, 0) / divisor
@@ -189,7 +192,7 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
-    """Returns count, mean and sum of squares of rows that may be masked, or none."""
+    """Returns count, mean and sum of squares of a replica's rows, masked ones left out."""
     if mask is None:
         count = ops.cast(_number(inputs, axes), inputs.dtype)
         weights = None

@@ -1,8 +1,8 @@
-"""What binds an object to a strategy: a mixin before its class.
+"""Binds an object to a strategy: gives the object a subclass of its class, with a mixin first.
 
-A model keeps its own class. A metric or a regularizer gets a new subclass, with a class of
-kerasdist before the user's own; it keeps the user's name and module, so that the object is saved,
-loaded and printed as before.
+A model is not bound: it keeps its own class. A metric or a regularizer gets a new subclass, in
+which a class of kerasdist precedes the user's class. The subclass has the name and the module of
+the user's class, so that the object is saved, loaded and printed as before.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import weakref
 
 from kerasdist import keras_compat
 
-# Weak on both sides, since a class refers to its bases: a user's class may go with its last object.
+# Keys and values are weak, so that a user's class can be deleted with its last object.
 _bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple[type, ...], type]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def bind(instance: object, front: type, *behind: type) -> None:
-    """Puts `front` before the class of one object, unless it is there already.
+    """Gives an object a subclass of its class in which `front` comes first, unless it has one.
 
-    Each class of `behind` comes right before its own base, which is one of the object's: what the
-    object's class passes on to that base by ``super()``, it gets first.
+    Each class of `behind` stands right before its own base class, which is also a base of the
+    object's class. So it gets each call that the object's class passes to that base by ``super()``.
     """
     if not isinstance(instance, front):
         object.__setattr__(instance, "__class__", _bound_class(type(instance), front, behind))
 
 
 def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
-    """Returns the subclass of `own` that has `front` before it, and other classes behind."""
+    """Returns the subclass of `own` with `front` before `own` and the other classes behind it."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
     bound = known.get((front, *behind))
     if bound is not None:

@@ -1,7 +1,7 @@
-"""The hooks into Keras: one function per place, each a few lines.
+"""The hooks into Keras: one short function for each place in Keras that behaves differently here.
 
-`install` installs them when the first strategy is made. Outside of a strategy's models and replicas
-every hook computes what plain Keras computes; it may warn or refuse.
+`install` installs the hooks when the first strategy is made. Outside of a strategy's models and
+replicas, every hook computes what plain Keras computes, and may also warn or refuse.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def install() -> None:
 
 @cache
 def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
-    """Installs the hooks for those methods that only this backend's trainer has."""
+    """Installs hooks for the methods that only the trainer of this backend has."""
     names = set(trainer_class.HOOKED) - set(ReplicatedTrainer.HOOKED)
     keras_compat.install(**{name: _by_trainer(name) for name in names})
 
 
 def _by_trainer(name: str) -> keras_compat.Method:
-    """Returns a hook that has the model's trainer do what a method of the model does."""
+    """Returns a hook that calls the trainer's method in place of the model's method."""
     makes_function = name in STEPS
 
     def make(original: Original) -> Original:
@@ -114,7 +114,8 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
         if strategy.num_replicas_in_sync > 1:
-            keras_compat.require_each_fit()  # here, since Keras hides errors of what builds layers
+            # checked here, because Keras hides errors that occur while layers are built
+            keras_compat.require_each_fit()
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
@@ -134,7 +135,7 @@ def _variable_created(
     if current.replica is not None and keras_compat.backend_name() == "torch":
         require_first_made(variable)
     is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
-    # TensorFlow's own variable refuses to be read.
+    # TensorFlow's own variable already refuses such a read.
     if has_copies and is_apart and keras_compat.backend_name() != "tensorflow":
         bind(variable, WithoutCommonValue)
     if strategy is not None:
@@ -161,7 +162,7 @@ def _compile(original: Original, model: keras.Model, *args: object, **kwargs: ob
 
 
 def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
-    """Runs Keras's own `fit` on the data of the strategy's adapter, with callbacks beside it."""
+    """Runs Keras's own `fit` on the strategy's data adapter, with callbacks of kerasdist added."""
     trainer = trainer_of(model)
     if trainer is None:
         outside.warn(model, "fit")
@@ -171,7 +172,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
     call = _bound(original, model, args, kwargs)
     given, replicas = call.arguments, trainer.replicas
     job = replicas.job
-    # What the workers compare of this call.
+    # Facts about this call that the workers compare.
     facts = {} if job is None else worker_agreement.given(job, replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
         arrays, given["validation_data"] = keras_compat.train_validation_split(
@@ -180,7 +181,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
         )
         given["x"], given["y"], given["sample_weight"] = arrays
         given["validation_split"] = 0.0
-    # Where in the data a restart goes on, if a callback keeps backups.
+    # If a callback keeps backups, a restart goes on at this position in the data.
     position, validation = on_workers.positions_of(given)
     if given["validation_data"] is not None:
         x, y, weight = keras_compat.unpack_x_y_sample_weight(given["validation_data"])
@@ -202,7 +203,7 @@ def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object
 
 
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Lets the chief alone print; for "auto" lines, since the launcher shows no bars."""
+    """Lets only the chief print; "auto" means lines, because the launcher shows no bars."""
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
         given["verbose"] = 0
@@ -246,7 +247,7 @@ def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: o
 def _plain(
     original: Original, model: keras.Model, args: Iterable[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls Keras's own function for a model without a strategy; unwraps distributed datasets."""
+    """Calls Keras's own function for a model without a strategy, on plain datasets."""
 
     def given(value: object) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
@@ -267,7 +268,7 @@ def _bound(
 def _adapt(
     trainer: TrainerLike, given: dict[str, Any], steps: int | None, position: Position | None = None
 ) -> None:
-    """Replaces the arguments that describe the data by one data adapter, as Keras's loop does."""
+    """Replaces the arguments with the data by one data adapter, as Keras's loop does."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
     arguments = {name: given[name] for name in taken if name in given}
     arguments.update(batch_size=given["batch_size"], steps_per_epoch=steps)
@@ -319,18 +320,18 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
         return original(optimizer, loss)
     is_weighted = isinstance(optimizer, keras_compat.LossScaleOptimizer)
     if is_weighted:
-        # Before the scale: float16 gradients are then as large as on one device, not larger.
+        # The loss is weighted before it is scaled, which keeps float16 gradients small.
         loss = numerics.weighted(loss, replica.local_batch.weight)
     loss = original(optimizer, loss)
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
 
 
 def _scale_loss(original: Original, value: Any) -> Any:
-    """Divides a mean loss by the number of replicas, which Keras does on TensorFlow alone."""
+    """Divides a mean loss by the number of replicas. Keras itself divides only on TensorFlow."""
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    # In `fit` the gradients are weighted instead, or the loss, with a LossScaleOptimizer.
+    # In `fit` the gradients are weighted instead, or the loss if there is a LossScaleOptimizer.
     return value / replica.num_replicas_in_sync if replica.local_batch is None else value
 
 

@@ -1,12 +1,12 @@
-"""The losses that layers add, by ``add_loss`` and as penalties on their outputs.
+"""The losses that layers add: by ``add_loss``, and as penalties on their outputs.
 
-Those of ``add_loss`` are kept by replica, since all replicas share the layer object. Inside a
-``keras.StatelessScope`` of Keras or the user (``stateless_call``, Keras's own step on JAX) Keras
-keeps these losses itself, in that scope.
+All replicas share the layer objects, so losses of ``add_loss`` are kept separately for each
+replica. Inside a ``keras.StatelessScope`` of Keras or of the user (``stateless_call``, Keras's own
+step on JAX), Keras keeps these losses in that scope.
 
-Of the penalties, L1 and L2 are means over the examples, since Keras divides them by the number of
+The penalties L1 and L2 are means over the examples, because Keras divides them by the number of
 rows, so they need no change. Any other activity regularizer sees the rows of all replicas. Keras
-before 3.14 does not divide: there L1 and L2 see the rows of all replicas, and nothing is divided.
+before 3.14 does not divide L1 and L2, so there these also see the rows of all replicas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kerasdist.keras_compat import internals, ops
 from kerasdist.training import numerics
 from kerasdist.training.binding import bind
 
-# The penalties that are means over examples.
+# The regularizers whose penalties are means over examples.
 _MEANS = (
     (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
     if keras_compat.DIVIDES_ACTIVITY_PENALTY
@@ -36,7 +36,7 @@ _MEANS = (
 
 
 def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> None:
-    """Keeps a loss that a layer adds in its call, by replica where replicas share the layer."""
+    """Keeps a loss that a layer adds in its call, for each replica that shares the layer."""
     if current.replica is not None:
         keras_compat.require_losses_of_layers()
     losses = _of_replica()
@@ -47,7 +47,7 @@ def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> 
 
 
 def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
-    """Returns what a layer and those inside it added in this replica, then Keras's penalties."""
+    """Returns what a layer and its inner layers added in this replica, then the penalties."""
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others
@@ -61,11 +61,11 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     if losses is None:
         original(layer)
         return
-    # Keras calls this for the outermost layer of a step: inner layers' losses must go too.
+    # Keras calls this only for the outermost layer, so inner layers are cleared too.
     layers = [layer, *keras_compat.flat_layers(layer)]
     for inner in layers:
         losses.pop(id(inner), None)
-    if current.trial is None:  # losses of a call before this step
+    if current.trial is None:  # these losses come from a call before this step
         if internals.LOSSES.path is not None:
             keras_compat.clear_losses_on(layers)
         else:
@@ -77,7 +77,7 @@ def _with_inner(layer: keras.Layer) -> list[Any]:
 
 
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:
-    """Stores each added loss on its layer, as Keras does: the weighted mean of the replicas'."""
+    """Stores the weighted mean of each added loss on its layer, where Keras's users look for it."""
     if current.trial is not None:
         return
     everyones = [replica.layer_losses for replica in replicas]
@@ -94,21 +94,21 @@ def hand_over(replicas: Sequence[ReplicaLike]) -> None:
 
 
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
-    """Returns the losses of the current replica, None where Keras keeps them itself."""
+    """Returns the losses of the current replica, None if Keras keeps the losses itself."""
     replica, scope = current.replica, keras_compat.get_stateless_scope()
-    if replica is None:  # a trial on one device keeps them, for itself alone
+    if replica is None:  # a trial on one device keeps the losses itself
         return None if scope is None or scope is not current.trial else scope.layer_losses
     if scope is None:
-        # A single replica shares its layers with no other one: Keras's own list serves.
+        # No other replica shares the layers of a single replica, so Keras's own list is used.
         return None if replica.num_replicas_in_sync == 1 else replica.layer_losses
     return None if type(scope) is keras.StatelessScope else replica.layer_losses
 
 
 class GlobalBatchRegularizer:
-    """A mixin for an activity regularizer that may mix examples: gives it the global batch."""
+    """A mixin for an activity regularizer that may mix examples: it gets the global batch."""
 
     def __call__(self, x: Any) -> Any:
-        """Returns the penalty of the rows of all replicas; all replicas must call it."""
+        """Returns the penalty of the rows of all replicas, all of which must call this method."""
         return _of_global_batch(super().__call__, x)  # type: ignore[misc]
 
 
@@ -119,7 +119,7 @@ def _of_global_batch(penalty_of: Callable[[Any], Any], x: Any) -> Any:
     penalty = penalty_of(replica.collectives.all_gather(x))
     if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
         return penalty
-    # Keras divides by this replica's number of rows, but the global batch's is right.
+    # Keras divides by the rows of this replica; the weight turns that into the global batch's rows.
     return numerics.weighted(penalty, replica.local_batch.weight)
 
 
@@ -128,7 +128,7 @@ _of_functions: WeakSet[Any] = WeakSet()
 
 
 def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns what `GlobalBatchRegularizer` is for an activity regularizer that is a function."""
+    """Returns a `GlobalBatchRegularizer` for an activity regularizer that is a function."""
 
     @wraps(own)
     def penalty(x: Any) -> Any:
@@ -140,12 +140,12 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 def prepare(model: keras.Model) -> None:
     """Lets the activity regularizers in a model see the global batch."""
-    internals.LOSSES.is_there()  # known from now on: torch's compiler cannot follow a search
+    internals.LOSSES.is_there()  # Looked up here, since torch's compiler cannot follow the search.
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):
             continue
-        # Another one, since the same may also regularize a kernel, which has no rows to gather.
+        # The copy is needed because the same object may regularize a kernel, which has no rows.
         if hasattr(own, "__dict__") and not isinstance(own, _FUNCTIONS):
             layer.activity_regularizer = copy.copy(own)
             bind(layer.activity_regularizer, GlobalBatchRegularizer)

@@ -1,14 +1,14 @@
-"""Metrics over replicas: Keras's own add up, all others see the global batch.
+"""Metrics on replicas: Keras's own add up their states, others see the global batch.
 
-In a step of `fit`, what a metric returns is the result over all replicas, so that whatever a step
-makes of it, under whatever name, is what one device makes of it.
+In a step of `fit`, a metric returns its result over all replicas. So all values that a step
+computes from the result, under any name, are the same as on one device.
 
-The state of a metric that Keras ships is a sum over examples (of batches, for the few functions
-that `ReplicatedWrapper` gives all rows), so each replica updates its own part with its own rows,
-and the parts are added when the state is read. The state of any other metric may be something else,
-such as a maximum or a set. If it belongs to a model that `fit` trains, each replica updates it with
-the gathered rows of the global batch. In custom loops such a metric works as in ``tf.distribute``:
-each replica updates its part, and the parts are added when it is read.
+The state of a metric that Keras ships is a sum over examples. (For the few functions to which
+`ReplicatedWrapper` gives all rows it is a sum over batches.) So each replica updates its own state
+with its own rows, and a read adds the states of all replicas. The state of any other metric may be
+something else, such as a maximum or a set. If such a metric belongs to a model that `fit` trains,
+each replica updates it with the gathered rows of the global batch. In custom loops it works as in
+``tf.distribute``: each replica updates its own state, and a read adds the states.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kerasdist.training.binding import bind
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
-# Metrics of models that `fit` trains or evaluates, whose state is equal on all replicas.
+# Metrics of models that `fit` trains or evaluates, if their state is equal on all replicas.
 _of_global_batch: WeakSet[Any] = WeakSet()
 
 # Whether the user's function in a ``MeanMetricWrapper`` returns one value for all examples.
@@ -38,10 +38,10 @@ _returns_scalar: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class ReplicatedMetric:
-    """A mixin for any metric: in a replica's step of `fit`, its result is that of all replicas."""
+    """A mixin for any metric: in a step of `fit`, a replica gets the result over all replicas."""
 
     def result(self) -> Any:
-        """Returns the result over all replicas; all replicas must call it."""
+        """Returns the result over all replicas, all of which must call this method."""
         replica = current.fit_replica
         if replica is None:
             return super().result()  # type: ignore[misc]
@@ -49,37 +49,37 @@ class ReplicatedMetric:
             return super().result()  # type: ignore[misc]
 
     def reset_state(self) -> None:
-        """Resets the state, an empty replica's too."""
+        """Resets the state, also on an empty replica."""
         replica = current.fit_replica
         with nullcontext() if replica is None else replica.collectives.equal_writes():
             super().reset_state()  # type: ignore[misc]
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """Stands before `keras.metrics.Mean`, of which a metric is."""
+    """Comes before `keras.metrics.Mean` in the bases of a metric; weights its values."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds a replica's share of values."""
+        """Adds this replica's values with the replica's weight."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """Stands before `keras.metrics.Sum`, of which a metric is."""
+    """Comes before `keras.metrics.Sum` in the bases of a metric; weights its values."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds a replica's share of values."""
+        """Adds this replica's values with the replica's weight."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """Stands before `keras.metrics.MeanMetricWrapper`, of which a metric of a function is."""
+    """Comes before `keras.metrics.MeanMetricWrapper` in the bases of a metric."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Updates the state by a function's values, in a step of `fit` each replica its part.
+        """Updates the state by the function's values, each replica its own state in `fit`.
 
-        A function that returns one value per example is exact on the replica's own rows. One that
-        may mix examples gets the rows of all replicas; all replicas must call it. Of a user's
-        function the first call tells which it is.
+        A function that returns one value per example is exact on the replica's own rows. A function
+        that may mix examples gets the rows of all replicas, all of which must call this method. The
+        first call of a user's function shows which kind of function it is.
         """
         replica = current.fit_replica
         if replica is None:
@@ -88,12 +88,12 @@ class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
         if _mixes(self, function, arguments, y_true, y_pred):
             rows = numerics.gather_rows(replica, (y_true, y_pred, sample_weight))
             if replica.replica_id_in_sync_group:
-                return None  # the first replica adds for all
+                return None  # only the first replica adds the value, for all replicas
             with replica_scope(None):
                 return super().update_state(*rows)
         is_bare = sample_weight is None and _is_one_row(y_pred)
         if is_bare and keras_compat.get_keras_mask(y_pred) is None:
-            # A user's function may return a scalar for a single row.
+            # A user's function may return a scalar if there is a single row.
             sample_weight = None if keras_compat.is_builtin(function) else ops.ones((1,))
         return super().update_state(y_true, y_pred, sample_weight)
 
@@ -102,15 +102,16 @@ _KINDS = (ReplicatedWrapper, ReplicatedMean, ReplicatedSum)
 
 
 def _bind(metric: keras.Metric) -> None:
-    """Lets a metric's results be those of all replicas, and its updates a replica's share."""
+    """Lets a metric return results over all replicas, and take updates by a replica's rows."""
     behind = [one for one in _KINDS if isinstance(metric, one.__bases__)]
     if ReplicatedWrapper in behind and keras_compat.is_of_examples(metric):
-        behind.remove(ReplicatedWrapper)  # Keras's own needs no look at what it computes
+        # the functions of Keras's own metrics are known
+        behind.remove(ReplicatedWrapper)
     bind(metric, ReplicatedMetric, *behind)
 
 
 class KnownValues(keras.StatelessScope):
-    """Gives variables values, for reading; all else passes to the scope around it."""
+    """Gives some variables other values to read; the outer scope does everything else."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
@@ -118,13 +119,13 @@ class KnownValues(keras.StatelessScope):
         self._outer = keras_compat.get_stateless_scope()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns a variable's given value, else what the scope around this one returns."""
+        """Returns a variable's given value, else the value of the outer scope."""
         if id(variable) in self.own or self._outer is None:
             return super().get_current_value(variable)
         return self._outer.get_current_value(variable)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Assigns to a variable, as if this scope were not there."""
+        """Assigns to a variable as if this scope were not there."""
         if self._outer is not None:
             self._outer.add_update(update)
             return
@@ -137,7 +138,7 @@ class KnownValues(keras.StatelessScope):
 def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
     """Lets a replica's step of `fit` read the metrics' state as its sum over the replicas.
 
-    All replicas must call it. What one call sums is not summed again in the block.
+    All replicas must call this function. Nested calls do not sum the same variable again.
     """
     scope = keras_compat.get_stateless_scope()
     known = scope.own if isinstance(scope, KnownValues) else ()
@@ -156,27 +157,27 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin for a metric whose state may not be a sum: gives it the global batch."""
+    """A mixin for a metric whose state may not be a sum: it gets the global batch."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
-        """Updates the state with the rows of all replicas; all replicas must call it."""
+        """Updates the state with the rows of all replicas, all of which must call this method."""
         replica = current.replica
         if replica is None or replica.num_replicas_in_sync == 1 or self not in _of_global_batch:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = numerics.gather_rows(replica, (args, kwargs))
-        # The rows are the global batch now: metrics inside this one must not gather or weight them.
+        # These rows are the global batch, so inner metrics must not gather or weight them.
         with replica_scope(None), whole_step(replica.strategy):
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable; if it is equal on all replicas, reading does not sum it."""
+        """Makes a state variable, which is not summed on reading if it is equal on all replicas."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
 
 
 def metrics_of(model: Any) -> Iterator[Any]:
-    """Yields the metrics of a model and its layers, and each metric of `compile` by itself."""
+    """Yields the metrics of a model and its layers, and each metric given to `compile`."""
     for metric in keras_compat.attached_metrics(model):
         if not keras_compat.is_compile_metrics(metric):
             yield metric
@@ -188,9 +189,9 @@ def metrics_of(model: Any) -> Iterator[Any]:
 
 
 def prepare(model: Any, strategy: Strategy) -> None:
-    """Prepares the metrics and penalties of a model for `fit`, those from outside, too.
+    """Prepares the metrics and penalties of a model for `fit`, even those made outside the scope.
 
-    It refuses losses and draws that could not be exact.
+    Losses and random draws that could not be exact raise an error.
     """
     numerics.require_losses(model)
     randomness.require_draws(model)
@@ -202,12 +203,12 @@ def prepare(model: Any, strategy: Strategy) -> None:
 
 
 def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
-    """Makes all state of a metric equal on all replicas, that of metrics inside of it, too."""
+    """Makes the state of a metric, and of metrics inside of it, equal on all replicas."""
     bind(metric, GlobalBatchMetric)
     _of_global_batch.add(metric)
     for variable in metric.variables:
         if variable.aggregation == "sum":
-            # Not the variable's own value, which is the sum over the replicas.
+            # The variable's own value would be the sum over the replicas.
             value = ops.convert_to_numpy(strategy.runner.local_results(variable)[0])
             keras_compat.change_aggregation(variable, "only_first_replica", value)
 
@@ -215,7 +216,7 @@ def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
 def metric_created(
     original: Callable[..., None], metric: keras.Metric, *args: object, **kwargs: object
 ) -> None:
-    """Prepares a metric that is made in a scope; one that Keras ships adds up its state."""
+    """Prepares a metric that is made in a scope, so that its state adds up over the replicas."""
     original(metric, *args, **kwargs)
     strategy = scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
@@ -225,9 +226,10 @@ def metric_created(
 def _mixes(
     metric: keras.Metric, function: Any, arguments: dict[str, Any], y_true: Any, y_pred: Any
 ) -> bool:
-    """Returns whether a metric's function mixes rows; a user's may if it returns a scalar.
+    """Returns whether a metric's function mixes rows, as a user's may if it returns a scalar.
 
-    All replicas must find the same: of a single row, a value per example may be a scalar, too.
+    All replicas must come to the same answer, although with one row any function may return a
+    scalar.
     """
     if keras_compat.is_builtin(function):
         return keras_compat.mixes_examples(function, arguments, y_pred)
@@ -247,8 +249,8 @@ def _is_one_row(y_pred: object) -> bool:
 def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     """Returns the values and weights by which a replica updates `keras.metrics.Mean` or ``Sum``.
 
-    A scalar, such as the loss of a batch, is a mean over the replica's own examples: it counts by
-    the replica's weight, so that all replicas together add one value with weight 1.
+    A scalar, such as the loss of a batch, is a mean over the replica's own examples. Such a scalar
+    gets the replica's weight, so that all replicas together add one value with weight 1.
     """
     replica = current.fit_replica
     if replica is None:
@@ -256,7 +258,7 @@ def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     weight = replica.local_batch.weight
     if ops.ndim(values) > 0:
         if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
-            # Keras weights an unreduced loss by its rows: the stand-in of an empty replica is none.
+            # Keras weights an unreduced loss by its rows; a stand-in row does not count.
             sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
     else:
         if not isinstance(weight, float):

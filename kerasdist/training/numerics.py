@@ -1,16 +1,16 @@
-"""The arithmetic of contract C1, for the backends on which each replica runs its own program.
+"""The arithmetic of contract C1, for backends on which each replica runs its own program.
 
-User code stays as if written for one device, so a replica's loss is a mean over its own examples.
-Replica ``r`` holds ``n_r`` of the ``N`` examples of the global batch. Everything here serves one
-equation::
+C1 says that `fit` gives the numbers of one device. User code is written for one device, so the loss
+of a replica is a mean over the replica's own examples. Replica ``r`` holds ``n_r`` of the ``N``
+examples of the global batch. All functions of this module serve one equation::
 
     global loss = sum over r of w_r * loss_r,    w_r = n_r / N
 
-Gradients are combined with the same weights (`weighted`), so their sum is the global loss's
-gradient. A mean over all examples, or a term that does not depend on the batch, needs no change. A
-loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weights) is scaled by
-``(d_r / D) / w_r``, ``D`` the sum of all ``d_r``; a sum is scaled by ``1 / w_r``
-(`reduce_loss`). docs/numerics.md derives it.
+Gradients are combined with the same weights (`weighted`), so that their sum is the gradient of the
+global loss. A mean over all examples, or a term that does not depend on the batch, needs no change.
+A loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weights) is scaled by
+``(d_r / D) / w_r``, where ``D`` is the sum of all ``d_r``. A loss that is a sum is scaled by ``1 /
+w_r`` (`reduce_loss`). The derivation is in docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WEIGHTED_MEAN = "mean_with_sample_weight"
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Returns a gradient times a replica's weight: 0, even for NaN, where the weight is 0."""
+    """Returns a gradient times a replica's weight; a weight of 0 gives 0, even for a NaN."""
     if isinstance(weight, float):
         return gradient * weight
     weight = ops.cast(weight, gradient.dtype)
@@ -40,10 +40,10 @@ def weighted(gradient: Any, weight: Any) -> Any:
 def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     """Returns the weight by which a replica's gradients must still be multiplied.
 
-    It is 1, or 0 on an empty replica, if the loss was multiplied by the weight before a
-    LossScaleOptimizer scaled it.
+    If the loss was multiplied by the weight before a LossScaleOptimizer scaled it, the weight
+    returned is 1, or 0 on an empty replica.
     """
-    # Still 0 for an empty replica, whose gradients may be NaN.
+    # The weight is still 0 for an empty replica, because its gradients may be NaN.
     return presence(weight) if isinstance(optimizer, keras_compat.LossScaleOptimizer) else weight
 
 
@@ -53,17 +53,17 @@ def presence(weight: Any) -> Any:
 
 
 def per_weight(value: Any, weight: Any) -> Any:
-    """Returns ``value / weight``, and 0 where the weight is 0."""
+    """Returns ``value / weight``, or 0 if the weight is 0."""
     if isinstance(weight, float):
         return value / weight
     return ops.divide_no_nan(value, ops.cast(weight, value.dtype))
 
 
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
-    """Calls a loss made from a function; one that Keras ships and that mixes examples sees all.
+    """Calls a loss made from a function; if Keras's function mixes examples, it gets all rows.
 
-    All replicas must call it. It returns one value for all rows; for `circle`, which has a value
-    for each row, those of this replica's rows.
+    All replicas must call this function. A function that gets all rows returns one value for all of
+    them; only `circle` has a value for each row, of which this replica's are returned.
     """
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:
@@ -83,7 +83,7 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
 
 
 def require_losses(model: Any) -> None:
-    """Refuses losses that mix examples, where this Keras has no function to hook for them."""
+    """Refuses losses that mix examples, if this Keras has no function to hook for them."""
     if internals.LOSS_OF_FUNCTION.is_there() or keras_compat.backend_name() == "jax":
         return  # on JAX, `fit` has the whole batch
     losses = keras.tree.flatten(model.loss), keras_compat.held_by(model, keras.losses.Loss)
@@ -92,7 +92,7 @@ def require_losses(model: Any) -> None:
 
 
 def gather_rows(replica: ReplicaLike, structure: object) -> Any:
-    """Returns a structure with the rows and masks of all replicas; all replicas must call it."""
+    """Returns a structure with the rows and masks of all replicas, all of which must call this."""
 
     def gather(leaf: object) -> Any:
         if leaf is None or isinstance(leaf, str | bool | int | float):
@@ -118,8 +118,9 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
 ) -> Any:
     """Reduces a Keras loss so that the weighted mean over the replicas is the loss of one device.
 
-    All replicas must call it: some reductions need the sum of the divisors. The values are those
-    of each example or step, of shape ``(n, ...)``; or a scalar, taken for a mean of the replica's.
+    All replicas must call this function, because some reductions need the sum of the divisors. The
+    values have the shape ``(n, ...)``, for each example or step; a scalar counts as the mean of the
+    replica's values.
     """
     replica = current.fit_replica
     if current.replica is not None and current.replica.num_replicas_in_sync > 1:
@@ -133,13 +134,13 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     is_reduced = len(values.shape) == 0 and sample_weight is None and mask is None
     if reduction in (None, "none") or is_reduced:
         return original(values, sample_weight, mask, reduction, dtype)
-    # All weights of a replica may be zero, and 0 / 0 has the gradient NaN on PyTorch before Keras
-    # 3.15. So the loss is a sum, which is divided once, by the weights of all replicas.
+    # Sample weights may all be zero, and before Keras 3.15 0 / 0 has a NaN gradient on PyTorch.
+    # So the loss is a sum, divided once, by the sum of the weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)
     if len(loss.shape) > 0:
-        loss = ops.sum(loss)  # Keras leaves the losses of no example unreduced: shape (0,)
+        loss = ops.sum(loss)  # Keras does not reduce the losses of zero examples, of shape (0,)
     weight = replica.local_batch.weight
     if reduction == "sum":
         return per_weight(loss, weight)
@@ -153,7 +154,7 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
 
 
 def _own_divisor(sample_weight: object, mask: object, reduction: str, dtype: object) -> Any:
-    """Returns the divisor of a replica's loss; None if it is proportional to the examples."""
+    """Returns the divisor of a replica's loss; None if the number of examples is the divisor."""
     if reduction in _MEANS:
         return None if mask is None else ops.sum(ops.cast(mask, dtype))
     if sample_weight is None and mask is None:

@@ -1,4 +1,4 @@
-"""What is not the strategy's: models made outside of its scope, and Keras's own distribution."""
+"""Models made outside of a strategy's scope, and Keras's own distribution."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.job.job import current_job
 
-# The models about which a warning was given.
+# The models about which a warning was already given.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _TRAINING = ("fit", "train_on_batch")
 
 
 def require_no_scope(model: keras.Model) -> None:
-    """Refuses to compile, in the scope of a strategy, a model made outside of it."""
+    """Refuses to compile a model in a strategy's scope if it was made outside of that scope."""
     here = context.strategy_in_force()
     if here.num_replicas_in_sync > 1:
         raise ScopeError(
@@ -31,7 +31,7 @@ def require_no_scope(model: keras.Model) -> None:
 
 
 def require_one_distribution(strategy: object) -> None:
-    """Refuses ``keras.distribution`` beside a strategy: Keras would split the batch again."""
+    """Refuses ``keras.distribution`` with a strategy, because both would split the batch."""
     theirs = keras.distribution.distribution()
     if theirs is not None:
         raise UnsupportedError(
@@ -43,7 +43,7 @@ def require_one_distribution(strategy: object) -> None:
 
 
 def require_unwrapped() -> None:
-    """Refuses a model outside of the scope in a job whose group Keras would train it in."""
+    """Refuses a model made outside of the scope if Keras would train it in the job's group."""
     wraps = keras_compat.internals.INITIALIZE_DDP
     is_here = keras_compat.backend_name() in wraps.backends
     if is_here and current_job() is not None and wraps.is_gone():
@@ -51,9 +51,9 @@ def require_unwrapped() -> None:
 
 
 def warn(model: keras.Model, call: str) -> None:
-    """Warns once that a model runs on one device, unless the user clearly intends that.
+    """Warns once that a model trains on one device, unless the user clearly wants that.
 
-    That is so if the user has made another model in the scope of the existing strategy.
+    The user clearly wants this if another model was made in the scope of the existing strategy.
     """
     here = context.strategy_in_force()
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()
@@ -79,7 +79,7 @@ def warn(model: keras.Model, call: str) -> None:
 
 
 def take_on(model: keras.Model) -> None:
-    """Prepares a model without a strategy to train, if it shares layers with a strategy's model."""
+    """Prepares training of a model that has no strategy but shares a strategy's layers."""
     owners = [ownership.strategy_of(variable) for variable in model.variables]
     for owner in {id(one): one for one in owners if one is not None}.values():
         replicas = owner.replica_set

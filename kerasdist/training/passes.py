@@ -1,7 +1,7 @@
 """A model's calls in training, for some examples at a time: how many passes, and what is refused.
 
-A backend's trainer makes the passes. What a layer does with other rows of the batch, or keeps of
-its call, would differ from the call for all of them: it is an error where it is seen.
+A backend's trainer makes the passes. If a layer used other rows of the batch, or kept state of its
+call, the passes would give other results than one call. So this raises an error if it is seen.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def most_rows(trainer: TrainerLike) -> int | None:
 
 
 def rows_of(args: Sequence[Any]) -> int:
-    """Returns how many examples a call has; 0 if that is not seen."""
+    """Returns how many examples a call has; 0 if that is not known."""
     leaves = [one for one in flatten(list(args[:1])) if one is not None]
     sizes = {one.shape[0] if np.ndim(one) else 0 for one in leaves if hasattr(one, "shape")}
     return sizes.pop() if len(sizes) == 1 else 0
 
 
 def require_rows_alone(model: Any) -> None:
-    """Refuses what is known to depend on more than a pass has, before anything is computed."""
+    """Refuses layers and losses that depend on more rows than a pass has, before computing."""
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise refused(f"layer={layer.name!r}, which normalizes by the whole global batch")
@@ -53,7 +53,8 @@ def require_nothing_kept(
 ) -> None:
     """Refuses a call that changes a seed, statistics or another state, or that adds a loss.
 
-    `changed`: whether the variables that are not trainable are, and then those of `metrics`.
+    `changed`: whether each variable that is not trainable has changed, followed by the variables of
+    `metrics`.
     """
     state = [*model.non_trainable_variables, *metrics]
     for variable, is_changed in zip(state, changed, strict=True):
@@ -64,7 +65,7 @@ def require_nothing_kept(
 
 
 def refused(what: str) -> UnsupportedError:
-    """Returns the error for what a pass cannot know."""
+    """Returns the error for a layer or loss that does not work in passes."""
     return UnsupportedError(
         "Expected a model that computes each example by itself, for "
         f"kerasdist.config.set_most_examples_at_once. Received: {what}. Take a smaller batch, or "

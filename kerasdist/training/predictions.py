@@ -1,4 +1,4 @@
-"""`kerasdist.predict_to`: predictions written as they come, by the worker that has them."""
+"""`kerasdist.predict_to`: each worker hands on its own predictions and keeps none."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def predict_to(
     *,
     batch_size: int = 32,
 ) -> None:
-    """Predicts as ``model.predict`` does, and keeps nothing: each batch's rows go to a function.
+    """Predicts as ``model.predict`` does, but hands each batch's rows to a function and keeps none.
 
     ``predict`` keeps all predictions until it returns, and in a job every worker has all of them.
-    Here a worker gets the rows of its own replicas, batch by batch, with their numbers, and
-    together the workers write each row once. In a job all workers must call it, with equal `x`.
+    Here each worker gets the rows of its own replicas, batch by batch, together with the numbers of
+    these rows. All workers together write each row once. In a job all workers must call this
+    function, with equal `x`.
 
     Example::
 
@@ -43,15 +44,16 @@ def predict_to(
         kd.predict_to(write, model, x_test, batch_size=256)
 
     Args:
-        write: Takes the numbers of some rows of `x`, int64 of shape ``(n,)``, and the model's
-            outputs for them: NumPy arrays of shape ``(n, ...)``, nested as the model nests them.
+        write: Gets the numbers of some rows of `x`, as int64 of shape ``(n,)``, and the model's
+            outputs for these rows: NumPy arrays of shape ``(n, ...)``, nested as the model nests
+            them.
         model: A built model. It is called with ``training=False``.
-        x: What ``predict`` takes: arrays with the examples along axis 0, nested as the model's
+        x: The same as for ``predict``: arrays with the examples along axis 0, nested as the model's
             inputs; or a dataset or generator of batches ``x``, ``(x, y)``, ``(x, y, weights)``.
-        batch_size: Number of rows of a global batch, if `x` is of arrays.
+        batch_size: Number of rows of a global batch, if `x` consists of arrays.
 
     Raises:
-        TypeError: If `model` is no model.
+        TypeError: If `model` is not a Keras model.
         UnsupportedError: If the model is not built, or has a `predict_step` of its own.
 
     Source: ``keras.Model.predict``; Keras issue 21642 asks for predictions that are not kept.

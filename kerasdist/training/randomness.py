@@ -1,7 +1,8 @@
-"""Random draws: different on each replica, alike on all workers, whatever the timing.
+"""Random draws, which differ between replicas and do not depend on timing.
 
-With `kerasdist.config.set_draws("global")` each replica of TensorFlow and PyTorch draws for the
-whole batch, from one seed, and takes its own rows: they are the numbers that one device draws.
+With `kerasdist.config.set_draws("global")`, each replica on TensorFlow and PyTorch draws for the
+whole batch from one seed and takes the draws of its own rows. The drawn numbers equal the draws of
+one device.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from kerasdist import config, keras_compat
 from kerasdist.core.context import current
 from kerasdist.keras_compat import internals, ops
 
-# The distance between two replicas' seeds. It is large, so that a replica's seeds, which count up,
-# do not reach the next replica's (torch's generator takes the sum of a seed's two parts): the
-# 32-bit golden ratio, halved to stay a positive int32.
+# The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
+# A large distance is needed, because a replica's seeds count up to the next replica's.
+# Also, torch's generator takes the sum of the two parts of a seed.
 _STRIDE = 0x4F1BBCDC
 
-# By the name of a function of Keras's backend, the argument from which its draws have their rows.
+# For each random function of Keras's backend: the argument whose first size is that of the rows.
 _SIZED_BY = {
     "normal": "shape",
     "uniform": "shape",
@@ -34,7 +35,7 @@ _draws_for_all = ContextVar("draws for all replicas", default=False)
 
 
 def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws what one device draws for the global batch, and returns this replica's rows of it."""
+    """Draws the same numbers as one device for the global batch; returns this replica's rows."""
     replica, sized_by = current.replica, _SIZED_BY.get(original.__name__)
     if sized_by is None or not _wants_rows(replica) or _draws_for_all.get():
         return original(*args, **kwargs)
@@ -58,13 +59,13 @@ def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> 
         call.arguments[sized_by] = ops.concatenate([before, given, after])
     drawn = _drawn_for_all(original, call)
     own = drawn[begin : begin + shape[0]]
-    if not isinstance(begin, int):  # a graph has lost the static size
+    if not isinstance(begin, int):  # the graph has lost the static size by slicing
         own = ops.reshape(own, (shape[0], *own.shape[1:]))
     return given * own if sized_by == "inputs" else own
 
 
 def _wants_rows(replica: Any) -> bool:
-    """Returns whether a replica divides a global batch with others, and shall draw its rows."""
+    """Returns whether a replica shares a global batch, and shall draw as one device does."""
     if replica is None or replica.local_batch is None or replica.num_replicas_in_sync == 1:
         return False
     return config.draws() == "global"
@@ -79,21 +80,22 @@ def _drawn_for_all(original: Callable[..., Any], call: inspect.BoundArguments) -
 
 
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
-    """Returns how many entries one device has where a replica has `count`, and how many before.
+    """Returns one device's number of entries where a replica has `count`, and its offset.
 
-    What is no multiple of the replica's rows, such as noise for weights, is the same on all.
+    A count that is not a multiple of the replica's rows, as for noise on weights, is returned
+    unchanged.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):
         least, most, choose = min, max, _choose
     else:
         least, most, choose = ops.minimum, ops.maximum, ops.where
-    size = most(size, 1)  # a replica without rows has a stand-in
+    size = most(size, 1)  # a replica without rows has one stand-in row
     each, rest = total // replica.num_replicas_in_sync, total % replica.num_replicas_in_sync
     index = replica.replica_id_in_sync_group
     begin = least(index * each + least(index, rest), most(total - size, 0))
     has_rows = count % size == 0
-    factor = count // size  # of entries for each row, where an axis is merged with that of rows
+    factor = count // size  # more than 1 if another axis is merged with the axis of rows
     return choose(has_rows, most(total, size) * factor, count), choose(has_rows, begin * factor, 0)
 
 
@@ -109,7 +111,7 @@ def _is_one_for_all(noise: object, rows: object) -> bool:
 def draw_seed(
     original: Callable[..., Any], generator: object, *args: object, **kwargs: object
 ) -> Any:
-    """Draws the next seed; replica 0's are those of one device.
+    """Draws the next seed, which on replica 0 is the seed of one device.
 
     Returns an integer tensor of shape ``(2,)``.
     """
@@ -117,7 +119,7 @@ def draw_seed(
     if replica is None:
         return original(generator, *args, **kwargs)
     _require_places()
-    with replica.collectives.equal_writes():  # every replica counts the generator's state up alike
+    with replica.collectives.equal_writes():  # every replica advances the generator's state equally
         seed = original(generator, *args, **kwargs)
     if _draws_for_all.get():
         return seed
@@ -129,9 +131,9 @@ def draw_seed(
 
 
 def require_draws(model: Any) -> None:
-    """Refuses a model that draws, where replicas could not draw their own numbers.
+    """Refuses a model with random draws if the replicas could not draw different numbers.
 
-    Dropout on PyTorch takes no seed, so that no draw would come to `draw_seed`.
+    Keras's dropout on PyTorch takes no seed, so it never calls `draw_seed`.
     """
     if keras_compat.backend_name() != "jax" and keras_compat.seed_states(model):
         internals.RANDOM.require()
@@ -139,7 +141,7 @@ def require_draws(model: Any) -> None:
 
 @cache
 def _require_places() -> None:
-    if keras_compat.backend_name() != "jax":  # where no further place decides what is drawn
+    if keras_compat.backend_name() != "jax":  # on JAX, draws need nothing else
         internals.RANDOM.require()
         internals.SEED_GENERATOR.require()
 

@@ -1,4 +1,4 @@
-"""Saving in a job of several workers: one whole file, whichever workers call `save`.
+"""Saving in a job: the file is complete, whichever workers call `save`.
 
 Where all workers save to one path, the chief writes and the others wait until it has. Where each
 has a path of its own, or one of them saves alone, each writes its own file. See ADR 15.
@@ -49,13 +49,14 @@ _TYPES = {
 def save(
     original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
 ) -> Any:
-    """Calls Keras's function that writes a model, on the workers that must write it."""
+    """Calls Keras's function that writes a model, but only on the workers that must write it."""
     trainer = trainer_of(model)
     job = None if trainer is None else trainer.replicas.job
     if job is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    if whole_files.is_unfinished(path):  # a callback of kerasdist saves, on the chief alone
+    # a callback of kerasdist saves on the chief alone
+    if whole_files.is_unfinished(path):
         return original(model, filepath, *args, **kwargs)
     if not whole_files.is_remote(path):
         path = str(Path(path).absolute())
@@ -65,13 +66,13 @@ def save(
     all_read = trainer is not None and trainer.replicas.reads_need_all_workers
 
     def write() -> None:
-        # `replacing` writes behind a link.
+        # `replacing` writes to the target of a link, so the target's folder is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
-            # It fails below, before it reads anything: the others would wait for it in their reads.
+            # Writing fails below before any read, but the other workers wait in their reads.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
         if not is_one_file or Path(path).is_dir():
-            # Without a temporary name: to replace a folder would remove other files in it.
+            # No temporary name is used, because to replace a folder would remove other files in it.
             original(model, path, *args, **kwargs)
             return
         with whole_files.replacing(path) as name:
@@ -83,7 +84,8 @@ def save(
     if job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # Reads what the chief reads; what it writes serves where the chief's file is not seen.
+        # This worker takes part in the chief's reads.
+        # The worker's own copy is used if the worker cannot see the chief's file.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
             if not job.is_written_by_chief(path):
@@ -96,7 +98,7 @@ def save(
 def refuse_save(
     original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
 ) -> Any:
-    """Refuses to save in a job if Keras lacks what lets one worker write: all would write."""
+    """Refuses to save in a job if Keras lacks the hook by which only one worker writes."""
     trainer, internals = trainer_of(model), keras_compat.internals
     needed = internals.SAVE_MODEL if original.__name__ == "save" else internals.SAVE_WEIGHTS
     if needed is internals.SAVE_MODEL and str(filepath).endswith((".h5", ".hdf5", ".keras.h5")):
@@ -107,7 +109,7 @@ def refuse_save(
 
 
 def _is_one_file(function: str, *args: object, **kwargs: object) -> bool:
-    """Returns whether a function of Keras writes exactly the file or folder of its argument."""
+    """Returns whether a function of Keras writes only the path that its argument names."""
     if function == "save_weights_only":
         max_shard_size = args[0] if args else kwargs.get("max_shard_size")
         return max_shard_size is None

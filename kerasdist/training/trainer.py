@@ -1,9 +1,10 @@
-"""The base class of the backends' trainers: what runs the steps of a model made in a scope.
+"""The base class of the backends' trainers, which run the steps of a model made in a scope.
 
-Keras's loops call methods of the model. Where the model's class leaves them to Keras, the hooks of
-`training.hooks` ask the model's trainer instead. A trainer decides what feeds and compiles a step,
-never what the step is: a user-defined `train_step` still wins, and so does everything else that a
-user's class defines, or that is set on the object.
+Keras's loops call methods of the model. If the model's class does not override such a method, the
+hooks of `training.hooks` call the model's trainer instead. A trainer decides how a step gets its
+data and how it is compiled, never what the step computes. A `train_step` that the user defines
+still takes precedence, and so does everything else that a user's class defines or that is set on
+the model.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 
 Original = Callable[..., Any]
 
-# The methods of a model that make what a step reports.
+# The methods of a model that determine what a step reports.
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-# A user's override of one of these that does not call super() would train on one device, with only
-# a part of the data: `require_made` refuses it.
+# If a user overrides one of these without super(), a step runs on one device only.
+# `require_made` refuses that.
 STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
@@ -43,12 +44,13 @@ STEPS = {
 class ReplicatedTrainer:
     """Runs the steps of one Keras model on the replicas of its strategy.
 
-    An abstract class: every backend has a subclass. Its methods in `HOOKED` take the place of
-    those of the model: each gets Keras's own method first, then the arguments.
+    This class is abstract, and every backend has a subclass. A method listed in `HOOKED` replaces
+    the model's method of that name. The arguments of this method are Keras's own method and then
+    the arguments of the call.
 
     Attributes:
-        model: The model.
-        strategy: The strategy that it was made under.
+        model: The Keras model.
+        strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
         given_metrics: What ``compile`` got as metrics and weighted metrics, None for an output
             without.
@@ -61,7 +63,7 @@ class ReplicatedTrainer:
             need not.
     """
 
-    # The names under which the table of patches has them.
+    # The hooks are listed under these names in the table of patches.
     HOOKED: tuple[str, ...] = (
         "make_train_function",
         "make_test_function",
@@ -79,7 +81,7 @@ class ReplicatedTrainer:
     most_examples = 0
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Prepares nothing: a model is bound before its own ``__init__`` runs."""
+        """Only stores the arguments, because the model's own ``__init__`` runs later."""
         self.model = model
         self.strategy = strategy
         self.replicas: Any = replicas
@@ -88,7 +90,7 @@ class ReplicatedTrainer:
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
-        """Prepares a model without a strategy to train, if it shares layers with one of these.
+        """Prepares training of a model that has no strategy but shares layers with such a model.
 
         On most frameworks there is nothing to prepare.
         """
@@ -106,14 +108,14 @@ class ReplicatedTrainer:
         return original(force)
 
     def predict_on_batch(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Predicts one batch, as Keras's own method, on the strategy's devices."""
+        """Predicts one batch by Keras's own method, on the strategy's devices."""
         replicas = self.replicas
         working = worker_agreement.working("predict_on_batch", replicas, self.model)
         with replicas.placement(), working:
             return original(*args, **kwargs)
 
     def export(self, original: Original, filepath: Any, *args: object, **kwargs: object) -> None:
-        """Exports the model, as Keras's own method; in a job, the chief writes."""
+        """Exports the model by Keras's own method; in a job only the chief writes."""
 
         def export(_: object, *given: object, **options: object) -> Any:
             return original(*given, **options)
@@ -135,14 +137,14 @@ class ReplicatedTrainer:
         self.model.make_train_function()
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
-        """Builds what is not built, by the shapes of a batch; it belongs to the strategy."""
+        """Builds unbuilt layers by the shapes of a batch, inside the strategy's scope."""
         with self.building():
             original(*args, **kwargs)
 
     @contextmanager
     def building(self) -> Generator[None]:
         """Opens the scope, so that the variables that building makes belong to the strategy."""
-        # In a replica, where a step may train another model, the strategy is in force already.
+        # In a replica, whose step may train another model, the strategy is already in force.
         with (
             self.strategy.scope() if current.replica is None else nullcontext(),
             nullcontext() if current.replicas else whole_step(self.strategy),
@@ -158,10 +160,11 @@ class ReplicatedTrainer:
         *args: object,
         **kwargs: object,
     ) -> Any:
-        """Computes the loss of `compile`; one target for several outputs becomes a list.
+        """Computes the loss of `compile`; a single target for several outputs becomes a list.
 
-        Keras 3.15 takes an eager tensor that has as many rows as there are outputs for a list of
-        targets, and a replica may have as many rows where the global batch has more.
+        Keras 3.15 takes an eager tensor for a list of targets if it has as many rows as there are
+        outputs. A replica may have as many rows as there are outputs even if the global batch does
+        not.
         """
         nested = keras.tree.is_nested
         if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:
@@ -169,12 +172,12 @@ class ReplicatedTrainer:
         return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the metrics' results; {} in a replica that runs Keras's own step."""
+        """Returns the metrics' results; a replica that runs Keras's own step returns {}."""
         replica = current.fit_replica
         if self.sums_metrics:
             original = partial(keras_compat.metrics_here, self.model)
         if replica is None:
-            # As in `whole_step`, without a call of it in each step.
+            # This does the same as `whole_step`, without the cost of a context manager.
             current.replicas.append(self.strategy.sole_replica_context)
             try:
                 return original()
@@ -200,32 +203,32 @@ class ReplicatedTrainer:
         passes.require_rows_alone(self.model)
 
     def has_builtin(self, step: str) -> bool:
-        """Returns whether a step is Keras's own."""
+        """Returns whether Keras defines a step of this model, and not the user."""
         return keras_compat.is_builtin(defined_by_user(self.model, step))
 
     def note_overrides(self) -> bool:
-        """Sets `runs_builtin_steps`, as a step is made, and returns it."""
+        """Sets and returns `runs_builtin_steps`, when a step is made."""
         self.runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
         return self.runs_builtin_steps
 
 
 def _symbol(leaf: Any) -> Any:
-    if leaf is None:  # an optional input that is not given
+    if leaf is None:  # this optional input was not given
         return None
     return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
 
 def defined_by_user(instance: object, name: str) -> Any:
-    """Returns what an object has by this name from others than kerasdist's, None if nothing.
+    """Returns an object's attribute as defined by the user or by Keras, None if there is none.
 
-    What is set on the object comes before what its classes have.
+    An attribute set on the object itself comes before one of its classes.
     """
     own = getattr(instance, "__dict__", {}).get(name)
     return defined_by_class(type(instance), name) if own is None else own
 
 
 def defined_by_class(kind: type, name: str) -> Any:
-    """Returns what a class has by this name from others than kerasdist's, None if nothing."""
+    """Returns an attribute of a class that kerasdist does not define, None if there is none."""
     for parent in kind.__mro__:
         found = vars(parent).get(name)
         if found is not None and not parent.__module__.startswith("kerasdist."):
@@ -246,7 +249,7 @@ def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
 
 
 def require_made(trainer: TrainerLike, name: str) -> None:
-    """Raises unless the trainer has made a function, for models that are trained over replicas."""
+    """Raises unless the trainer made the function, if there are several replicas."""
     if trainer.replicas.num_replicas == 1 or name in trainer.made:
         return
     model = trainer.model
@@ -259,7 +262,7 @@ def require_made(trainer: TrainerLike, name: str) -> None:
 
 @final
 class _Watch(keras.callbacks.Callback):
-    """Checks before the first step that the trainer has made its function."""
+    """Checks before the first step that the trainer has made the function for it."""
 
     def __init__(self, trainer: TrainerLike) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compares the calls that all workers of a job make together, before they begin."""
+"""Compares a call that all workers of a job make together, before the call begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasdist.callbacks import on_workers
 from kerasdist.config import draws, most_examples_at_once
 from kerasdist.job.job import Job
 
-# The advice if workers have different data.
+# The advice for workers that have different data.
 _ADVICE = (
     "All of them must run the same script in the same environment, with the same data and the same "
     "seed. If each worker has data of its own, pass a dataset with "
@@ -27,8 +27,9 @@ _ADVICE = (
 
 
 def given(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns facts about a call's arguments that all workers must share."""
-    if job.is_watched:  # `evaluate` in `fit`: its arguments were compared with those of `fit`
+    """Returns the facts about a call's arguments that must be equal on all workers."""
+    # `evaluate` inside `fit`: its arguments were already compared with those of `fit`
+    if job.is_watched:
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
     replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
@@ -39,7 +40,7 @@ def given(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[
 def working(
     name: str, replicas: ReplicaSet, model: Any, facts: Mapping[str, Any] | None = None
 ) -> Generator[None]:
-    """Returns a context for a step of a model that needs all workers."""
+    """Returns a context for a step of a model that all workers must take together."""
     job = replicas.job
     if job is None:
         yield
@@ -63,12 +64,12 @@ def calling(
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
-        if is_inner:  # called in `fit`: this worker's data may have ended while the others train
+        if is_inner:  # In `fit`, this worker's data may have ended before the others'.
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.first_batches.history.clear()
         own = {} if is_inner else description.facts_of(model, anew=name == "fit")
-        # Else the workers that have made more would wait for the others in the first step.
+        # Without this, workers with more variables would wait in the first step.
         own["new variables in the scope"] = len(replicas.initial_broadcast.waiting())
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
@@ -80,13 +81,13 @@ def calling(
             if not is_inner:
                 job.compare_collectives(f"the end of {name}")
         finally:
-            if not is_inner:  # what follows, such as train_on_batch, is no part of this call
+            if not is_inner:  # a later call, such as train_on_batch, does not belong to this call
                 replicas.first_batches.history.clear()
 
 
 @contextmanager
 def _in_call(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
-    """Sets `is_in_call` of the replicas, and whether any worker's callbacks read batch logs."""
+    """Sets `is_in_call`, and `batch_logs_matter` if any worker's callback reads such logs."""
     was_in_call, outer = replicas.is_in_call, replicas.batch_logs_matter
     callbacks = arguments.get("callbacks")
     acts = any(map(_acts_on_batches, keras_compat.callbacks_of(callbacks)))

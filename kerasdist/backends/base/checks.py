@@ -16,13 +16,13 @@ from kerasdist.job.job import current_job
 
 
 def check_summable(dtype: str) -> None:
-    """Refuses to sum booleans over the replicas, for which frameworks' results differ."""
+    """Refuses to sum booleans over the replicas, because the frameworks' results differ."""
     if dtype == "bool":
         raise not_summable(dtype, "int32")
 
 
 def not_summable(dtype: str, wider: str) -> TypeError:
-    """Returns the error for a type that is not added, with one to cast it to."""
+    """Returns the error for a type that cannot be summed; `wider` is a type to cast it to."""
     return TypeError(
         f"Expected numbers to add over the replicas. Received: dtype={dtype}. Cast them first, "
         f"with keras.ops.cast(x, {wider!r})."
@@ -30,7 +30,7 @@ def not_summable(dtype: str, wider: str) -> TypeError:
 
 
 def differing_assignment(variable: keras.Variable) -> DisagreementError:
-    """Returns the error if workers assign different values to a variable that they divide."""
+    """Returns the error for workers that assign different values to a variable they divide."""
     job = current_job()
     place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
     return DisagreementError(
@@ -41,7 +41,7 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
 
 
 def checked_axis(tensor: Any, axis: int) -> int:
-    """Returns an axis of a tensor, counted from 0 even if it was counted from the end."""
+    """Returns an axis of a tensor, counted from 0; a negative axis counts from the end."""
     rank = len(tensor.shape)
     if not isinstance(axis, SupportsIndex):
         raise TypeError(
@@ -79,7 +79,7 @@ def checked_axes(tensor: Any, axis: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None = None) -> None:
-    """Refuses tensors of the replicas that cannot be combined."""
+    """Refuses tensors of the replicas whose shapes cannot be combined."""
     known = [shape for shape in shapes if shape is not None]
     ranks = {len(shape) for shape in known}
     columns = zip(*known, strict=True) if len(ranks) < 2 else ()
@@ -102,7 +102,7 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
 
 @cache
 def check_communication(options: CommunicationOptions, on: str, heeded: tuple[str, ...]) -> None:
-    """Refuses compression, and warns of other options, where they are not heeded."""
+    """Refuses compression, and warns of other options, if `heeded` does not have them."""
     if options.compression is not None and "compression" not in heeded:
         raise UnsupportedError(
             f"Expected CommunicationOptions without compression on {on}. Received: "

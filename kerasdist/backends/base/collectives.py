@@ -14,17 +14,17 @@ from kerasdist.api.values import sole_component
 from kerasdist.core.context import StrategyLike, default_strategy, replica_scope
 from kerasdist.core.structures import Arguments
 
-# The variables of gradients; None: all that the optimizer was built for.
+# The variables that belong to gradients; None stands for all variables of the optimizer.
 Variables = list[Any] | None
 
-# Keras's ``optimizer.apply``: takes the optimizer, gradients and variables.
+# Keras's ``optimizer.apply``, which takes the optimizer, gradients and variables.
 Apply = Callable[[Any, list[Any], Variables], Any]
 
 DEFAULT_COMMUNICATION = CommunicationOptions()
 
 
 def communication_of(options: object) -> CommunicationOptions:
-    """Returns the given options for a collective, the default ones for None."""
+    """Returns the given options for a collective, or the defaults for None."""
     if options is None:
         return DEFAULT_COMMUNICATION
     return options_of(CommunicationOptions, options, "options")
@@ -34,12 +34,12 @@ class Collectives(abc.ABC):
     """The collectives of one replica. All replicas must make the same calls in the same order."""
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss with which the backward pass is to begin.
+        """Returns the loss with which the backward pass shall begin.
 
         Args:
-            loss: The loss, scaled by its optimizer.
-            is_weighted: Whether it has been multiplied by the replica's weight before that, so that
-                `apply_gradients` does not weight its gradients.
+            loss: The loss, after its optimizer has scaled it.
+            is_weighted: Whether the loss was multiplied by the replica's weight before, so that
+                `apply_gradients` must not weight its gradients.
         """
         return loss
 
@@ -49,15 +49,15 @@ class Collectives(abc.ABC):
     ) -> Any:
         """Calls a function once, in cross-replica context, with all replicas' arguments.
 
-        All replicas must call it.
+        All replicas must call this method.
 
         Args:
-            strategy: The strategy, the function's first argument.
-            function: What to call.
-            given: This replica's arguments; the function gets distributed values of them.
+            strategy: The strategy, which is the function's first argument.
+            function: The function.
+            given: This replica's arguments. The function gets distributed values of all replicas'.
 
         Returns:
-            The function's result; of a distributed value, this replica's component.
+            The function's result; a distributed value is replaced by this replica's component.
         """
 
     def assign(self, variable: keras.Variable, value: Any, write: Callable[[Any, Any], Any]) -> Any:
@@ -66,15 +66,15 @@ class Collectives(abc.ABC):
         Args:
             variable: The variable.
             value: A tensor of the variable's type.
-            write: Keras's own assignment; takes a variable and a value.
+            write: Keras's own assignment, which takes a variable and a value.
         """
         return write(variable, value)
 
     @staticmethod
     def own_moments(inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
-        """Returns mean and variance of the replica's own rows by a kernel of the framework.
+        """Returns mean and variance of this replica's own rows, by a kernel of the framework.
 
-        One value per channel each; None if there is no such kernel for these rows.
+        Mean and variance have one value per channel. Returns None if no kernel supports these rows.
         """
         return None
 
@@ -86,7 +86,7 @@ class Collectives(abc.ABC):
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which replicas assign equal values, so that none is communicated."""
+        """Returns a context in which replicas assign equal values, which then are not sent."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -95,9 +95,9 @@ class Collectives(abc.ABC):
     ) -> list[Any]:
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        The gradient is an all-sum again; in `fit` (contract C1), one weighted by each replica's
-        weight (docs/numerics.md). All replicas must call it, with equally many tensors
-        of the same shapes and types.
+        The gradient of these sums is also summed over the replicas; in `fit` each replica's
+        gradient is multiplied by the weight of the replica (docs/numerics.md). All replicas must
+        call this method, with the same number of tensors and with the same shapes and types.
 
         Args:
             tensors: Tensors of this replica.
@@ -105,17 +105,17 @@ class Collectives(abc.ABC):
         """
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[Any]:
-        """Returns the sums over the replicas of variables that are sums; in `fit`.
+        """Returns the values of variables that hold sums, summed over the replicas; used in `fit`.
 
-        Unlike with `all_sum`, what an empty replica added in earlier steps counts.
+        Unlike in `all_sum`, the earlier sums of a replica without rows also count.
         """
         return self.all_sum([variable.value for variable in variables])
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum over the replicas, divided by their number; of integers a float.
+        """Returns a sum over the replicas divided by their number; for integers a float.
 
         Args:
-            total: What `all_sum` returned.
+            total: The result of `all_sum`.
             replicas: How many replicas there are.
         """
         return total / replicas
@@ -124,20 +124,22 @@ class Collectives(abc.ABC):
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Concatenates the replicas' tensors along an axis; the result is differentiable.
 
-        All replicas must call it; their tensors may differ in size along the axis only.
+        All replicas must call this method. The replicas' tensors may differ in size only along the
+        axis.
 
         Args:
             tensor: A tensor of this replica, of at least one dimension.
-            axis: The axis, from 0.
+            axis: The axis, counted from 0.
         """
 
     def all_stack(self, tensor: Any) -> Any:
         """Stacks the replicas' tensors along a new first axis; the result is differentiable.
 
-        All replicas must call it. As the shapes are equal, replicas need not exchange them first.
+        All replicas must call this method. The replicas need not exchange shapes, because the
+        shapes must be equal.
 
         Args:
-            tensor: A tensor of this replica, of the same shape in all replicas.
+            tensor: A tensor of this replica, of the same shape on all replicas.
         """
         return self.all_gather(tensor[None])
 
@@ -145,27 +147,27 @@ class Collectives(abc.ABC):
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> Any:
-        """Sums gradients over the replicas, then updates the variables once, everywhere.
+        """Sums gradients over the replicas, then updates the variables once on each replica.
 
-        In `fit` (contract C1), each replica's gradients are multiplied by its weight
-        first. All replicas must call it.
+        In `fit` each replica's gradients are first multiplied by the replica's weight. All replicas
+        must call this method.
 
         Args:
-            apply: Keras's own ``apply``; takes an optimizer, gradients and variables.
+            apply: Keras's own ``apply``, which takes an optimizer, gradients and variables.
             optimizer: A Keras optimizer.
             gradients: This replica's gradients; None for a variable without a gradient.
-            variables: The gradients' variables, or None.
+            variables: The variables of the gradients, or None for all of the optimizer's variables.
         """
 
 
 @final
 class SoleReplica(Collectives):
-    """The collectives of a strategy's only replica, and of code that has all replicas' rows."""
+    """The collectives of a strategy's only replica, or of code that has all replicas' rows."""
 
     def merge_call(
         self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
     ) -> Any:
-        """Calls the function in cross-replica context, where a value counts once."""
+        """Calls the function in cross-replica context, with a strategy of one replica."""
         if strategy.num_replicas_in_sync > 1:
             strategy = default_strategy()
         with replica_scope(None):

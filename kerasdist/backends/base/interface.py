@@ -1,10 +1,11 @@
-"""The narrow waist: the interfaces through which kerasdist uses a framework.
+"""The interfaces through which all other code of kerasdist uses a framework.
 
 `Backend` gives access to a framework's devices, compiler and gradients. A `ReplicaSet` is a choice
-of devices, and how `fit` computes on them; its `Runner` runs user functions there, for custom
-loops. `Collectives` are the calls by which the code of one replica reaches the others. `Runner` and
-`Collectives` have files of their own beside this one. All other code reaches a framework through
-these four. Code that imports a framework is in that framework's folder.
+of devices, together with how `fit` computes on them. The `Runner` of a replica set runs user
+functions on these devices, for custom loops. `Collectives` are the calls by which the code of one
+replica reaches the others. `Runner` and `Collectives` have their own files beside this one. All
+other code reaches a framework only through these four classes, and code that imports a framework is
+in that framework's folder.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class ReplicaOptions:
 
     Attributes:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
-            batch. ``"per_replica"``: each replica uses its own, and the moving statistics are
-            averaged. None: synchronized in `fit`, in custom loops as each layer says.
-        parameter_device: The device that holds the variables; None: every replica's device.
+            batch. ``"per_replica"``: each replica uses the mean and variance of its own rows, and
+            the moving statistics are averaged. None: in `fit` the statistics are synchronized, and
+            in custom loops each layer decides.
+        parameter_device: The device that holds the variables; None if every replica's device does.
         devices_per_replica: How many devices a replica has.
         check: What to do if the first training step differs from that of one device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
@@ -66,7 +68,7 @@ class Backend(abc.ABC):
 
     Attributes:
         name: The framework's name in Keras.
-        tpu_refusal: The error message if `kerasdist.TPUStrategy` does not run on it, else None.
+        tpu_refusal: The error message if the framework does not support `kerasdist.TPUStrategy`.
     """
 
     name: str
@@ -74,38 +76,38 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns this machine's devices of one kind, starting the framework if need be.
+        """Returns this machine's devices of one kind; may start the framework.
 
         Args:
             kind: ``"cpu"``, or one of `kerasdist.core.devices.ACCELERATORS`.
         """
 
     def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
-        """Returns where the devices of each process are in a TPU slice: x, y, z and the core.
+        """Returns where the devices of each process are in a TPU slice: x, y, z and core.
 
-        None: they are in none.
+        Returns None if the devices are not in a slice.
 
         Args:
-            kind: As in `devices`.
+            kind: The same as for `devices`.
         """
         return None
 
     @abc.abstractmethod
     def prepare_cpu_devices(self, count: int) -> None:
-        """Makes `count` logical CPU devices, before the framework starts.
+        """Makes `count` logical CPU devices; must be called before the framework starts.
 
         Args:
-            count: How many there should be, at least 1.
+            count: The number of devices, at least 1.
 
         Raises:
-            DeviceError: If the framework has started with fewer.
+            DeviceError: If the framework has already started with fewer devices.
         """
 
     @abc.abstractmethod
     def uses_gpus(self) -> bool | None:
-        """Returns whether the framework is built for GPUs. Does not start it.
+        """Returns whether the framework is built for GPUs, without starting the framework.
 
-        None: the user has configured which GPUs the framework takes.
+        Returns None if the user has configured which GPUs the framework takes.
         """
 
     def settings(self) -> dict[str, Any]:
@@ -114,35 +116,35 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Connects the workers' frameworks with each other, before they start.
+        """Connects the frameworks of the workers with each other, before these start.
 
-        All workers must call it.
+        All workers must call this method.
 
         Args:
             job: The job of this process.
-            gpus: The numbers of those that the framework is to use, in order; none, if it is empty.
-                None: all that it sees.
+            gpus: The numbers of the GPUs that the framework shall use, in order. Empty: no GPU.
+                None: all GPUs that the framework sees.
 
         Returns:
-            Those GPUs, in order, by the names that they have now; without those that the framework
-            does not see. Empty for None.
+            These GPUs, in order, by the names that they have afterwards, without any that the
+            framework does not see. Empty if `gpus` is None.
 
         Raises:
-            JobError: If the framework has started, or a worker cannot be reached in time.
+            JobError: If the framework has already started, or a worker cannot be reached in time.
         """
 
     @abc.abstractmethod
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
-        """Returns a replica set on these devices and on those of the job's other workers.
+        """Returns a replica set on these devices and on the devices of the job's other workers.
 
-        With a job, all workers must call it after `connect`, with equally many devices.
+        In a job all workers must call this method after `connect`, with equal numbers of devices.
 
         Args:
-            devices: Devices of this process, none twice.
+            devices: Devices of this process, each at most once.
             options: How the replicas compute.
-            job: The job of this process; None: there are no other workers.
+            job: The job of this process; None if there are no other workers.
 
         Raises:
             UnsupportedError: If the framework does not support these devices or options.
@@ -154,23 +156,23 @@ class Backend(abc.ABC):
 
         Args:
             function: The user function; it may call `Strategy.run` and read and write variables.
-            jit_compile: Whether to use the framework's JIT compiler, where that is not the default.
+            jit_compile: Whether to use the framework's JIT compiler, if that is not the default.
         """
 
     @abc.abstractmethod
     def value_and_grad(
         self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
     ) -> tuple[Any, list[Any]]:
-        """Calls a function and computes the gradients of its value by variables.
+        """Calls a function and computes the gradients of its value with respect to variables.
 
         Args:
-            function: Takes no arguments; returns a scalar, with `has_aux` a pair of a scalar and
-                anything.
+            function: Takes no argument and returns a scalar; with `has_aux` a pair of a scalar and
+                any other value.
             variables: Keras variables.
             has_aux: Whether the function returns a pair.
 
         Returns:
-            The function's result, and one gradient per variable, None for a variable that the
+            The function's result, and one gradient per variable; None for a variable that the
             function did not read.
         """
 
@@ -178,14 +180,14 @@ class Backend(abc.ABC):
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
         """Counts the floating-point operations of matrix products and convolutions in a call.
 
-        Nothing is computed, and no variable's value is read.
+        Nothing is computed, and the values of variables are not read.
 
         Args:
-            function: A function of arrays that writes no variable.
-            arguments: Structures of `keras.KerasTensor` in place of the arrays.
+            function: A function of arrays that does not write to variables.
+            arguments: Structures of `keras.KerasTensor` in the place of arrays.
 
         Returns:
-            The number; None if the framework cannot tell.
+            The number of operations; None if the framework cannot count them.
         """
 
     @abc.abstractmethod
@@ -193,11 +195,11 @@ class Backend(abc.ABC):
         """Returns the framework's profiler, which records what the process and its devices do."""
 
     def accelerators(self) -> tuple[Device, ...]:
-        """Returns this machine's TPUs; without TPUs, its GPUs; without either, nothing."""
+        """Returns this machine's TPUs; if it has none, its GPUs; if it has neither, nothing."""
         return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
 
 
-# How many steps the host starts ahead of an accelerator; meters time so many steps as one.
+# How many steps the host may start before an accelerator has done the first of them.
 _STEPS_AHEAD = 8
 
 
@@ -206,27 +208,28 @@ class ReplicaSet(abc.ABC):
 
     Attributes:
         devices: The devices of this process, in the order of its replicas.
-        variable_devices: Those that hold the variables.
+        variable_devices: The devices that hold the variables.
         options: How the replicas compute.
-        job: The job whose workers hold the other replicas; None: there are no others.
+        job: The job whose workers hold the other replicas; None if there are no other workers.
         rank: The number of this worker, 0 without a job.
         num_workers: How many workers there are, 1 without a job.
         num_replicas: How many replicas there are, on all workers.
-        local_replicas: The numbers of those in this process.
-        is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
-        batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
-        reads_need_all_workers: Whether reading a variable may be a collective: after a custom loop,
-            on a backend whose steps do not combine what replicas have assigned.
-        measures_data: Whether it is known how long training waits for batches.
+        local_replicas: The numbers of the replicas in this process.
+        is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
+        batch_logs_matter: Whether a callback of any worker reads each batch's logs in that call.
+        reads_need_all_workers: Whether reading a variable may be a collective. Reading is a
+            collective after a custom loop, on a backend whose steps do not combine the values that
+            the replicas have assigned.
+        measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
-            that it is known how long.
-        steps_ahead: How many steps the host may be ahead of the devices.
-        trainer_class: The class of the trainer that stands beside each model made in a scope.
-        logical_devices: How a replica of several devices divides tensors and variables among them,
-            with the methods of `kerasdist.TPUStrategy`; None: the backend has no such replicas.
-        gradients_travel_as: The type to which gradients are cast between workers; None: not cast.
-        initial_broadcast: The new variables that workers have not compared yet.
-        first_batches: What workers have not compared yet of the batches that they have read.
+            that this time can be measured.
+        steps_ahead: How many steps the host may start before the devices have done the first.
+        trainer_class: The class of the trainer that each model made in a scope has.
+        logical_devices: Divides tensors and variables among the devices of a replica, with the
+            methods of `kerasdist.TPUStrategy`; None if the backend has only replicas of one device.
+        gradients_travel_as: The type to which workers cast gradients for sending; None for no cast.
+        initial_broadcast: The new variables that the workers have not yet compared.
+        first_batches: The batches that were read and that the workers have not yet compared.
     """
 
     is_in_call = False
@@ -248,11 +251,11 @@ class ReplicaSet(abc.ABC):
         """Makes the set.
 
         Args:
-            devices: Devices of this machine, none twice.
+            devices: Devices of this machine, each at most once.
             options: How to compute.
             job: The job of this process, if other workers hold replicas too.
-            count_begun: Returns how many batches have been read so far, where only a compiled
-                graph can count them.
+            count_begun: Returns how many batches have been read so far, if only a compiled graph
+                can count them.
         """
         self.devices = tuple(devices)
         home = options.parameter_device
@@ -271,14 +274,14 @@ class ReplicaSet(abc.ABC):
 
     @property
     def divides_state(self) -> bool:
-        """Whether the workers of a job may each hold a part of a variable."""
+        """Whether each worker of the job may hold only a part of a variable."""
         return self.job is not None and self.options.sharding is not None
 
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.
 
-        Every step of `fit`, `evaluate` and `predict`, and every call of `run`, begins with it. All
-        workers must call it. Without a job it does nothing.
+        Every step of `fit`, `evaluate` and `predict`, and every call of `run`, begins with this
+        call. All workers must make this call. Without a job this method does nothing.
         """
         if self.job is not None:
             self.job.step_started()
@@ -287,18 +290,18 @@ class ReplicaSet(abc.ABC):
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the values that they have on the chief.
 
-        All workers must call it, with the same variables.
+        All workers must call this method, with the same variables.
 
         Args:
             variables: Keras variables that have values.
         """
-        del variables  # without a job there are no other workers
+        del variables  # This method is used only in a job.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
-        """Returns what this worker holds of a variable that the workers divide; else nothing.
+        """Returns this worker's shards of a variable that the workers divide; otherwise nothing.
 
-        Taken by rank, the shards of the first workers cover the variable; those of further workers
-        repeat them. The call needs no other worker.
+        The shards of the first workers, ordered by rank, make up the whole variable; further
+        workers hold the same shards again. The call needs no other worker.
 
         Args:
             variable: A Keras variable that has a value.
@@ -306,7 +309,7 @@ class ReplicaSet(abc.ABC):
         return ()
 
     def held(self, variable: Any) -> tuple[str, str, tuple[int, ...]]:
-        """Returns how a variable is divided, and why, in words, and the shape of a device's part.
+        """Returns in words how and why a variable is divided, and the shape of a device's shard.
 
         Args:
             variable: A Keras variable.
@@ -318,16 +321,16 @@ class ReplicaSet(abc.ABC):
         """Returns a checksum of each variable's value on this worker.
 
         Args:
-            variables: Keras variables that have values, each whole on every worker.
+            variables: Keras variables that have values, and that every worker holds whole.
         """
         return [checksum_of(ops.convert_to_numpy(variable)) for variable in variables]
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class that takes a training step on trial, on one device and on these, to compare.
+        """The class that takes a trial step on one device and on these devices, to compare both.
 
         Raises:
-            UnsupportedError: If there is one device, so that there is nothing to compare.
+            UnsupportedError: If there is only one device, so that there is nothing to compare.
         """
         raise UnsupportedError(
             "Expected a strategy of several devices, to compare it with one device. Received: a "
@@ -345,7 +348,7 @@ class ReplicaSet(abc.ABC):
         return None
 
     def device_kind(self) -> str | None:
-        """Returns what the maker calls these devices; None for CPUs, and if they differ."""
+        """Returns the maker's name of these devices; None for CPUs, or if the names differ."""
         names = {one.name for one in gpus.visible()}
         is_known = self.devices[0].kind == "gpu" and len(names) == 1
         return names.pop() if is_known else None
@@ -357,20 +360,20 @@ class ReplicaSet(abc.ABC):
 
     @abc.abstractmethod
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns a Keras data adapter that yields global batches as `trainer_class` takes them.
+        """Returns a Keras data adapter that yields global batches in the form that trainers take.
 
         Args:
-            adapter: The adapter that Keras made for the data of a call of `fit`, `evaluate`,
+            adapter: The adapter that Keras made for the data of a call of `fit`, `evaluate` or
                 `predict`.
         """
 
     def is_tracing(self) -> bool:
-        """Returns whether the code that calls is traced: what it reads of Python is a constant."""
+        """Returns whether the calling code is being traced, so that Python values are constants."""
         return False
 
     @abc.abstractmethod
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns a context in which variables are made on the devices that are to hold them."""
+        """Returns a context that puts new variables on the devices that shall hold them."""
 
 
 class Profiler(abc.ABC):
@@ -378,7 +381,7 @@ class Profiler(abc.ABC):
 
     @abc.abstractmethod
     def start(self, folder: Path) -> None:
-        """Starts to record.
+        """Starts recording.
 
         Args:
             folder: An empty folder for the framework's own files.
@@ -386,7 +389,7 @@ class Profiler(abc.ABC):
 
     @abc.abstractmethod
     def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is an event of this name.
+        """Returns a context that is recorded as an event of this name.
 
         Args:
             name: The name.
@@ -394,10 +397,10 @@ class Profiler(abc.ABC):
 
     @abc.abstractmethod
     def stop(self, folder: Path) -> Iterable[Event]:
-        """Stops, and returns the events, by the profiler's own clock.
+        """Stops recording; returns the events, with times by the profiler's own clock.
 
         Args:
-            folder: That of `start`.
+            folder: The folder that `start` got.
         """
 
 
@@ -405,4 +408,4 @@ def read_chrome_trace(path: Path) -> list[Event]:
     """Returns the events of a file in Chrome's trace format, compressed or not."""
     content = path.read_bytes()
     trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-    return [one for one in trace["traceEvents"] if "ph" in one]  # XLA's last one is empty
+    return [one for one in trace["traceEvents"] if "ph" in one]  # XLA writes an empty last event

@@ -1,8 +1,9 @@
-"""What users' code keeps in Python in a step: ``self.z = encoder(x)``, ``self.calls += 1``.
+"""State that users' code keeps in Python during a step: ``self.z = encoder(x)``.
 
-The replicas of a process share these objects. While one waits, the others set the same attributes
-and fill the same lists: so each takes away what it has changed, and puts it back when it goes on.
-It is as if each replica was a process of its own, as workers are.
+The replicas of a process share these objects. While one replica waits, the others would set the
+same attributes and fill the same lists. So a replica removes its changes before it waits, and
+restores them when it continues. The effect is as if each replica were a process of its own, as
+workers are.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ import numpy as np
 
 from kerasdist import keras_compat
 
-# What has more entries, or more bytes, is shared.
+# Objects with more entries, or with more bytes, are shared by all replicas.
 _MOST_ENTRIES = 4096
 _MOST_BYTES = 1 << 16
 _MOST_PLACES = 4096
 _MOST_SHARED = 256
 _MISSING = object()
 
-# What a replica has changed: by the number of the place, its new contents.
+# The changes of a replica: the new contents of each place, by the number of the place.
 Changes = dict[Any, Any]
 
 
 class Place:
-    """An object that holds state, and its contents as the step began.
+    """A place for state: an object, and its contents at the beginning of the step.
 
     Attributes:
-        at: The object.
-        before: Its contents.
-        is_shared: Whether it is not the model's, but a global or the like.
+        at: The object that holds the state.
+        before: The contents at the beginning of the step.
+        is_shared: Whether the object, such as a global variable, does not belong to the model.
     """
 
     is_shared = False
@@ -51,25 +52,25 @@ class Place:
         self.before = self.read()
 
     def read(self) -> Any:
-        """Returns a copy of the contents."""
+        """Returns a copy of the object's contents."""
         return list(self.at)
 
     def write(self, contents: Any) -> None:
-        """Sets the contents."""
+        """Sets the object's contents."""
         kind: Any = list if isinstance(self.at, list) else deque
-        kind.clear(self.at)  # by no method of Keras's tracked lists
+        kind.clear(self.at)  # Keras's tracked lists have other methods
         kind.extend(self.at, contents)
 
     def restore(self) -> None:
-        """Sets the contents that it had as the step began."""
+        """Sets the contents at the beginning of the step again."""
         self.write(self.before)
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the contents are still these objects."""
+        """Returns whether the object still contains exactly these objects."""
         return len(self.at) == len(contents) and all(map(is_, self.at, contents))
 
     def values(self) -> Iterable[Any]:
-        """Returns the objects in it."""
+        """Returns the objects that the object contained at the beginning of the step."""
         return self.before
 
 
@@ -122,7 +123,7 @@ class _Array(Place):
 
 
 class _Numbers(Place):
-    """A generator of random numbers."""
+    """A generator of random numbers; the contents of this place are its state."""
 
     def read(self) -> Any:
         if isinstance(self.at, random.Random):
@@ -148,10 +149,10 @@ class _Numbers(Place):
 
 
 class Attributes(_Mapping):
-    """The attributes of an object, by its dictionary of them."""
+    """The attributes of an object that has a ``__dict__``."""
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the attributes are still these objects."""
+        """Returns whether the attributes still are exactly these objects."""
         now = self.at
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
@@ -164,21 +165,21 @@ class Attributes(_Mapping):
                 self.at.pop(name, None)
 
     def restore(self) -> None:
-        """Sets the attributes that it had as the step began."""
+        """Sets the attributes that the object had at the beginning of the step."""
         gone = dict.fromkeys(self.at.keys() - self.before.keys(), _MISSING)
         self.write({**self.before, **gone})
 
     def values(self) -> Iterable[Any]:
-        """Returns the attributes that Keras has not set."""
+        """Returns the values of the attributes that Keras itself does not set."""
         keras_has = _attributes_of_keras()
         return [value for name, value in self.before.items() if name not in keras_has]
 
 
 class _Slots(Attributes):
-    """The attributes of an object without a dictionary of them."""
+    """The attributes of an object that has ``__slots__`` and no ``__dict__``."""
 
     def read(self) -> Any:
-        """Returns those that are set."""
+        """Returns the attributes that are set."""
         names = [name for kind in type(self.at).__mro__ for name in _slots_of(kind)]
         return {name: getattr(self.at, name) for name in names if hasattr(self.at, name)}
 
@@ -191,12 +192,12 @@ class _Slots(Attributes):
                 delattr(self.at, name)
 
     def restore(self) -> None:
-        """Sets the attributes that it had as the step began."""
+        """Sets the attributes that the object had at the beginning of the step."""
         gone = dict.fromkeys(self.read().keys() - self.before.keys(), _MISSING)
         self.write({**self.before, **gone})
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the attributes are still these objects."""
+        """Returns whether the attributes still are exactly these objects."""
         now = self.read()
         return now.keys() == contents.keys() and all(map(is_, now.values(), contents.values()))
 
@@ -207,7 +208,7 @@ def _slots_of(kind: type) -> Sequence[str]:
 
 
 class Name(Place):
-    """A name of a closure, a module or a class."""
+    """A variable of a closure, a module or a class, by its name."""
 
     is_shared = True
 
@@ -216,17 +217,17 @@ class Name(Place):
         super().__init__((owner, name))
 
     def read(self) -> Any:
-        """Returns the value."""
+        """Returns the variable's value."""
         if isinstance(self._owner, CellType):
             try:
                 return self._owner.cell_contents
-            except ValueError:  # a variable that is not set yet
+            except ValueError:  # a variable of a closure that is not set yet
                 return _MISSING
         names = self._owner if isinstance(self._owner, dict) else vars(self._owner)
         return names.get(self._name, _MISSING)
 
     def write(self, contents: Any) -> None:
-        """Sets the value."""
+        """Sets the variable's value."""
         is_dict = isinstance(self._owner, dict)
         if contents is not _MISSING:
             (operator.setitem if is_dict else setattr)(self._owner, self._name, contents)
@@ -234,27 +235,28 @@ class Name(Place):
             (operator.delitem if is_dict else delattr)(self._owner, self._name)
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the value is still this object."""
+        """Returns whether the variable's value is still this object."""
         return self.read() is contents
 
     def values(self) -> Iterable[Any]:
-        """Returns the value."""
+        """Returns the variable's value at the beginning of the step."""
         return (self.before,)
 
 
 @final
 class KeptState:
-    """What the running replica has changed since the step began, and the others must not see.
+    """The changes of the running replica since the step began, which the others must not see.
 
-    What a first call makes, such as layers and variables, is common, and so is what is set with it.
-    From one step to the next each replica keeps its own; the code after a step sees the first's.
+    Objects that a first call makes, such as layers and variables, are common to all replicas, and
+    so are the attributes set with them. Each replica keeps its other changes from step to step. The
+    code after a step sees the changes of the first replica.
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
-        """Takes the places that users' code is known to use."""
+        """Stores the places that users' code is known to use."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # As the last step left them: what the first replica, and all others.
+        # At the end of the last step: the first replica's contents, and all replicas' changes.
         self._left: dict[Any, Any] = {}
         self._own: list[Changes] = []
 
@@ -271,15 +273,15 @@ class KeptState:
                 del own[key]
 
     def start(self, replica: int) -> None:
-        """Puts back what a replica had as the last step ended."""
+        """Puts back the changes that a replica had made by the end of the last step."""
         if self._own[replica]:
             self.put_back(self._own[replica])
 
     def take(self) -> Changes:
-        """Takes away what the replica has changed: all is as it was before the step."""
+        """Removes the replica's changes, so that all objects are as they were before the step."""
         taken: Changes = {}
         for key, place in self._places.items():
-            if not place.is_same(place.before):  # seldom, and soon seen
+            if not place.is_same(place.before):  # This condition is seldom true and quick to check.
                 own = self._own_changes(place)
                 if own is not None:
                     taken[key] = own
@@ -287,7 +289,7 @@ class KeptState:
         return taken
 
     def put_back(self, taken: Changes) -> None:
-        """Puts back what a replica has changed."""
+        """Puts back the changes of a replica."""
         for key, contents in taken.items():
             self._places[key].write(contents)
 
@@ -296,9 +298,9 @@ class KeptState:
         self._own[replica] = self.take()
 
     def end(self, *, is_last: bool = False) -> None:
-        """Ends the step: what the first replica has changed stays for the code after it.
+        """Ends the step; the changes of the first replica stay for the code after the step.
 
-        After the last step all is forgotten, which functions of TensorFlow would hold.
+        After the last step everything is forgotten, because functions of TensorFlow would keep it.
         """
         first = self._own[0] if self._own else {}
         self.put_back(first)
@@ -307,15 +309,16 @@ class KeptState:
             self._places, self._left, self._own = {}, {}, []
 
     def has_new_tensors(self) -> bool:
-        """Returns whether tensors have been kept since the step began."""
+        """Returns whether tensors have been kept in Python since the step began."""
         taken = self.take()
         self.put_back(taken)
         return any(map(_holds_tensors, taken.values()))
 
     def _own_changes(self, place: Place) -> Any:
-        """Returns the new contents of a changed place, as far as they are the replica's own.
+        """Returns the new contents of a changed place that are the replica's own.
 
-        All else becomes common: what a first call makes, and of shared places what is no tensor.
+        Other changes become visible to all replicas: objects that first calls make, and in shared
+        places everything except tensors.
         """
         now = place.read()
         if isinstance(place, Attributes):
@@ -375,7 +378,7 @@ class KeptState:
                 add(kind(value), is_shared)
 
         most = _MOST_PLACES
-        for is_shared in (False, True):  # what the model holds, too, is the model's
+        for is_shared in (False, True):  # an object that the model also holds is not shared
             most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
             for root in self._roots:
                 if root.is_shared is is_shared:
@@ -390,7 +393,7 @@ class KeptState:
 
 @cache
 def _kind_of(kind: type) -> Any:
-    """Returns what is kept of objects of a class, None if nothing."""
+    """Returns the class of places for objects of a class, None if these are not kept."""
     for container, place in _CONTAINERS:
         if issubclass(kind, container):
             return place
@@ -418,7 +421,7 @@ _CONTAINERS: Sequence[tuple[type, Any]] = (
 
 @cache
 def _attributes_of_keras() -> frozenset[str]:
-    """Returns the names of attributes that Keras gives each layer or model."""
+    """Returns the names of the attributes that Keras gives to each layer or model."""
     return frozenset({*vars(keras.layers.Layer(name="own")), *vars(keras.Model(name="own"))})
 
 
@@ -437,7 +440,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Returns whether a value is a tensor, as which Keras has TensorFlow's variables too."""
+    """Returns whether a value is a tensor; Keras's test is also true of TensorFlow's variables."""
     return keras.ops.is_tensor(value) and not hasattr(value, "assign")
 
 

@@ -1,8 +1,8 @@
-"""Counts the steps of `fit`, and how long the host waits in them, by time stamps alone.
+"""Counts the steps of `fit`, and the host's waits in them, only by time stamps of the host.
 
-Nothing waits for a device: where a framework computes asynchronously, the host's time stamps tell
-when steps were started. The host runs ahead of the device by a bounded number of steps, so that the
-rates of a window of many steps are those of the device.
+The functions of this module never wait for a device. If a framework computes asynchronously, the
+time stamps tell when steps were started. The host runs ahead of the device by a limited number of
+steps, so the rates over many steps equal the rates of the device.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _NOTHING = nullcontext()
 @final
 @dataclass(frozen=True)
 class Figures:
-    """What a window of steps has shown.
+    """The measurements of a window of steps.
 
     Attributes:
-        steps: How many steps.
-        samples: How many examples of global batches they took; None: not known.
-        seconds: How long they took, with the time up to the first one's batch.
-        step_seconds: How long a step took, in order: each one, or the mean of each group of steps
-            that the host starts ahead of the device.
-        data: How long the host waited for batches; None: not measured.
-        collectives: How long the host waited in collectives; None: not measured.
+        steps: The number of steps.
+        samples: How many examples of global batches the steps took; None if that is not known.
+        seconds: How long the steps took, including the wait for the first batch.
+        step_seconds: How long each step took, in order. If the host starts groups of steps ahead of
+            the device, each group of steps is given by the mean of its steps.
+        data: Seconds that the host waited for batches; None if that was not measured.
+        collectives: Seconds that the host waited in collectives; None if that was not measured.
     """
 
     steps: int
@@ -50,7 +50,7 @@ class Figures:
 
     @property
     def own(self) -> float | None:
-        """How long the host worked, without its waits for other workers; None: not measured."""
+        """Seconds of the host's own work, without waits for other workers; None if not measured."""
         return None if self.collectives is None else self.seconds - self.collectives
 
 
@@ -60,15 +60,16 @@ class Flops:
     """Floating-point operations of matrix products and convolutions.
 
     Attributes:
-        per_sample: Of an example in a step of the model: three times those of a forward pass.
-        peak: A second, of all devices in the type in which the model computes.
+        per_sample: Operations for one example in a training step: three times a forward pass.
+        peak: Operations that all devices can do per second, in the type in which the model
+            computes.
     """
 
     per_sample: float | None = None
     peak: float | None = None
 
     def utilization(self, figures: Figures) -> float | None:
-        """Returns the part of the peak that a window's steps needed; None if that is not known."""
+        """Returns the fraction of the peak that a window's steps used; None if it is not known."""
         if self.per_sample is None or self.peak is None or figures.samples is None:
             return None
         return self.per_sample * figures.samples / (figures.seconds * self.peak)
@@ -76,7 +77,7 @@ class Flops:
 
 @final
 class Window:
-    """Sums up a meter's steps; its listener is called when it spans `every` seconds of training."""
+    """Sums up a meter's steps, and calls its listener after each `every` seconds of training."""
 
     def __init__(self, meter: Meter, every: float, listener: Callable[[Window], object]) -> None:
         self._meter = meter
@@ -86,9 +87,10 @@ class Window:
 
     def _clear(self) -> None:
         self._seconds = self._data = self._collectives = 0.0
-        self._calls = array("d")  # seconds, steps, samples of each
+        self._calls = array("d")  # The seconds, steps and samples of each call.
         self._measured: list[Any] = []
-        self._rows: list[np.ndarray[Any, Any]] = []  # what `_measured` held, as NumPy's numbers
+        # the arrays that `_measured` has held
+        self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
         """Adds a call of the train function."""
@@ -102,7 +104,7 @@ class Window:
             self._listener(self)
 
     def add_waits(self, seconds: float, data: float, collectives: float) -> None:
-        """Adds seconds up to a pause, and those for which the host waited."""
+        """Adds seconds up to a pause, and the seconds that the host waited in them."""
         self._seconds += seconds
         self._data += data
         self._collectives += collectives
@@ -113,11 +115,11 @@ class Window:
             self._measured.clear()
 
     def take(self) -> Figures:
-        """Returns the figures of the window's steps, and starts the next window."""
+        """Returns the measurements of the window's steps, and starts the next window."""
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data, meter = self._data, self._meter
         self._read_measured()
-        if self._rows:  # the framework's own numbers, one row a call
+        if self._rows:  # The framework has counted these numbers itself, one row per call.
             samples, steps, waits = np.concatenate(self._rows).T
             data += float(waits.sum())
         figures = Figures(
@@ -138,16 +140,17 @@ _MOST_TENSORS = 256
 
 @final
 class Meter(keras.callbacks.Callback):
-    """Records the steps of one call of `fit`; its clock runs while an epoch's steps do.
+    """Records the steps of one `fit`; its clock runs only during training steps.
 
     Attributes:
-        steps: How many steps there were, at most: the last call of several may have had fewer.
-        logs: What the last step returned.
-        source: The data adapter.
-        knows_data: Whether it is measured how long the host waits for batches.
-        knows_collectives: Whether it is measured how long the host waits in collectives.
+        steps: How many steps were taken at most; the last call of several steps may have taken
+        fewer.
+        logs: The logs that the last step returned.
+        source: The data adapter of the call.
+        knows_data: Whether the time that the host waits for batches is measured.
+        knows_collectives: Whether the time that the host waits in collectives is measured.
         steps_ahead: How many steps the host may start before a device has done the first of them.
-        flops: What a step of the model needs, once it has been counted.
+        flops: The operations of a step of the model, after they have been counted.
     """
 
     def __init__(
@@ -167,18 +170,18 @@ class Meter(keras.callbacks.Callback):
         self._calls = 0
 
     def window(self, every: float, listener: Callable[[Window], object]) -> Window:
-        """Adds a window of at least so many seconds, whose listener reads it."""
+        """Adds a window of at least `every` seconds; the listener gets each full window."""
         self._windows.append(Window(self, every, listener))
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """Adds a function that is called after each call of the train function, with `steps`."""
+        """Adds a function that is called with `steps` after each call of the train function."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:
-        """Returns a data adapter that tells how long Keras's loop waits for its batches.
+        """Returns a data adapter that measures how long Keras's loop waits for batches.
 
-        On TensorFlow, where a graph reads the batches, the graph tells it.
+        On TensorFlow a graph reads the batches, so the graph itself measures this time.
         """
         self.source = adapter
         return adapter if backend_name() == "tensorflow" else _MeteredAdapter(adapter, self)
@@ -191,7 +194,7 @@ class Meter(keras.callbacks.Callback):
         current.meter = self
 
     def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Stops the clock: what follows is validation."""
+        """Stops the clock, because validation begins."""
         self._pause()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
@@ -209,8 +212,9 @@ class Meter(keras.callbacks.Callback):
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Records a call of the train function that has returned `logs`.
 
-        Samples None: what the source of the data says. `measured` is the framework's vector in
-        place of these: samples, steps, and the seconds that it waited for batches.
+        If `samples` is None, the source of the data tells the number. `measured` replaces both
+        numbers by a vector of the framework: samples, steps, and the seconds that it waited for
+        batches.
         """
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
@@ -228,7 +232,7 @@ class Meter(keras.callbacks.Callback):
             watcher(self.steps)
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields batches, and adds the time that the host waits for each."""
+        """Yields batches, and adds the time that the host waits for each batch."""
         while True:
             begin = time.perf_counter()
             try:
@@ -241,7 +245,7 @@ class Meter(keras.callbacks.Callback):
 
     @contextmanager
     def in_collective(self) -> Generator[None]:
-        """Adds the time inside to that of collectives."""
+        """Adds the time inside of the block to the time of collectives."""
         begin = time.perf_counter()
         try:
             yield
@@ -249,9 +253,9 @@ class Meter(keras.callbacks.Callback):
             self._collectives += time.perf_counter() - begin
 
     def _described(self, steps: int) -> tuple[int, int | None]:
-        """Returns how many of the last `steps` there were, and their examples, by the adapter.
+        """Returns how many of the last `steps` steps took place, and their number of examples.
 
-        The examples are None where the adapter does not say how many the last batch has.
+        The number of examples is None if the adapter does not know the size of the last batch.
         """
         source = self.source
         over = 0 if source.num_batches is None else self._calls * steps - source.num_batches
@@ -265,10 +269,10 @@ class Meter(keras.callbacks.Callback):
 
 
 def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
-    """Returns the seconds per step, averaged over groups of calls that have `group` steps."""
-    numbers = (np.cumsum(steps) - steps) // group  # of the group in which a call begins
+    """Returns the seconds per step, averaged over groups of calls with about `group` steps."""
+    numbers = (np.cumsum(steps) - steps) // group  # the group of steps in which each call begins
     if numbers.size and steps[numbers == numbers[-1]].sum() < group:
-        numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # the last one is too short
+        numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # the last group is too short
     sums = [np.bincount(numbers.astype(int), weights=one) for one in (seconds, steps)]
     return [float(time / count) for time, count in zip(*sums, strict=True) if count]
 
@@ -287,7 +291,7 @@ def rows_of(batch: object) -> int:
 
 @final
 class Counting:
-    """An iterator that counts the batches that a train function takes from it, and their rows."""
+    """An iterator that counts the batches taken from it by a train function, and their rows."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -305,7 +309,7 @@ class Counting:
 
 @final
 class _MeteredAdapter(WrappedAdapter):
-    """Tells a meter how long Keras's loop waits for batches."""
+    """Reports to a meter how long Keras's loop waits for batches."""
 
     def __init__(self, inner: Any, meter: Meter) -> None:
         super().__init__(inner)
@@ -321,7 +325,7 @@ class _MeteredAdapter(WrappedAdapter):
 
 
 def scalars(logs: object) -> Mapping[str, float]:
-    """Returns the numbers among a step's logs; waits for the step."""
+    """Returns the logs of a step that are single numbers; waits for the step."""
     found: dict[str, float] = {}
     for name, value in (logs or {}).items() if isinstance(logs, dict | None) else ():
         if getattr(value, "ndim", 0) == 0:

@@ -1,4 +1,4 @@
-"""The trainer of a model made in a scope, as others know it: an attribute of the model."""
+"""A model's trainer, as code outside of `training` uses it; it is an attribute of the model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TRAINER: Final = "_kerasdist_trainer"
 
 
 class TrainerLike(Protocol):
-    """A model's trainer, as far as others know it.
+    """The attributes and methods of a model's trainer that other packages use.
 
     Attributes:
-        model: The model.
-        strategy: The strategy that it was made under.
+        model: The Keras model.
+        strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
         given_metrics: What ``compile`` got as metrics and weighted metrics.
         made: Which of ``make_train_function`` and its like have made the trainer's function.
@@ -43,7 +43,7 @@ class TrainerLike(Protocol):
         ...
 
     def prepare_step(self, batch: Any) -> None:
-        """Makes what a training step needs."""
+        """Makes the variables and metrics that a training step needs."""
         ...
 
 
@@ -60,5 +60,5 @@ def require_trainer(model: object) -> TrainerLike:
 
 
 def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
-    """Keeps the trainer on a model, without Keras's tracking of attributes."""
+    """Sets the trainer as an attribute of a model, which Keras does not track."""
     object.__setattr__(model, TRAINER, trainer)

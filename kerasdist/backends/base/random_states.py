@@ -1,7 +1,7 @@
-"""The random generators that shuffle data and make seeds, of all libraries in this process.
+"""The random generators of this process that shuffle data and make seeds, from all libraries.
 
-They are Python's, NumPy's and Keras's, and PyTorch's where the script uses it: a ``DataLoader``
-draws from PyTorch's on every backend.
+The libraries are Python, NumPy, Keras, and PyTorch if the script uses it: a ``DataLoader`` draws
+from PyTorch's generator on every backend.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def put_back(states: Mapping[str, Any]) -> None:
 
 
 def of_gpus() -> list[str]:
-    """Returns the states of the GPUs' generators, one set per worker; only PyTorch has any."""
+    """Returns the states of the GPUs' generators, which only PyTorch has."""
     torch = registry.torch_states()
     return [] if torch is None else torch.gpu_random_states()
 
@@ -67,8 +67,8 @@ def put_back_gpus(states: list[str]) -> None:
 
 
 def compared() -> dict[str, Any]:
-    """Returns, by library, the state that must be equal on all workers to shuffle alike."""
-    name, key, *rest = np.random.get_state()  # the generator that Keras draws from
+    """Returns, by library, the random state that must be equal on all workers."""
+    name, key, *rest = np.random.get_state()  # Keras draws from this generator
     torch = registry.torch_states()
     return {
         "python": random.getstate(),
@@ -87,9 +87,10 @@ def seed(number: int) -> None:
 
 
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
-    """Gives all workers the chief's random states, if theirs differ. All workers must call it.
+    """Gives all workers the chief's random states if theirs differ. All workers must call it.
 
-    It warns once, but not of workers that `begins` finds unseeded: their states always differ.
+    The function warns once, but not about generators without a seed at the beginning of a job,
+    because their states always differ.
     """
     own = {library: _digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)
@@ -99,14 +100,14 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     is_concerned = job.is_chief or job.rank in differing
     if is_concerned and (not begins or (given is not None and "keras" in apart)):
         _warn_once(job.rank, job.num_workers, ", ".join(apart), named_workers(differing))
-    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent
+    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent, so all are seeded
         seed(drawn if given is None else given)
     put_back(states)
 
 
 def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
     """Returns what differs, on which workers, and the chief's states; None if nothing differs."""
-    # A library that is not imported on all workers does not shuffle what they all read.
+    # A library that is not imported on all workers does not shuffle data that all of them read.
     common = set(everyone[0]).intersection(*everyone)
     apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
     if not apart:

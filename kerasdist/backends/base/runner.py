@@ -25,42 +25,43 @@ if TYPE_CHECKING:
 
 
 class Runner(abc.ABC):
-    """Runs user functions once per replica, and moves values in and out of them (contract C2).
+    """Runs user functions once per replica, and moves values into and out of them.
 
-    Each method implements one of ``tf.distribute.Strategy``, or of its ``extended``, with the same
-    meaning. All are called in cross-replica context: in a scope, or in the function that
-    `ReplicaContext.merge_call` runs.
+    Each method implements a method of ``tf.distribute.Strategy`` or of its ``extended``, with the
+    same meaning. All methods are called in cross-replica context: in a scope, or in the function
+    that `ReplicaContext.merge_call` runs.
 
     Attributes:
-        places_ahead: Whether to place a batch on the devices while the one before it is used. That
-            does not pay on CPUs: the batch would have left the caches when it is used.
+        places_ahead: Whether to place the next batch on the devices while a batch is used. On CPUs
+            this would not save time, because the processor's caches would lose the next batch
+            before its use.
     """
 
     places_ahead = True
 
     @abc.abstractmethod
     def run(self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls a function once per replica, each with its component of every distributed value.
+        """Calls a function once per replica, with that replica's components of the arguments.
 
         Args:
             strategy: The strategy, whose scope is open.
-            function: The function; in it, `current.replica` returns its replica's context.
-            given: Its arguments.
+            function: The function, in which `current.replica` is the context of its replica.
+            given: The function's arguments.
 
         Returns:
-            The function's results as one structure: each leaf is a `PerReplica`, or the leaf itself
+            The function's results as one structure. A leaf is a `PerReplica`, or the object itself
             if all replicas return the same object.
         """
 
     @abc.abstractmethod
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Returns the sum or mean over a value's components, and also along axes of each.
+        """Returns the sum or mean over a value's components, also along axes if these are given.
 
         Args:
             op: The operation.
-            value: A distributed value, or a tensor that stands for equal components.
-            axis: The axis or axes of each component along which elements are also summed or
-                averaged; None: the sum or mean keeps the components' shape.
+            value: A distributed value; a tensor counts as equal components.
+            axis: The axis or axes of each component that are also summed or averaged over. None:
+                the result has the shape of a component.
         """
 
     @abc.abstractmethod
@@ -96,12 +97,13 @@ class Runner(abc.ABC):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
-        """Calls a function with a variable, and more arguments, once for each of its copies.
+        """Calls a function with a variable and other arguments, once for each copy of the variable.
 
         Args:
             variable: A variable of the strategy.
-            function: What to do with each copy.
-            given: The other arguments; of a distributed value, the component of the copy's replica.
+            function: A function that changes a copy.
+            given: The other arguments; a distributed value is replaced by the component for the
+                copy.
 
         Returns:
             The function's result for each copy.
@@ -131,7 +133,7 @@ class Runner(abc.ABC):
         )
 
     def native_dataset(self, dataset: DistributedDataset) -> Any | None:
-        """Returns the framework's equivalent of a distributed dataset; None if it has none.
+        """Returns the framework's equivalent of a distributed dataset; None if there is none.
 
         Args:
             dataset: A dataset over this runner's replicas.
@@ -140,7 +142,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a distributed value; for any other value, a tuple of it.
+        """Returns the components of a distributed value; a tuple of one for any other value.
 
         Args:
             value: A distributed value, a variable, or anything else.
@@ -151,7 +153,7 @@ class Runner(abc.ABC):
         """Returns the value of a variable as cross-replica code sees it.
 
         Args:
-            variable: A Keras variable, or the framework's.
+            variable: A variable of Keras or of the framework.
         """
 
     @abc.abstractmethod
@@ -159,7 +161,7 @@ class Runner(abc.ABC):
         """Returns whether a variable was made in the strategy's scope.
 
         Args:
-            variable: A Keras variable, or the framework's.
+            variable: A variable of Keras or of the framework.
         """
 
 
@@ -168,7 +170,7 @@ _ARRAYS = (np.ndarray, np.generic)
 
 @final
 class SoleRunner(Runner):
-    """Calls functions directly; distributed values are plain values."""
+    """Calls functions directly; for one replica, distributed values are plain values."""
 
     def __init__(
         self, placement: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
@@ -190,28 +192,28 @@ class SoleRunner(Runner):
         if op is ReduceOp.SUM:
             return ops.sum(value, axis=axes)
         if "float64" in str(value.dtype):
-            # Keras's mean computes in float32, except on TensorFlow (3.15.1).
+            # Keras's mean computes in float32 on all backends but TensorFlow (3.15.1).
             return ops.sum(value, axis=axes) / math.prod(ops.shape(value)[one] for one in axes)
         return ops.mean(value, axis=axes)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Returns the value."""
+        """Returns the value itself."""
         value = sole_component(value)
         axis_of_rows(value, axis)
         return value
 
     def broadcast(self, tensor: Any) -> Any:
-        """Returns the tensor."""
+        """Returns the tensor itself."""
         return tensor
 
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
-        """Calls the function for the variable."""
+        """Calls the function once, with the variable itself."""
         return [sole_component(given).call(function, variable)]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns the only value; arrays become tensors, on the replica's device."""
+        """Returns the only value, with its arrays as tensors on the replica's device."""
 
         def placed(leaf: object) -> Any:
             return ops.convert_to_tensor(leaf) if isinstance(leaf, _ARRAYS) else leaf
@@ -220,7 +222,7 @@ class SoleRunner(Runner):
             return map_leaves(placed, values[0])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns a tuple of the value."""
+        """Returns a tuple that has only the value."""
         return value.values if isinstance(value, DistributedValues) else (value,)
 
     def read(self, variable: keras.Variable) -> Any:
@@ -228,5 +230,5 @@ class SoleRunner(Runner):
         return ops.convert_to_tensor(variable)
 
     def created(self, variable: keras.Variable) -> bool:
-        """Returns True: with one replica, any variable can be used."""
+        """Returns True, because with one replica any variable can be used."""
         return True

@@ -1,4 +1,4 @@
-"""A trial takes one training step on copies of the state, which no other thread sees."""
+"""A trial: one training step on copies of the state, which no other thread sees."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ Outputs = dict[int | None, list[Any]]
 
 
 class Draws(Protocol):
-    """The random draws of the steps that are compared."""
+    """The random draws of the steps that a trial compares."""
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of a random function.
 
         Args:
             name: The function's name.
-            draw: Draws.
-            given: The function's first argument, which stays as it is if the draw would only drop,
-                scale or reorder it.
+            draw: A function that draws.
+            given: The function's first argument, which is returned if the draw would only drop,
+                scale or reorder its elements.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class TriedBatch:
-    """The batch of a trial.
+    """The batch for a trial.
 
     Attributes:
-        given: As the trainer's step takes it: a global batch, or this worker's part of one.
+        given: The batch in the trainer's form: a global batch, or this worker's rows of a global
+        batch.
         whole: The global batch, for one device.
-        sizes: How many examples each replica gets of it, on all workers.
+        sizes: How many examples of the batch each replica of all workers gets.
     """
 
     given: Any
@@ -57,10 +58,10 @@ class TriedBatch:
 
 
 class Trial(keras.StatelessScope, abc.ABC):
-    """One training step of a model: on one device as plain Keras takes it, or on the replicas.
+    """One training step of a model: as plain Keras runs it on one device, or on the replicas.
 
-    It is the scope through which the threads that take the step read and write every Keras
-    variable: a variable that they touch is copied, and the copy is dropped with the trial.
+    The trial is the scope through which the threads of the step read and write every Keras
+    variable. A variable is copied at its first use, and the copies are dropped with the trial.
 
     Attributes:
         draws: The random draws.
@@ -87,13 +88,13 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._replicas: Any = trainer.replicas
         self._alone = alone
         self._wants_outputs = outputs
-        # By the variable's id: the variable, so that its id stays its own, and the copy.
+        # By a variable's id: the variable, kept so that its id stays in use, and its copy.
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._applied = 0
         self._applying: list[Any] = []
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns the copy of a variable, made at its first use; None of one without a value."""
+        """Returns the copy of a variable, made at its first use; None for one without a value."""
         known = self._copies.get(id(variable))
         if known is None:
             with keras_compat.in_trial(None):
@@ -111,12 +112,12 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """Restores afterwards what the model holds of the framework's own state."""
+        """Restores the framework's own state that the model holds, when the block ends."""
         yield
 
     @abc.abstractmethod
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns what the step reads in place of a variable's stored value."""
+        """Returns the value that the step reads in place of a variable's stored value."""
 
     @abc.abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
@@ -124,15 +125,15 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @abc.abstractmethod
     def take(self, batch: TriedBatch) -> Any:
-        """Takes the step, with the whole batch or with its parts; returns its logs."""
+        """Runs the step, with the whole batch or with its parts; returns the step's logs."""
 
     @staticmethod
     @abc.abstractmethod
     def as_array(value: Any) -> Any:
-        """Returns a tensor or a gradient as a NumPy array, sparse ones made dense."""
+        """Returns a tensor or a gradient as a NumPy array; a sparse one becomes dense."""
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
-        """Returns the values of variables as the step sees them, by path."""
+        """Returns the values that variables have in the step, by path."""
         return {one.path: self.as_array(one.value) for one in variables}
 
     def change(self, part: float) -> None:
@@ -146,7 +147,7 @@ class Trial(keras.StatelessScope, abc.ABC):
                 )
 
     def stand_in(self, optimizer: keras.Optimizer) -> Any:
-        """Returns what updates the copies of variables in place of an optimizer."""
+        """Returns an object that updates the copies of variables in place of an optimizer."""
         return optimizer
 
     def apply(
@@ -157,11 +158,11 @@ class Trial(keras.StatelessScope, abc.ABC):
         variables: Variables,
     ) -> Any:
         """Lets an optimizer update the copies, and records the gradients that it gets."""
-        if optimizer in self._applying:  # one of the hooked functions calls another
+        if optimizer in self._applying:  # one hooked function has called another one
             return original(optimizer, gradients, variables)
         self._build(optimizer, variables)
         if not isinstance(optimizer, keras_compat.LossScaleOptimizer):
-            # That calls the inner one, if the gradients are finite.
+            # A LossScaleOptimizer calls the inner optimizer, if the gradients are finite.
             self._record(optimizer, gradients, variables)
         own = self.stand_in(optimizer)
         before, self._applying = self._applying, [*self._applying, optimizer, own]
@@ -191,7 +192,7 @@ class Trial(keras.StatelessScope, abc.ABC):
                 self.gradients[name] = self.as_array(gradient)
 
     def record_outputs(self, model: keras.Model, outputs: Any) -> None:
-        """Keeps what the first call of the model returns, on one device or a replica."""
+        """Records the outputs of the model's first call, on one device or on a replica."""
         replica = current.replica
         key = None if replica is None else replica.replica_id_in_sync_group
         if self._wants_outputs and model is self._model and key not in self.outputs:
@@ -200,9 +201,9 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
-        """Returns a batch with the examples of all replicas, in their order.
+        """Returns a batch with the examples of all replicas, in the order of the replicas.
 
-        All workers must call it.
+        All workers must call this method.
         """
         sizes = sharding.piece_sizes(rows_of(batch), replicas.num_replicas)
         chosen = sharding.trial_sizes(sizes) if spares else sizes

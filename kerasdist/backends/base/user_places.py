@@ -1,4 +1,4 @@
-"""Where users' code may keep state: attributes of its objects, and names that its functions use."""
+"""Finds where users' code may keep state: attributes of its objects, and names in its functions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kerasdist.backends.base.kept_state import Attributes, KeptState, Name, Plac
 from kerasdist.backends.base.model_trainer import trainer_of
 
 _MOST_FUNCTIONS = 1000
-# As the values of names that no code assigns to.
+# Types of values that hold no state, if no code assigns to their names.
 _CONSTANTS = int, float, str, bytes, type(None), ModuleType
 
 
 def kept_state_of(model: Any) -> KeptState | None:
-    """Returns the state that users' code of a model keeps, None without such code."""
+    """Returns the state that users' code of a model keeps, or None if there is no such code."""
     places = _code_of(model).places
     return KeptState(places) if places else None
 
 
 def may_draw(model: Any) -> bool:
-    """Returns whether users' code of a model may draw random numbers by Python or NumPy itself."""
+    """Returns whether users' code of a model may use the random generators of Python or NumPy."""
     return any("random" in name or "rng" in name.lower() for name in _code_of(model).names)
 
 
@@ -49,7 +49,7 @@ def _code_of(model: Any) -> _Code:
 
 @contextmanager
 def state_kept(model: Any) -> Iterator[None]:
-    """Restores what users' code inside keeps in Python; a layer that is built stays so."""
+    """Restores, after the block, what users' code keeps in Python; built layers stay built."""
     kept = kept_state_of(model)
     if kept:
         kept.begin(0)
@@ -62,7 +62,7 @@ def state_kept(model: Any) -> Iterator[None]:
 
 @final
 class _Code:
-    """Users' objects, classes and functions, and all that these use by name."""
+    """The objects, classes and functions of users, and all that these use by name."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
@@ -70,7 +70,7 @@ class _Code:
         self._seen: set[int] = set()
 
     def look_at(self, one: Any, *, is_shared: bool) -> None:
-        """Looks at an object: a layer, a metric, a loss, or what code uses by name."""
+        """Examines an object: a layer, a metric, a loss, or anything that code uses by name."""
         if hasattr(one, "__dict__") and id(one) not in self._seen:
             self._seen.add(id(one))
             if _is_own(type(one)):
@@ -81,7 +81,7 @@ class _Code:
                 self.look(value)
 
     def look(self, value: Any) -> None:
-        """Looks at a function, at a class with all that it defines, or at an object."""
+        """Examines a function, a class with all that it defines, or an object."""
         if id(value) in self._seen or len(self._seen) > _MOST_FUNCTIONS:
             return
         if isinstance(value, functools.partial):

@@ -1,6 +1,6 @@
-"""What the `synchronization` and the `aggregation` of a Keras variable mean, on every backend.
+"""Defines the meaning of a Keras variable's `synchronization` and `aggregation`.
 
-In custom loops they mean what they mean in ``tf.distribute`` (contract C2):
+In custom loops they mean the same as in ``tf.distribute``:
 
 | synchronization | aggregation | what a replica assigns | what is read outside of replicas |
 |---|---|---|---|
@@ -12,8 +12,8 @@ In custom loops they mean what they mean in ``tf.distribute`` (contract C2):
 | on_read | none | stays its own | an error |
 | none | any | an error, in the scope of several replicas to make one, too | the value |
 
-All components get a value that is assigned outside of replicas. If the variable is read as a sum,
-each component gets an equal share of the value.
+A value that is assigned outside of replicas goes to all components. If the variable is read as a
+sum, each component gets an equal share of the value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Assignment(enum.Enum):
 
 
 def assignment_in_loop(variable: keras.Variable) -> Assignment:
-    """Returns how the values that replicas assign become one."""
+    """Returns how the values that the replicas assign are combined to one."""
     if variable.synchronization == "none":
         raise ValueError(
             "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "
@@ -62,9 +62,10 @@ def never_synchronized() -> ValueError:
 
 
 def require_first_made(variable: keras.Variable) -> None:
-    """Refuses one that all replicas share, if a later one of this process's custom loop makes it.
+    """Refuses a shared variable that a replica other than the first one of this process makes.
 
-    On PyTorch, where replicas run one after another; TensorFlow has one for all of them.
+    This error concerns PyTorch, whose replicas run one after another; on TensorFlow all replicas
+    make the variable together.
     """
     replica = current.replica
     if replica is None or replica.local_batch is not None:
@@ -89,13 +90,13 @@ def is_on_read(variable: keras.Variable) -> bool:
 
 
 def is_sum_on_read(variable: keras.Variable) -> bool:
-    """Returns whether a variable is read as the sum of its components; booleans have none."""
+    """Returns whether a variable is read as the sum of its components; booleans have no sum."""
     is_sum = is_on_read(variable) and variable.aggregation == "sum"
     return is_sum and keras_compat.stored_dtype(variable) != "bool"
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable's aggregate is a sum or mean; refuses types that have none."""
+    """Returns whether a variable's aggregate is a sum or mean; refuses types without one."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
@@ -121,20 +122,20 @@ def require_aggregate(variable: keras.Variable) -> None:
 
 
 class WithoutCommonValue(keras.Variable):
-    """A mixin for a variable that `require_aggregate` refuses: each replica reads its own."""
+    """A mixin for a variable that only replicas may read, because it has no aggregate."""
 
     @property
     def value(self) -> Any:
-        """The value, in a replica and where copies are updated."""
+        """The value, in a replica and where copies are updated; an error elsewhere."""
         if current.replica is None and current.trial is None and not current.updates_copies:
             require_aggregate(self)
         return super().value
 
 
 def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:
-    """Divides a sum of integers: returns the first replica's share, and that of each other one.
+    """Divides a sum of integers; returns the first replica's share, and the share of each other.
 
-    The first share has the remainder: equal shares, rounded, would not add up to the sum.
+    The first share includes the remainder, because equal shares would not add up to the sum.
     """
     share = total // replicas
     return total - share * (replicas - 1), share

@@ -1,1 +1,1 @@
-"""JAX: one global program over a mesh of devices; XLA divides the work."""
+"""JAX: `fit` is one global program over a mesh of devices, and XLA divides the work."""

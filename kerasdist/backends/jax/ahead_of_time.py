@@ -1,4 +1,4 @@
-"""The program of `fit`, compiled by XLA for accelerators that this machine does not have."""
+"""Compiles the program of `fit` by XLA for accelerators that this machine does not have."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaOptions
     from kerasdist.job.job import Job
 
-_NAMED_DEVICES = 1024  # how many names, such as gpu:3, a script may use
+_NAMED_DEVICES = 1024  # A script may use this number of device names, such as gpu:3.
 
 
 def described_devices(platform: str, topology: str, target_config: str | None = None) -> list[Any]:
-    """Returns the devices of a topology, for which XLA compiles, and on which nothing runs.
+    """Returns the devices of a topology, for which XLA can compile, but which do not exist here.
 
     Args:
         platform: ``"tpu"`` (needs the package libtpu) or ``"cuda"`` (needs JAX's plug-in).
-        topology: As the compiler spells it: ``"v5e:4x4"``; for GPUs ``"1x2x8"``, which is slices,
-            machines and GPUs of each.
-        target_config: For GPUs: XLA's description of one.
+        topology: The topology in the compiler's spelling, such as ``"v5e:4x4"``; for GPUs
+            ``"1x2x8"``, which is the number of slices, of machines, and of GPUs of each machine.
+        target_config: XLA's description of the GPU; needed for GPUs only.
     """
     options = {"topology": topology, "target_config": target_config} if target_config else {}
     return list(GET_TOPOLOGY.get()(topology, platform=platform, **options).devices)
@@ -46,16 +46,16 @@ def described_devices(platform: str, topology: str, target_config: str | None = 
 @final
 @dataclasses.dataclass(frozen=True)
 class TrainingProgram:
-    """A training step as `fit` gives it to XLA.
+    """A training step in the form in which `fit` gives it to XLA.
 
     Attributes:
         lowered: The program, to be compiled: `jax.stages.Lowered`.
         arrays: How many arrays the state has.
         state_bytes: The bytes that each device holds, by kind of state.
         input_bytes: The bytes of a batch that each device gets.
-        matmul_flops: Floating-point operations of matrix products and convolutions in a step of all
-            devices together, by the type of the operands.
-        logical_devices: How many devices divide a replica's work among them.
+        matmul_flops: Floating-point operations of matrix products and convolutions in one step, for
+            all devices together, by the type of the operands.
+        logical_devices: How many devices divide the work of one replica.
     """
 
     lowered: Any
@@ -72,7 +72,7 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     Args:
         model: A compiled and built Keras model.
         batch: The global batch, or its shapes.
-        layout: The mesh, and how it divides variables.
+        layout: The mesh, and how the mesh divides variables.
     """
     normalization.install()
     if layout.rule is not None:
@@ -99,14 +99,14 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
 @final
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What XLA has made of a program, for each device.
+    """The result of compiling a program; all sizes are for a single device.
 
     Attributes:
-        text: XLA's text of it, empty if it was refused.
+        text: XLA's text of the compiled program; empty if XLA refused the program.
         temporary_bytes: Memory for activations and other intermediate values.
-        output_bytes: Memory for results that are no new state, which takes the old one's.
+        output_bytes: Memory for results other than the new state, which overwrites the old state.
         code_bytes: Memory for the program itself.
-        refused: XLA's message if the program needs more memory than there is, else None.
+        refused: XLA's message if the program needs more memory than a device has, else None.
     """
 
     text: str = ""
@@ -149,7 +149,7 @@ def examples_in(batch: object) -> int:
 
 
 def _variables(model: Any) -> dict[str, list[Any]]:
-    """Returns the variables of each part of the state."""
+    """Returns the variables of a model, by the part of the state to which they belong."""
     note_all(model.optimizer, model.trainable_variables)
     return {
         "trainable": list(model.trainable_variables),
@@ -178,10 +178,10 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 
 @final
 class PlanningBackend(JaxBackend):
-    """JAX, with described devices in place of this machine's; models are made, and do not train.
+    """JAX with described devices in place of this machine's; models can be made but not trained.
 
-    All device names are known, and a strategy has a replica on each of the described devices,
-    whichever it names; it has the argument `sharding` that is given here, if one is.
+    All device names exist, and a strategy gets one replica on each described device, whatever
+    devices it names. If a `sharding` is given here, it replaces the strategy's argument.
     """
 
     def __init__(self, devices: Sequence[Any], sharding: Sharding | None = None) -> None:
@@ -189,23 +189,23 @@ class PlanningBackend(JaxBackend):
         self._sharding = sharding
 
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns the names that a script may use."""
+        """Returns the device names that a script may use."""
         return tuple(Device(kind, i) for i in range(max(_NAMED_DEVICES, len(self._described))))
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Does nothing: all names are known."""
+        """Does nothing, because all device names exist."""
 
     def uses_gpus(self) -> None:
-        """Returns None: it uses no GPU of this machine."""
+        """Returns None, because no GPU of this machine is used."""
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Does nothing: no step runs."""
+        """Does nothing, because no step runs."""
         return ()
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> JaxReplicaSet:
-        """Returns replicas on all described devices; their variables are on this machine's CPU."""
+        """Returns replicas on all described devices, with variables on this machine's CPU."""
         sharding = self._sharding or options.sharding
         if isinstance(sharding, Sharding) and sharding.within is not None:
             raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""The `Backend` of JAX: its devices, replica sets, compiled functions and gradients."""
+"""JAX's `Backend`: its devices, replica sets, compiled functions and gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
 from kerasdist.job.job import Job, current_job
 
-# JAX adds the settings to the class as it is imported.
+# JAX adds its settings to this class only when it is imported.
 _config: Any = jax.config
 
 _SETTINGS = (
@@ -47,28 +47,29 @@ _SETTINGS = (
 
 
 class JaxBackend(Backend):
-    """JAX on this machine."""
+    """The backend of JAX on this machine."""
 
     name = "jax"
 
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns this process's devices of one kind; this starts JAX."""
+        """Returns this process's devices of one kind, which starts JAX."""
         return tuple(Device(kind, index) for index in range(len(_local_devices(kind))))
 
     def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
-        """Returns what JAX says of TPUs; None for several slices, each of which begins at 0."""
+        """Returns TPUs' coordinates from JAX; None for several slices, which all begin at 0."""
         return coordinates_of(jax.devices(kind)) if kind == "tpu" else None
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Configures JAX for `count` CPU devices; once JAX has started, checks that it has them."""
-        # XLA's threads: `_wait_sometimes` says for what they wait. Of an eager step, which starts
-        # hundreds of programs, the host does not wait; so on few cores there are more threads.
+        """Configures JAX for `count` CPU devices; once JAX has started, checks their number."""
+        # The number of XLA's threads; `_wait_sometimes` explains what they wait for.
+        # The host does not wait during an eager step, which starts hundreds of programs.
+        # So a machine with few cores needs more threads.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
         if _config.jax_num_cpu_devices >= count:
-            return  # a strategy on fewer devices must not lower the number
+            return  # a later strategy on fewer devices must not lower this number
         try:
             jax.config.update("jax_num_cpu_devices", count)
-        except RuntimeError as error:  # JAX has started, and can make no more devices
+        except RuntimeError as error:  # JAX has started and cannot make more devices
             available = len(_local_devices("cpu"))
             if available < count:
                 raise DeviceError(
@@ -79,7 +80,7 @@ class JaxBackend(Backend):
                 ) from error
 
     def uses_gpus(self) -> bool | None:
-        """Returns whether a GPU plug-in is installed; None: JAX's settings choose the devices."""
+        """Returns whether a GPU plug-in is installed; None if JAX's settings choose the devices."""
         platforms = _config.jax_platforms
         without = platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(","))
         chosen = {_config.read(f"jax_{kind}_visible_devices") for kind in ("cuda", "rocm")}
@@ -89,24 +90,24 @@ class JaxBackend(Backend):
         return any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings on which a program depends."""
+        """Returns the settings of JAX on which a compiled program depends."""
         return {name: str(getattr(_config, name)) for name in _SETTINGS}
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Starts `jax.distributed`, and JAX, which numbers its GPUs from 0."""
+        """Starts `jax.distributed` and JAX; JAX numbers this process's GPUs from 0."""
         connection.connect(job, gpus)
         return self.devices("gpu") if gpus else ()
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> JaxReplicaSet:
-        """Returns the replicas on all workers' devices; XLA chooses how they communicate."""
+        """Returns the replicas on all workers' devices. XLA chooses how they communicate."""
         _prepare(options, several=job is not None or len(devices) > 1)
         here = [_local_devices(device.kind)[device.index] for device in devices]
         if job is None:
             _require_no_other_processes(devices[0].kind)
             if len(here) == 1 and isinstance(options.sharding, keras_compat.LayoutMap):
-                Layout(here, 1, options.sharding)  # which refuses a mesh of other devices
+                Layout(here, 1, options.sharding)  # the layout refuses a mesh of other devices
             return JaxReplicaSet(here, devices, options)
         check_communication(options.communication, "JAX", ())
         if len(devices) % options.devices_per_replica:
@@ -125,12 +126,12 @@ class JaxBackend(Backend):
         return JaxReplicaSet(everywhere, devices, options, job)
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Compiles a function together with the variables it uses; JAX always compiles with XLA."""
+        """Compiles a function together with its variables. JAX always compiles with XLA."""
         creation.install()
         return functions.function(function)
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
-        """Counts them in the traced call, as a plan does."""
+        """Counts the operations in the traced call, in the same way as a plan."""
         shapes = [
             keras.tree.map_structure(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), each)
             for each in arguments
@@ -150,7 +151,7 @@ class JaxBackend(Backend):
 
 
 def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:
-    """Returns the coordinates of TPUs by process; None if they are twice there, in two slices."""
+    """Returns the coordinates of TPUs by process; None if two slices have equal coordinates."""
     by_process: dict[int, list[tuple[int, ...]]] = {}
     for one in devices:
         by_process.setdefault(one.process_index, []).append((*one.coords, one.core_on_chip))
@@ -160,25 +161,25 @@ def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None
 
 @final
 class JaxProfiler(Profiler):
-    """Writes XLA's own files, of which the one in Chrome's format is read."""
+    """Lets XLA write its own files, and reads the one in Chrome's format."""
 
     def start(self, folder: Path) -> None:
-        """Starts to record."""
+        """Starts recording."""
         jax.profiler.start_trace(folder)
 
     def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is an event of this name."""
+        """Returns a context that is recorded as an event of this name."""
         return jax.profiler.TraceAnnotation(name)
 
     def stop(self, folder: Path) -> Iterable[Event]:
-        """Stops, and returns the events."""
+        """Stops recording; returns the events."""
         jax.profiler.stop_trace()
         for path in folder.rglob("*.trace.json.gz"):
             yield from read_chrome_trace(path)
 
 
 def matmul_flops(jaxpr: Any) -> Counter[str]:
-    """Counts what matrix units compute, by the type of the left operand."""
+    """Counts the operations of matrix units, by the type of the left operand."""
     found: Counter[str] = Counter()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         name, parameters = equation.primitive.name, equation.params
@@ -190,13 +191,14 @@ def matmul_flops(jaxpr: Any) -> Counter[str]:
         elif name == "conv_general_dilated":
             left, kernel = (one.aval for one in equation.invars)
             outputs = kernel.shape[parameters["dimension_numbers"].rhs_spec[0]]
-            # Zeros between the elements of a dilated input are not multiplied.
+            # The zeros between the elements of a dilated input are not multiplied.
             inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
             found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
-        elif name == "dot_product_attention_fwd_wrapper":  # cuDNN's, of (batch, length, head, size)
+        # cuDNN's attention: (batch, length, head, size)
+        elif name == "dot_product_attention_fwd_wrapper":
             query, key = (one.aval for one in equation.invars[:2])
             found[str(query.dtype)] += 4 * math.prod(query.shape) * key.shape[1]
-        elif name == "rnn_fwd":  # cuDNN's LSTM, of (batch, length, size): four gates
+        elif name == "rnn_fwd":  # cuDNN's LSTM has four gates; its shapes are (batch, length, size)
             inputs, width = equation.invars[0].aval, parameters["hidden_size"]
             products = 4 * width * (inputs.shape[2] + width)
             found[str(inputs.dtype)] += 2 * math.prod(inputs.shape[:2]) * products
@@ -233,10 +235,10 @@ def _prepare(options: ReplicaOptions, several: bool) -> None:
 
 
 def _require_no_other_processes(kind: str) -> None:
-    """Refuses a strategy of one process where JAX itself knows of others, as in a TPU slice.
+    """Refuses a strategy of one process if JAX has other processes, as in a TPU slice.
 
-    Each would train by itself, on all data, and nothing would show it. A worker that has joined its
-    job may use such a strategy beside it.
+    Otherwise each process would train by itself on all data, and nobody would notice. A worker that
+    has joined its job may use a one-process strategy besides the job's own.
     """
     count = jax.process_count(kind)
     if count > 1 and current_job() is None and not kerasdist_variables.is_independent(None):

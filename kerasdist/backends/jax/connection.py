@@ -1,13 +1,13 @@
 """Connects the workers' JAX processes by `jax.distributed`, with kerasdist's time-outs.
 
-JAX's coordination client polls the chief's service over one connection, and aborts the process as
-soon as the connection closes: before kerasdist can say which worker was lost, and with a
-stack of C++ in place of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if process
-0 fails, every process will fail"). Its callback for this case cannot be used: jaxlib fails to hand
-a status to Python, with ``std::bad_cast`` (seen with 0.10.2). So the client talks to a relay in its
-own process. When the chief dies, the relay keeps the client's connection open, and kerasdist's own
-monitor reports the loss. Only the small messages of JAX's coordination pass through the relay; the
-collectives have connections of their own.
+JAX's coordination client polls the chief's service over one connection. The client aborts the
+process as soon as that connection closes, before kerasdist can report which worker was lost, and
+with a C++ stack instead of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if
+process 0 fails, every process will fail"). The client has a callback for this case, but jaxlib
+cannot pass the status to Python and fails with ``std::bad_cast`` (seen with 0.10.2). So the client
+talks to a relay in its own process. When the chief dies, the relay keeps the client's connection
+open, and kerasdist's own monitor reports the loss. Only the small messages of JAX's coordination
+pass through the relay; collectives have their own connections.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kerasdist.job import listening
 from kerasdist.job.job import Job
 from kerasdist.job.monitor import GRACE_SECONDS
 
-# JAX's time-out for a lost worker, as a multiple of kerasdist's. So kerasdist notices first, and
-# names the worker; JAX would end all processes without naming it.
+# JAX's time-out for a lost worker, as a multiple of kerasdist's time-out.
+# So kerasdist notices first and names the worker; JAX would end all processes without a name.
 _LATER = 20
 
-# Part of the error message of JAX 0.10 if JAX has started already.
+# A part of the error message of JAX 0.10 that means that JAX has already started.
 _TOO_LATE = "must be called before any JAX calls"
 
 _CHUNK_BYTES = 1 << 16
@@ -39,13 +39,13 @@ _RETRY_SECONDS = 0.1
 
 
 def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
-    """Starts JAX's coordination between the workers. All workers must call it.
+    """Starts JAX's coordination between the workers. All workers must call this function.
 
     Args:
         job: The job of this process.
-        gpus: The numbers of the GPUs that JAX is to use, none of them if it is empty; None: all.
+        gpus: The numbers of the GPUs that JAX shall use. Empty: no GPU. None: all GPUs.
     """
-    config: Any = jax.config  # JAX adds its settings to the class
+    config: Any = jax.config  # JAX adds its settings to this class only when it is imported
     if gpus is not None and not gpus and not config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
@@ -54,28 +54,30 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     way = service
     interfaces = "127.0.0.1" if job.is_on_one_machine else "[::]"
     if job.is_chief:
-        job.own_port()  # holds the port: if it is taken, JAX ends the process without an error
+        # holds the port, because JAX ends the process without an error if the port is taken
+        job.own_port()
     else:
         relay = Relay(service, job.timeouts.join)
         way = relay.address
-        job.at_leave(relay.close)  # after JAX has disconnected through the relay
+        job.at_leave(relay.close)  # The relay is closed after JAX has disconnected through it.
     try:
         jax.distributed.initialize(
             coordinator_address=way,
             num_processes=job.num_workers,
             process_id=job.rank,
             local_device_ids=gpus or None,
-            cluster_detection_method="deactivate",  # kerasdist has found the workers
+            # kerasdist has already found the workers
+            cluster_detection_method="deactivate",
             coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
             heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
-            # Longer than a failed worker takes to end by itself, since JAX then aborts it.
+            # JAX aborts a failed worker after this time, in which the worker can end itself.
             shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:
         who = f"[worker {job.rank}/{job.num_workers}]"
         if _TOO_LATE in str(error):
-            # JAX's own traceback would come first, and says no more than this.
+            # JAX's own traceback is left out, because it says no more than this error.
             raise JobError(
                 f"{who} Expected the job's strategy before JAX starts. Received: JAX has made an "
                 "array, or has looked for its devices, already. Make the strategy at the top of "
@@ -87,11 +89,11 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         ) from error
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
-        jax.local_devices()  # starts JAX, and with it Gloo
+        jax.local_devices()  # This call starts JAX, and with it Gloo.
 
 
 def check_way_back(job: Job) -> None:
-    """Raises if other machines could not reach this one for JAX's collectives on CPUs."""
+    """Raises if other machines cannot reach this machine for JAX's collectives on CPUs."""
     address = listening.misleads(job.other_addresses)
     if address is not None:
         name = socket.gethostname()
@@ -105,14 +107,14 @@ def check_way_back(job: Job) -> None:
 
 @final
 class Relay:
-    """Passes bytes between this process and a server; keeps this process's connections open.
+    """Passes bytes between this process and a server, and keeps this process's connections open.
 
     Attributes:
-        address: ``host:port`` to connect to in place of the server's.
+        address: ``host:port``, to which JAX connects in place of the server.
     """
 
     def __init__(self, server: str, patience: float) -> None:
-        """Starts to listen; tries for `patience` seconds to reach the server."""
+        """Starts to listen; tries to reach the server for `patience` seconds."""
         host, _, port = server.rpartition(":")
         self._server = host.strip("[]"), int(port)
         self._patience = patience
@@ -123,7 +125,7 @@ class Relay:
     def close(self) -> None:
         """Stops accepting connections."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # The accepting thread wakes up.
         self._listener.close()
 
     def _listen(self) -> None:
@@ -137,12 +139,12 @@ class Relay:
             if server is None:
                 return
             with server:
-                # After the server has closed its connection, the client waits for an answer that
-                # does not come, and `_pass_on` drops what the client sends.
+                # After the server's end, the client waits forever for an answer.
+                # `_pass_on` then drops the data that the client sends.
                 _start(_pass_on, server, client)
                 _pass_on(client, server)
                 with contextlib.suppress(OSError):
-                    server.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives
+                    server.shutdown(socket.SHUT_RDWR)  # The receiving thread wakes up.
 
     def _connected(self) -> socket.socket | None:
         end = time.monotonic() + self._patience

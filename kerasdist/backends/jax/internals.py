@@ -1,4 +1,4 @@
-"""What kerasdist holds on to in JAX that is not public, or may move: each internal once."""
+"""The functions and classes of JAX that kerasdist needs and that are not public, or may move."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The TensorFlow backend: replicas run under ``tf.distribute``'s native strategies."""
+"""The TensorFlow backend: replicas run under the native strategies of ``tf.distribute``."""

@@ -1,4 +1,4 @@
-"""The TensorFlow backend: its devices, replica sets, compiled functions and gradients."""
+"""TensorFlow's `Backend`: its devices, replica sets, compiled functions and gradients."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 @final
 class TensorFlowBackend(Backend):
-    """TensorFlow, with ``tf.distribute`` underneath."""
+    """The backend of TensorFlow, which uses ``tf.distribute``."""
 
     name = "tensorflow"
-    # On TPUs, one trace must serve all replicas, which this backend does not support yet.
+    # On TPUs, all replicas must share one trace, which this backend does not support yet.
     tpu_refusal = (
         "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
         "KERAS_BACKEND=jax, or use tf.distribute.TPUStrategy itself, without kerasdist."
     )
 
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns the logical devices of one kind; starts TensorFlow's runtime."""
+        """Returns the logical devices of one kind, which starts TensorFlow's runtime."""
         logical = tf.config.list_logical_devices(kind.upper())
         return tuple(Device(kind, index) for index in range(len(logical)))
 
@@ -68,13 +68,13 @@ class TensorFlowBackend(Backend):
             ) from error
 
     def settings(self) -> dict[str, Any]:
-        """Returns whether functions run eagerly, in which collectives come one by one."""
+        """Returns whether functions run eagerly, because then collectives run one by one."""
         return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
-        """Returns replicas under a native strategy, or one device with plain Keras."""
+        """Returns replicas under a native ``tf.distribute`` strategy, or plain Keras."""
         patches.install()
         if options.sharding is not None:
             raise UnsupportedError(
@@ -98,13 +98,13 @@ class TensorFlowBackend(Backend):
         return mirrored_replicas(devices, options, TensorFlowTrainer)
 
     def uses_gpus(self) -> bool | None:
-        """Returns whether TensorFlow is built for GPUs; None: some are hidden from it."""
+        """Returns whether TensorFlow is built for GPUs; None if some GPUs are hidden from it."""
         if tf.config.list_physical_devices("GPU") != tf.config.get_visible_devices("GPU"):
             return None
         return tf.test.is_built_with_gpu_support()
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Starts TensorFlow's runtime as this worker's server; it numbers its GPUs from 0."""
+        """Starts TensorFlow's runtime as this worker's server; GPUs are numbered from 0."""
         if strategies.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
@@ -128,15 +128,15 @@ class TensorFlowBackend(Backend):
         return self.devices("gpu") if gpus else ()
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Returns a ``tf.function`` whose errors name the lost worker, if one is lost."""
+        """Returns a ``tf.function`` whose errors name the lost worker if a worker was lost."""
         patches.install()
-        # With `reduce_retracing`, a second batch size causes a second trace, further sizes none.
+        # With `reduce_retracing`, only the second size of batches causes a new trace.
         return explained(
             tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
         )
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
-        """Counts them in the traced call; None if it has loops, or calls that it does not trace."""
+        """Counts the operations in the traced call; None if it has loops or untraced calls."""
         specs = [
             keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), each)
             for each in arguments
@@ -156,7 +156,7 @@ class TensorFlowBackend(Backend):
     ) -> tuple[Any, list[Any]]:
         """Calls the function under a gradient tape.
 
-        Returns its result, and one gradient per variable, None for a variable that it did not read.
+        Returns the function's result, and one gradient per variable: None for an unread variable.
         """
         sources = [_component(variable) for variable in variables]
         # The tape alone misses variables that are read under ``ops.stop_gradient``.
@@ -171,7 +171,7 @@ class TensorFlowBackend(Backend):
                     f"{tuple(value.shape)}. Take its mean or sum, or return what else you need "
                     "as the second of a pair, with has_aux=True."
                 )
-        # Calls of a traced function do not call the listener, but the tape records what it reads.
+        # Calls of a traced function do not call the listener, but the tape records what they read.
         seen = {id(one.handle) for one in tape.watched_variables() if one.trainable}
         return result, [
             tf.zeros(source.shape, source.dtype)
@@ -184,7 +184,7 @@ class TensorFlowBackend(Backend):
 
 
 def _flops_of(operation: tf.Operation) -> float:
-    """Returns the floating-point operations of an operation for matrix units; 0 of another one."""
+    """Returns the operations of matrix units in a TensorFlow operation; 0 if it needs none."""
     if operation.type not in _CONTRACTED:
         return 0.0
     shapes = [_shape(one) for one in operation.inputs]
@@ -208,7 +208,7 @@ def _contracted_by_einsum(operation: tf.Operation, *shapes: list[int]) -> list[i
     return [size for label, size in sizes.items() if label not in output]
 
 
-# The operations for matrix units, and over which axes each adds up products.
+# The operations for matrix units, each with the axes over which it sums products.
 _CONTRACTED: dict[str, Callable[..., list[int]]] = {
     "MatMul": lambda one, left, _: [left[0 if one.get_attr("transpose_a") else 1]],
     "BatchMatMulV2": lambda one, left, _: [left[-2 if one.get_attr("adj_x") else -1]],
@@ -224,36 +224,36 @@ def _component(variable: object) -> Any:
     """Returns the copy of a variable that the calling replica reads."""
     held = copies(variable)
     replica = tf.distribute.get_replica_context()
-    if replica is None or len(held) == 1:  # in cross-replica code the first copy is read
+    if replica is None or len(held) == 1:  # cross-replica code reads the first copy
         return held[0]
-    # In a graph the replica's number is a constant. All workers have equally many replicas.
+    # In a graph the replica's number is a constant. All workers have the same number of replicas.
     return held[tf.get_static_value(replica.replica_id_in_sync_group) % len(held)]
 
 
 @final
 class TensorFlowProfiler(Profiler):
-    """TensorFlow writes XPlane files alone; their format comes with TensorFlow, and is read here.
+    """Reads the XPlane files that TensorFlow writes, by the format that TensorFlow brings along.
 
-    TensorBoard's profile plug-in, which converts them too, is another package with another server.
+    TensorBoard's profile plug-in also converts them, but it is another package with a server.
     """
 
     def start(self, folder: Path) -> None:
-        """Starts to record."""
+        """Starts recording."""
         tf.profiler.experimental.start(str(folder))
 
     def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is an event of this name."""
+        """Returns a context that is recorded as an event of this name."""
         return tf.profiler.experimental.Trace(name)
 
     def stop(self, folder: Path) -> Iterable[Event]:
-        """Stops, and returns the events."""
+        """Stops recording; returns the events."""
         tf.profiler.experimental.stop()
         for path in folder.rglob("*.xplane.pb"):
             yield from _events_of(path)
 
 
 def _events_of(path: Path) -> Iterator[Event]:
-    """Yields the events of an XPlane file: a process for each plane, a thread for each line."""
+    """Yields the events of an XPlane file, with a process per plane and a thread per line."""
     space = XPLANE.get()()
     space.ParseFromString(path.read_bytes())
     for process, plane in enumerate(space.planes):

@@ -1,4 +1,4 @@
-"""What kerasdist holds on to in TensorFlow that is not public: each internal once, by its use."""
+"""The functions and classes of TensorFlow that are not public and that kerasdist needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WORKERS = f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExt
 
 
 def _internal(path: str, use: tuple[str, str], *, in_each_fit: bool = False) -> Internal:
-    """Declares what all supported versions have under one name; `use`: feature and without."""
+    """Declares an internal with one name in all versions; `use`: feature, and effect of a lack."""
     feature, without = use
     return Internal({path: EVERY_VERSION}, feature, without, in_each_fit=in_each_fit)
 
 
-# Functions that users have compiled, and those that AutoGraph converts.
+# Functions that users have compiled, and functions that AutoGraph converts.
 
 _CONVERTS = "strategy.run, merge_call and update, whose functions AutoGraph may convert", "refused"
 CONTROL_STATUS = _internal("tensorflow:__internal__.autograph.control_status_ctx", _CONVERTS)

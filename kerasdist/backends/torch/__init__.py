@@ -1,1 +1,1 @@
-"""PyTorch: one thread per replica in one process, or one process per replica in a job."""
+"""PyTorch: replicas are threads of one process; in a job each worker process is one replica."""

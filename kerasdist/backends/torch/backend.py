@@ -1,4 +1,4 @@
-"""The `Backend` of PyTorch: its devices, compiled steps and gradients."""
+"""PyTorch's `Backend`: its devices, compiled steps and gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TRACE = "torch.json"
 
 @final
 class TorchBackend(Backend):
-    """PyTorch, whose one CPU can stand for any number of logical devices."""
+    """The backend of PyTorch, on which several logical CPU devices share one CPU."""
 
     name = "torch"
     tpu_refusal = (
@@ -57,13 +57,13 @@ class TorchBackend(Backend):
         return torch.version.cuda is not None or torch.version.hip is not None
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Provides at least `count` logical CPU devices; may be called at any time."""
+        """Provides at least `count` logical CPU devices; this can be called at any time."""
         self._cpu_devices = max(self._cpu_devices, count)
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
-        """Returns the replicas on `devices`, or on one device of each worker."""
+        """Returns the replicas on `devices`; in a job each worker has one device."""
         kinds = sorted({device.kind for device in devices})
         if len(kinds) > 1:
             raise DeviceError(
@@ -86,17 +86,18 @@ class TorchBackend(Backend):
         )
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Creates torch's process group of all workers; returns the GPUs, whose names stay."""
+        """Creates the process group of all workers; returns this worker's GPUs."""
         connect(job)
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Returns a `Step`, which on one replica ``torch.compile`` compiles if `jit_compile`."""
+        """Returns a `Step`; ``torch.compile`` compiles it on a single replica if `jit_compile`."""
         return functions.Step(function, jit_compile)
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
-        """Counts them by torch's own counter, in a call with tensors that hold nothing."""
-        from torch.utils.flop_counter import FlopCounterMode  # few programs need it
+        """Counts the operations of a call by torch's own counter, with tensors without storage."""
+        # imported here, because few programs need this
+        from torch.utils.flop_counter import FlopCounterMode
 
         def empty(one: keras.KerasTensor) -> torch.Tensor:
             return torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta")
@@ -120,13 +121,13 @@ class TorchBackend(Backend):
 
 @final
 class TorchProfiler(Profiler):
-    """Records operations on the host and, where there are any, kernels on GPUs."""
+    """Records operations on the host and kernels on the GPUs, if there are GPUs."""
 
     def __init__(self) -> None:
         self._profile: Any = None
 
     def start(self, folder: Path) -> None:
-        """Starts to record."""
+        """Starts recording."""
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -134,11 +135,11 @@ class TorchProfiler(Profiler):
         self._profile.start()
 
     def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is an event of this name."""
+        """Returns a context that is recorded as an event of this name."""
         return torch.profiler.record_function(name)
 
     def stop(self, folder: Path) -> Iterable[Event]:
-        """Waits for the devices, stops, and returns the events."""
+        """Waits for the devices, stops recording, and returns the events."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._profile.stop()

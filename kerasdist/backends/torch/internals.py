@@ -1,4 +1,4 @@
-"""What kerasdist holds on to in PyTorch that is not public, each internal once."""
+"""The functions and classes of PyTorch that are not public and that kerasdist needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that touches what is not public in PyTorch; `internals.py` declares it."""
+"""All code that uses functions of PyTorch that are not public; `internals.py` declares them."""
 
 from __future__ import annotations
 
@@ -28,51 +28,51 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# In a step each of these is torch's own function, by no wrapper: the first call looks it up.
+# The first call replaces each of these by torch's own function, without a wrapper.
 
 
 def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:
-    """Returns each tensor times a number."""
+    """Returns each tensor multiplied by a number."""
     return _looked_up("multiply_each", internals.MULTIPLY_EACH, _multiply_one_by_one)(
         tensors, factor
     )
 
 
 def add_to_each(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> object:
-    """Adds to each tensor another one, in place."""
+    """Adds another tensor to each tensor, in place."""
     return _looked_up("add_to_each", internals.ADD_TO_EACH, _add_one_by_one)(tensors, others)
 
 
 def copy_to_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> object:
-    """Copies into each tensor another one's values."""
+    """Copies another tensor's values into each tensor."""
     return _looked_up("copy_to_each", internals.COPY_TO_EACH, _copy_one_by_one)(targets, sources)
 
 
 def function_modes() -> Sequence[Any]:
-    """Returns this thread's modes that see each function of torch, the innermost last."""
+    """Returns the modes of this thread that see each function of torch, the innermost last."""
     return _looked_up("function_modes", internals.FUNCTION_MODES, list)()
 
 
 def dispatch_modes() -> Sequence[Any]:
-    """Returns this thread's modes that see each operation of torch, the innermost last."""
+    """Returns the modes of this thread that see each operation of torch, the innermost last."""
     return _looked_up("dispatch_modes", internals.DISPATCH_MODES, list)()
 
 
 def saved_tensors_hooks(in_traces: bool) -> Any:
-    """Returns this thread's two functions that pack and unpack saved tensors, None if none."""
+    """Returns this thread's functions that pack and unpack saved tensors, or None."""
     hooks = internals.SAVED_TENSORS_HOOKS
     return _looked_up("saved_tensors_hooks", hooks, lambda _: None)(in_traces)
 
 
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts torch's function, or what is in its place, under a name of this module."""
+    """Puts torch's function, or its replacement, under a name of this module."""
     found = internal.get() if internal.is_there() else otherwise
     globals()[name] = found
     return found
 
 
 def count_changes(tensor: torch.Tensor) -> int:
-    """Returns a number that every change of a tensor in place increases."""
+    """Returns a number that grows with every change of a tensor in place."""
     return _counter_of_changes()(tensor)
 
 
@@ -83,12 +83,12 @@ def _counter_of_changes() -> Callable[[torch.Tensor], int]:
 
 
 def call_after_backward(function: Callable[[], object]) -> None:
-    """Calls a function at the end of the backward pass that is running."""
+    """Calls a function at the end of the running backward pass."""
     internals.CALL_AFTER_BACKWARD.get()(function)
 
 
 def batch_norm_classes() -> tuple[type[torch.nn.Module], ...]:
-    """Returns the classes of which torch's batch normalizations are."""
+    """Returns the base classes of torch's batch normalizations."""
     if internals.BATCH_NORM.is_there():
         return (internals.BATCH_NORM.get(),)
     nn = torch.nn
@@ -108,7 +108,7 @@ def can_fuse_batch_norm() -> bool:
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """Returns the classes of what torch raises for code that it cannot compile."""
+    """Returns the classes of the errors that torch raises for code that it cannot compile."""
     error = internals.COMPILER_ERROR
     return (error.get(),) if error.is_there() else ()
 
@@ -137,6 +137,6 @@ def _interceptor() -> type[Any]:
 
 
 def list_parameters(operation: Callable[..., object]) -> list[str]:
-    """Returns the names of the parameters of an operation of torch, in their order."""
+    """Returns the names of the parameters of an operation of torch, in order."""
     [signature] = internals.LIST_SIGNATURES.get()(operation)
     return [*signature.parameters]

@@ -1,10 +1,12 @@
-"""What callbacks and data sources remember, as JSON and arrays.
+"""Converts the state of callbacks and data sources to JSON and arrays, and back.
 
-A value has a form: JSON, but for NumPy arrays in it. A file has numbers in their places.
+A value is converted to a *form*, which is JSON but may contain NumPy arrays. In a file, numbers
+replace the arrays of a form.
 
-Without pickle: reading a backup runs no code. Mutable values (lists, arrays, random generators,
-objects) are filled in place, so that what else holds them sees the restored value; but a list or an
-array that the run has put in the place of the script's is a new one.
+Pickle is not used, so reading a backup runs no code. Mutable values (lists, arrays, random
+generators, objects) are restored by filling the existing object, so that other code that refers to
+it sees the restored value. But if the run has replaced the script's list or array by another
+object, the restored value is a new object.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _OF_KERAS = (keras.Variable, keras.Layer, keras.Metric, keras.optimizers.Optimiz
 _PLAIN = (bool, int, float, str, type(None))
 _NUMBERS = "biufc"
 
-# Code, and objects that the script makes again: a backup keeps nothing of them.
+# Code, and objects that the script makes again: a backup saves nothing of them.
 _CODE = (
     type,
     types.FunctionType,
@@ -65,31 +67,33 @@ GONE = {_TAG: "gone"}
 
 @final
 class Encoder:
-    """Turns values into forms.
+    """Converts values to forms.
 
     Attributes:
-        lost: Place and type of each value that cannot be kept.
-        filled: Place, type and identity of each value that is restored by filling the script's.
-        tied: Attributes that hold one object together: they are kept together.
+        lost: The place and type of each value that cannot be saved.
+        filled: The place, type and identity of each value that is restored by filling the script's
+            value.
+        tied: Sets of attributes that hold the same object, so that they are saved together.
     """
 
     def __init__(
         self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
-        """Takes what is kept elsewhere, and which values to fill a script makes; None: all."""
+        """Stores what is saved elsewhere, and which of a script's values to fill (None: all)."""
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
         self.tied: set[frozenset[str]] = set()
         self._there = there
         self._attribute = ""
         self._is_state = False
-        # Each value with its form, place and attribute. As long as they live, so do their ids.
+        # Each value with its form, place and attribute.
+        # The values are kept, so that no other gets their ids.
         self._seen: dict[int, tuple[object, Form, str, str]] = {
             id(one): (one, SKIPPED, "", "") for one in leave_out
         }
 
     def held(self) -> list[object]:
-        """Returns the values that `filled` knows by their ids."""
+        """Returns the values with the ids that `filled` contains."""
         return [value for value, *_ in self._seen.values()]
 
     def attributes(self, values: Mapping[str, object], name: str) -> dict[str, Form]:
@@ -100,7 +104,7 @@ class Encoder:
         return forms
 
     def encode(self, value: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of a value."""
+        """Returns a value's form (JSON and arrays)."""
         if type(value) in _PLAIN:
             return value
         if id(value) in self._seen:
@@ -136,7 +140,7 @@ class Encoder:
         return self._object(value, where, depth)
 
     def _keep_form(self, value: object, where: str, form: Form) -> Form:
-        """Keeps whose form this is, and whether the value is still the one of the script."""
+        """Records which value a form belongs to, and whether it is still the script's own value."""
         one = where, id(value)
         self.filled.add(one)
         self._seen[id(value)] = value, form, where, self._attribute
@@ -145,7 +149,7 @@ class Encoder:
         return form
 
     def _refer_to(self, value: object, where: str) -> Form:
-        """Returns the form of a value that has one."""
+        """Returns the form for a further reference to a value that already has a form."""
         self.filled.add((where, id(value)))
         _, form, first, attribute = self._seen[id(value)]
         if form is SKIPPED:
@@ -155,16 +159,17 @@ class Encoder:
         return {_TAG: "same", "as": form.setdefault("named", first)}
 
     def _state(self, state: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of a state, which is made for it."""
+        """Returns the form of the dict that `state_dict()` has made only for this call."""
         before, self._is_state = self._is_state, True
         form = self.encode(state, where, depth)
         self._is_state = before
         return form
 
     def _is_there(self, value: object, where: str) -> bool:
-        """Returns whether the script makes a value of this type here, to be filled.
+        """Returns whether the script makes a value of this type here, which can be filled.
 
-        One of Keras must have as many variables: an optimizer gets them in its first update.
+        An object of Keras must also have as many variables; an optimizer gets its variables in its
+        first update.
         """
         count = len(_variables(value)) if isinstance(value, _OF_KERAS) else None
         one = where, (type(value), count)
@@ -188,7 +193,8 @@ class Encoder:
         return SKIPPED if form == SKIPPED else form
 
     def _of_object(self, value: Any, state: object, where: str, depth: int) -> Form:
-        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
+        # on a device, in the case of PyTorch
+        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):
             return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
         if isinstance(value, np.random.Generator):
             return {_TAG: "numpy", "state": self._state(value.bit_generator.state, where)}
@@ -231,7 +237,7 @@ def _checksum(array: np.ndarray) -> list[object]:
 
 
 def numbered(form: object, arrays: list[np.ndarray]) -> Any:
-    """Returns a form as JSON; its arrays are added to `arrays`, and numbers stand for them."""
+    """Returns a form as JSON, with numbers instead of its arrays, which are added to `arrays`."""
 
     def number(array: np.ndarray) -> dict[str, int]:
         arrays.append(array)
@@ -241,7 +247,7 @@ def numbered(form: object, arrays: list[np.ndarray]) -> Any:
 
 
 def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
-    """Returns the form of which `numbered` has made this one."""
+    """Returns the form that `numbered` has converted, again with its arrays."""
 
     def fill(one: dict[str, Any]) -> Any:
         return arrays[one[_NUMBER]] if _NUMBER in one else one
@@ -250,9 +256,9 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
 
 
 def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
-    """Decodes a form. What is still the script's own is restored by filling that in place.
+    """Converts a form back to a value; a value that is still the script's own is filled in place.
 
-    ``named`` are the values of this object that others hold, too.
+    ``named`` has the values of this object that other attributes also hold.
     """
     if not isinstance(form, dict):
         return form
@@ -294,7 +300,7 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns what the items of a form are to fill; of any other form the value."""
+    """Returns the object that a form's items will fill; for any other form, its value."""
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
     if kind == "dict":
@@ -359,7 +365,7 @@ def _variables(value: Any) -> Sequence[Any]:
 
 
 def _is_of_python(value: object) -> bool:
-    """Returns whether an object is nothing but its attributes, as `copy` decides it."""
+    """Returns whether an object consists only of its attributes, by the same rule as `copy`."""
     kind = type(value)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
         return False
@@ -375,15 +381,15 @@ _CONTAINERS: dict[str, Any] = {
 }
 
 
-# What is filled in place.
+# Types of values that are filled in place.
 _FILLED = (list, dict, set, collections.deque, np.ndarray)
 _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, random.Random)
 
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
-# Attributes of Keras's callbacks that follow from their arguments at the first epoch's end
-# (`_set_monitor_op` changes the sign of `min_delta`), and handles of open files.
+# Handles of open files, and attributes that Keras's callbacks derive from their arguments.
+# Keras derives them when the first epoch ends (`_set_monitor_op` changes `min_delta`).
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")
@@ -391,25 +397,25 @@ _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previou
 
 @final
 class Remembering:
-    """Keeps the attributes of some objects that have changed since `fit` began.
+    """Saves the attributes of some objects that have changed since `fit` began.
 
-    The script sets all others again. So little is kept, and attributes that differ by process, such
-    as a start time, stay those of the new process.
+    The script sets all other attributes again. So little is saved, and attributes that differ
+    between processes, such as a start time, keep the new process's values.
 
     Attributes:
-        has_changed: Whether the newest state has an attribute.
+        has_changed: Whether the newest state has any attribute.
     """
 
     has_changed = False
 
     def __init__(self, objects: Sequence[object], elsewhere: Sequence[object] = ()) -> None:
-        """Takes the objects before anything is restored."""
+        """Stores the objects and their attributes, before anything is restored."""
         self._objects = [
             one.inner if isinstance(one, DelegatingCallback) else one for one in objects
         ]
         self._elsewhere = [*elsewhere, *self._objects]
         self._there: list[Container[tuple[str, object]] | None] = [None] * len(self._objects)
-        # The values of `_there`: what takes the place of one must not get its id.
+        # The values of `_there`, which are kept so that their replacements do not get their ids.
         self._held: list[object] = []
         self._lost: list[Mapping[str, str]] = []
         self._at_begin: list[dict[str, int]] = []
@@ -419,19 +425,19 @@ class Remembering:
             self._held += encoder.held()
 
     def _encoded(self) -> Iterator[tuple[dict[str, Any], Encoder]]:
-        """Yields the forms of each object's values, by name, and what has encoded them."""
+        """Yields the forms of each object's attributes by name, with the encoder that made them."""
         for one, there in zip(self._objects, self._there, strict=True):
             encoder, name = Encoder(self._elsewhere, there), type(one).__name__
             yield encoder.attributes(_values(one), name), encoder
 
     def state(self) -> list[object]:
-        """Returns a form for each object."""
+        """Returns a form of the state of each object."""
         states: list[object] = []
         self._lost, self.has_changed = [], False
         for one, begin, (forms, encoder) in zip(
             self._objects, self._at_begin, self._encoded(), strict=True
         ):
-            # The file has lines of the previous process, which the script does not write again.
+            # The file also has lines of an earlier process, which the script does not write again.
             changed = {
                 key
                 for key, form in forms.items()
@@ -458,7 +464,7 @@ class Remembering:
                 _put_back(one, kept[1])
 
     def lost(self) -> list[str]:
-        """Returns what the newest state cannot bring back, a line each."""
+        """Returns what the newest state cannot restore, one line for each."""
         lines = []
         for one, lost in zip(self._objects, self._lost, strict=False):
             lines += _closures(one)
@@ -473,7 +479,7 @@ _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
 def _named(one: object) -> str:
-    """Returns an object's class, and what a callback of Keras's kind watches."""
+    """Returns an object's class, and what a callback such as EarlyStopping monitors."""
     return f"{type(one).__name__} {getattr(one, 'monitor', '')}"
 
 
@@ -483,7 +489,7 @@ def _values(callback: Any) -> Mapping[str, object]:
         return {_STATE_DICT: callback.state_dict()}
     try:
         own = dict(vars(callback))
-    except TypeError:  # it has none
+    except TypeError:  # an object without attributes
         return {}
     if not isinstance(callback, keras.callbacks.Callback):
         return own
@@ -526,7 +532,7 @@ def _write_again(logger: Any, content: bytes) -> None:
 
 
 def _lines_elsewhere(callback: object) -> list[str]:
-    """Returns the file of a CSVLogger that is not on this machine."""
+    """Returns a message if the file of a CSVLogger is not on this machine."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
     is_here = Path(callback.filename).is_file()
@@ -534,7 +540,7 @@ def _lines_elsewhere(callback: object) -> list[str]:
 
 
 def _closures(callback: object) -> list[str]:
-    """Returns the variables that the functions of a LambdaCallback close over."""
+    """Returns the variables over which the functions of a LambdaCallback close."""
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []

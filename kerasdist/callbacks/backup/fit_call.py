@@ -1,8 +1,9 @@
-"""The call of `fit` that a backup is of: its model, optimizer, losses, and the form of its data.
+"""Checks that a backup belongs to the same call of `fit`: same model, optimizer, losses and data.
 
-A run that goes on with another model or other data has wrong results without a word, so what Keras
-knows of both must be the same. What only may matter, such as the code of the user's own classes, is
-said in a warning: a script may be repaired between two starts.
+If a run continued with another model or other data, its results would be silently wrong. So
+everything that Keras knows about the model and the data must be equal. A difference that may or may
+not matter, such as in the code of the user's own classes, only causes a warning, because a script
+may be repaired between two starts.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from kerasdist.agreement import description
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 
-# Of user code, and of the rows of data: to differ there is worth a warning.
+# Facts about user code and rows of data, which only cause a warning if they differ.
 _MAY_DIFFER = frozenset({description.KEY, "uses", description.ROWS})
 
-# Of `compile`, what changes how fast a step is, not what it computes.
+# Arguments of `compile` that change how fast a step is, but not what it computes.
 _HOW_IT_RUNS = ("jit_compile", "run_eagerly")
 
 _ARGUMENTS = ("class_weight", "shuffle", "steps_per_epoch")
@@ -46,10 +47,10 @@ def of_data(given: Mapping[str, object]) -> dict[str, object]:
 def is_same(
     path: Path, there: Mapping[str, object], here: Mapping[str, object], *, takes_weights: bool
 ) -> bool:
-    """Returns whether a backup is of this call; warns of what may make it another one.
+    """Returns whether a backup belongs to this call; warns of differences that may matter.
 
     Raises:
-        BackupError: If it is of another call, unless its weights alone are wanted.
+        BackupError: If it belongs to another call, unless only its weights are wanted.
     """
     apart = list(_differences(there, json.loads(json.dumps(here))))
     refused = [said for kind, said in apart if kind == "refused"]
@@ -90,7 +91,7 @@ def _listed(differences: list[str]) -> str:
 def _differences(
     there: object, here: object, path: str = "", kind: str = "refused"
 ) -> Iterator[tuple[str, str]]:
-    """Yields the places where facts differ: how much it matters, and a text."""
+    """Yields, for each difference between facts, how much it matters, and a text."""
     if isinstance(there, dict) and isinstance(here, dict):
         for name in dict.fromkeys([*there, *here]):
             inner = "doubted" if name in _MAY_DIFFER else kind

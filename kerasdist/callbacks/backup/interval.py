@@ -1,8 +1,8 @@
-"""After how many batches a backup is due, and how that is found where the user leaves it open.
+"""Decides after how many batches a backup is due, and chooses this number if the user sets none.
 
-It is chosen once for a run, after its first backup, and is a part of the backups that follow: so a
-run that is started again backs up where the run that nothing interrupts does. Chosen anew by each
-process, the clock would decide where the sums of metrics are rounded.
+The number is chosen once for a run, after its first backup, and later backups contain it. So a
+restarted run saves its backups at the same batches as an uninterrupted run. If each process chose
+the number anew, clocks would decide at which batches sums of metrics are rounded.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Literal, final
 
-# What one device is assumed to run between two failures: a guess, on the careful side. Llama 3's
-# 16,384 GPUs were interrupted 419 times in 54 days (Grattafiori et al. 2024, "The Llama 3 Herd of
-# Models"), once in 50,000 hours of a GPU; spot machines go far more often.
+# The hours that one device is assumed to run between two failures: a guess on the careful side.
+# Llama 3's 16,384 GPUs were interrupted 419 times in 54 days, once in 50,000 hours of a GPU.
+# (Grattafiori et al. 2024, "The Llama 3 Herd of Models".) Spot machines fail far more often.
 DEVICE_HOURS = 8_000.0
 
-# Executions of the train function: those that compile it, and those before the first backup.
+# Numbers of calls of the train function: calls that compile it, and calls before the first backup.
 _COMPILING, _FIRST = 3, 20
 
 _logger = logging.getLogger("kerasdist")
 
 
 def best_seconds(cost: float, between_failures: float) -> float:
-    """Returns how long to train from one backup to the next, so that the least time is lost.
+    """Returns how many seconds to train between two backups, so that the least time is lost.
 
-    Daly's formula (2006), which corrects that of Young (1974), ``sqrt(2 * cost * mtbf)``.
+    This is the formula of Daly (2006), which improves that of Young (1974), ``sqrt(2 * cost *
+    mtbf)``.
 
     Args:
-        cost: For how many seconds training stands still for a backup.
+        cost: The seconds for which training stops for a backup.
         between_failures: The mean time between failures, in seconds.
     """
     ratio = cost / (2 * between_failures)
@@ -43,9 +44,10 @@ def best_seconds(cost: float, between_failures: float) -> float:
 class Interval:
     """After how many batches of training a backup is due.
 
-    With a number it is each so many batches of an epoch, and at its end. With ``"auto"`` batches
-    are counted from one backup to the next, over the ends of epochs; of these a backup is made if
-    half of the batches have passed, since to go on from an end is cheaper.
+    With a number, a backup is due each time that this number of batches has passed in an epoch, and
+    at the end of the epoch. With ``"auto"``, batches are counted from one backup to the next,
+    across the ends of epochs. At the end of an epoch a backup is made if half of the batches have
+    passed, because it is cheaper to continue from there.
 
     Attributes:
         is_open: Whether the number of batches is still to be chosen.
@@ -59,14 +61,14 @@ class Interval:
         self._every = 0 if isinstance(save_freq, str) else save_freq
         self.is_open = False
         self._replicas = self._at_once = 1
-        # The batches of this epoch, and after how many of them was the last backup.
+        # The batches of this epoch so far, and after how many of them the last backup was made.
         self._passed = self._last = 0
-        # Batches that this process has trained on; those of them before the clock was started.
+        # How many batches this process has trained on, in all and before the clock started.
         self._trained = self._before = 0
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Takes what a backup has kept; ``at_once`` is how many batches an execution has."""
+        """Restores the values of a backup; ``at_once`` is the number of batches per call."""
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
         if self._is_auto:
@@ -75,16 +77,16 @@ class Interval:
             self._every = _FIRST * at_once if self.is_open else every
 
     def kept(self) -> list[int] | None:
-        """Returns what a backup keeps."""
+        """Returns the values that a backup saves."""
         return [self._every, self._replicas] if self._is_auto and not self.is_open else None
 
     def epoch_begins(self, passed: int = 0) -> None:
-        """Begins to count; ``passed`` batches were trained on before the backup."""
+        """Starts to count batches; ``passed`` batches were trained on before the backup."""
         self._last = passed or (self._last - self._passed if self._is_auto else 0)
         self._passed = passed
 
     def batches_passed(self, count: int, wait: Callable[[], None]) -> None:
-        """Keeps how many batches of the epoch were trained on; ``wait`` waits for the devices."""
+        """Stores how many batches of the epoch were trained on; ``wait`` waits for the devices."""
         self._trained += count - self._passed
         self._passed = count
         if self.is_open and self._since is None and self._trained >= _COMPILING * self._at_once:
@@ -92,7 +94,7 @@ class Interval:
             self._before, self._since = self._trained, perf_counter()
 
     def saved(self, batches: int) -> None:
-        """Hears of a backup after so many batches of the epoch, 0: at its end."""
+        """Records a backup after so many batches of the epoch; 0 means at its end."""
         self._last = batches
         if not batches:
             self._passed = 0
@@ -100,7 +102,7 @@ class Interval:
     def is_due(self, count: int, before: int | None = None) -> bool:
         """Returns whether a backup is due after so many batches of the epoch.
 
-        ``before`` is how many it had when that was last asked, or None: since the last backup.
+        ``before`` is the number at the last such question; None means since the last backup.
         """
         begin = self._last if self._is_auto else 0
         before = self._last if before is None else before
@@ -114,18 +116,19 @@ class Interval:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is known what a batch takes."""
+        """Whether the time of a batch is known."""
         return self._since is not None and self._trained > self._before
 
     def choose(
         self, save: Callable[[], None], wait: Callable[[], None], agree: Callable[[int], int]
     ) -> None:
-        """Chooses the number of batches by what ``save`` takes.
+        """Chooses the number of batches by the time that ``save`` takes.
 
-        They take no less than ``wait``, for the disk, for which the next backup would wait.
-        ``agree`` returns the chief's number on every worker. All workers must call it.
+        The batches must also take as long as ``wait``, which waits for the disk, because the next
+        backup would have to wait otherwise. ``agree`` returns the chief's number on every worker.
+        All workers must call this method.
         """
-        assert self._since is not None  # since `is_measured`
+        assert self._since is not None  # as `is_measured` says
         begin = perf_counter()
         seconds = (begin - self._since) / (self._trained - self._before)
         save()

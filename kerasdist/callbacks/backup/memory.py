@@ -1,9 +1,9 @@
-"""Copies of backups in the memory of hosts, for a job that is started again without its disk.
+"""Copies of backups in the memory of hosts, so that a restarted job does not need its disk.
 
 A restart ends all processes, so a copy is a file in the memory of a host (``/dev/shm``), which
-outlives them. Each host has one: the chief's, and one that a worker of each other host writes of
-the variables that it holds itself. So a host that is lost takes nothing with it. The launcher names
-the folder, the same in all starts of a job, and removes it.
+outlives them. The chief writes one copy, and on each other host one worker writes a copy of the
+variables that it holds itself. So no data are lost with a host. The launcher names the folder,
+which is the same in all attempts of a job, and removes it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.job.launcher import MEMORY
 
-# Of a copy in one message; base64 makes a third more of it, and a message may have 64 MiB.
+# The bytes of a copy in one message: base64 adds a third, and a message may have 64 MiB.
 _CHUNK = 16 << 20
 
-# Room for what a file has beside its arrays.
+# The space for what a file contains besides its arrays.
 _HEADER = 16 << 20
 
 
 def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
     """Returns this host's folder for copies of backups; None if another process writes them.
 
-    The chief has the newest one then. All workers must call it; ``sends``: whether the model is of
-    a strategy, which sends what the chief alone knows.
+    Afterwards the chief has the newest copy. All workers must call it. ``sends``: whether the model
+    belongs to a strategy, which can send data that only the chief has.
 
     Raises:
-        UnsupportedError: If there can be no copies.
+        UnsupportedError: If copies are impossible.
     """
     if job is not None and not sends:
         raise UnsupportedError(
@@ -68,7 +68,7 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Makes a folder, or takes one that this user has made: another's may change what is in it."""
+    """Makes a folder, or checks that an existing folder belongs to this user."""
     try:
         folder.mkdir(exist_ok=True)
         found = folder.lstat()
@@ -83,7 +83,7 @@ def _make_private(folder: Path) -> None:
 
 
 def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
-    """Returns whether arrays fit into the memory in which the folder is; warns if they do not."""
+    """Returns whether arrays fit into the memory that holds the folder; warns if they do not."""
     needed = sum(one.dtype.itemsize * math.prod(one.shape) for one in arrays)
     free = 0
     with contextlib.suppress(OSError):
@@ -100,10 +100,10 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
 
 
 def bring_newest(memory: Path, disk: Path, job: Job) -> None:
-    """Gives the chief the newest copy, if no backup of its own is as new.
+    """Gives the chief the newest copy, unless the chief has a backup that is as new.
 
-    It is on a host that had no copy yet, in the place of one that is lost. All workers must call
-    it. What the chief cannot write it does without, with a warning.
+    The chief may run on a host without a copy if its former host was lost. All workers must call
+    it. If the chief cannot write the copy, it warns and continues without a copy.
     """
     listed = storage.newest_first(memory)
     own = [storage.number_of(listed[0]), listed[0].stat().st_size] if listed else [0, 0]
@@ -119,12 +119,12 @@ def bring_newest(memory: Path, disk: Path, job: Job) -> None:
                 storage.write_bytes(storage.path_of(memory, number), chunks)
             except OSError as error:
                 warn_user(f"The backup in worker {source}'s memory cannot be kept here: {error}.")
-        for _ in chunks:  # the chief too, where it cannot keep them: all workers meet
+        for _ in chunks:  # all workers exchange the chunks, even if the chief cannot keep them
             pass
 
 
 def _sent(job: Job, source: int, file: BinaryIO | None, size: int) -> Iterator[bytes]:
-    """Yields, on the chief, what a worker sends of its file, and nothing on the others."""
+    """Yields, on the chief only, the chunks that one worker sends of its file."""
     for _ in range(0, size, _CHUNK):
         own = None if file is None else base64.b64encode(file.read(_CHUNK)).decode()
         found = job.gather_object("a backup in memory", own)
@@ -132,6 +132,6 @@ def _sent(job: Job, source: int, file: BinaryIO | None, size: int) -> Iterator[b
 
 
 def _newest(everyone: list[list[int]]) -> list[int]:
-    """Returns the first worker of those with the newest copy, its number and its size."""
+    """Returns the first worker that has the newest copy, with the copy's number and size."""
     source = max(range(len(everyone)), key=lambda rank: everyone[rank][0])
     return [source, *everyone[source]]

@@ -1,14 +1,14 @@
-"""The position of a run in its data, and how another process returns to it.
+"""The position of a run in its data, and how another process returns to that position.
 
-Before an epoch (or before the first one, where `fit` has ``steps_per_epoch`` and the data go on
-from epoch to epoch), the states of all random generators are kept, with the attributes of the
-source that have changed. A source that is read again from there yields the same batches, and those
-that were trained on are skipped.
+The states of all random generators are saved before each epoch, together with the changed
+attributes of the data source. (If `fit` has ``steps_per_epoch`` and the data continue from epoch to
+epoch, that is done only before the first epoch.) A source that is read again from this state yields
+the same batches, and the batches that were trained on are skipped.
 
-Iterators over ``tf.data`` pipelines and Grain's know their place, and so do loaders that have
-``state_dict`` and ``load_state_dict``: these are read on from the last place that was kept. Keras's
-loops may read ahead of the steps. So where Python reads, places are kept as batches pass, after
-those at which a backup may be made.
+Iterators of ``tf.data`` and Grain pipelines can save their place and continue from it. Loaders with
+``state_dict`` and ``load_state_dict`` can, too. Such sources are read from the last saved place.
+Keras's loops may read ahead of the steps. So for data that Python reads, places are saved as
+batches are read, namely after batches at which a backup may be made.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Places:
     """The places of the newest iteration over a source.
 
     Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
-    the place between two epochs is the beginning of the next one: that iterator is made ahead, and
-    used when Keras asks for it. A place within an epoch goes with that of the next one, too: once a
-    pipeline has read its shuffle to the end, its own place has no seeds any more.
+    the place between two epochs is the beginning of the next epoch: that iterator is made in
+    advance, and is used when Keras asks for it. A place within an epoch is saved together with the
+    place of the next epoch, because a pipeline that has read its shuffle to the end no longer has
+    the seeds in its own place.
     """
 
     def __init__(
@@ -56,13 +57,13 @@ class Places:
         *,
         read_by_python: bool,
     ) -> None:
-        """Takes a source.
+        """Stores a source and its parts.
 
         Args:
-            source: The source.
-            parts: Its parts, which may change without its knowledge.
-            is_due: Returns whether the place after so many batches is of use.
-            read_by_python: Whether Python reads it; else steps in TensorFlow's graphs, not ahead.
+            source: The source of the data.
+            parts: The parts of the source, which may change without the source noticing it.
+            is_due: Returns whether the place after so many batches can be needed.
+            read_by_python: Whether Python reads the source, and not steps in TensorFlow's graphs.
         """
         self._source = source
         self._is_due = is_due
@@ -76,7 +77,7 @@ class Places:
         self._ahead_to: Place | None = None
 
     def begun(self, make: Callable[[], object]) -> object:
-        """Returns an iterator from the beginning, or from the place of `go_to`."""
+        """Returns an iterator from the beginning, or from the place given to `go_to`."""
         self._make = make
         ahead, self._ahead = self._ahead, None
         to, self._to = self._to, None
@@ -102,8 +103,8 @@ class Places:
             yield batch
 
     def newest(self, count: int) -> Place | None:
-        """Returns the last place that is not behind so many batches; forgets those before it."""
-        if self._to is not None:  # since then nothing was read: its batches were the epoch's last
+        """Returns the last place at or before so many batches, and forgets earlier places."""
+        if self._to is not None:  # these batches were the last ones of the epoch
             return self._to
         if not self._read_by_python and self._last is not None and self._is_due(count):
             self._kept = self._now(self._last, count)
@@ -112,8 +113,8 @@ class Places:
         return there[-1] if there else None
 
     def next(self) -> Place | None:
-        """Returns where the next iteration begins, None where each begins alike."""
-        if self._to is not None:  # nothing was read since
+        """Returns the place at which the next iteration begins; None if all begin equally."""
+        if self._to is not None:  # since that time nothing was read
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self._source):
             return None
@@ -122,14 +123,14 @@ class Places:
         return next(iter(self._now(self._ahead, 0)), None)
 
     def go_to(self, place: Place, following: Place | None) -> None:
-        """Lets the next iteration go on from a place.
+        """Lets the next iteration continue from a place.
 
-        `following` is the place of the iteration after it, None where each begins alike.
+        `following` is the place of the iteration after it; None if all iterations begin equally.
         """
         self._to, self._ahead_to = place, following
 
     def _now(self, iterator: object, count: int) -> list[Place]:
-        """Returns where an iterator is, nothing if that has values which no backup can keep."""
+        """Returns the place of an iterator; an empty list if no backup can save its values."""
         encoder = Encoder()
         place = keras_compat.place_of(self._source, iterator)
         form = encoder.encode(place, "the place in the data")
@@ -145,10 +146,10 @@ class _Resume:
 
     Attributes:
         passed: How many batches it skips.
-        random: The states of the random generators that it begins with.
-        returns: Whether the present states are restored afterwards.
-        is_late: Whether the states are set after the iterator was made: Keras had made it before
-            the epoch began.
+        random: The states of the random generators at the beginning of the iteration.
+        returns: Whether the present random states are restored afterwards.
+        is_late: Whether the states are set after the iterator was made, because Keras made it
+            before the epoch began.
     """
 
     passed: int
@@ -171,16 +172,16 @@ class Position:
     """The position of a run in the data of its `fit`.
 
     Attributes:
-        facts: What must be equal in a run that goes on from it.
-        unread: How many batches of the present epoch the data begin after.
+        facts: What must be equal in a run that continues from this position.
+        unread: How many batches of the present epoch are not read again.
     """
 
     def __init__(
         self, source: object = None, steps: int | None = None, *, begins_anew: bool = False
     ) -> None:
-        """Takes the data, of which `fit` reads ``steps`` batches an epoch, and then goes on.
+        """Stores the data, of which `fit` reads ``steps`` batches per epoch and then continues.
 
-        ``begins_anew``: it reads so many from the beginning each time, as for validation.
+        ``begins_anew``: it reads these batches from the beginning each time, as for validation.
         """
         self.facts: dict[str, object] = {}
         self._source = Remembering(_objects_of(source))
@@ -207,11 +208,11 @@ class Position:
         self._pass_epochs: Callable[[int], None] | None = None
 
     def backs_up(self, interval: Interval, at_once: int) -> None:
-        """Takes when backups are due; ``at_once`` is how many batches an execution has."""
+        """Stores when backups are due; ``at_once`` is the number of batches per call."""
         self._interval, self._at_once = interval, at_once
 
     def follow(self, adapter: Any) -> None:
-        """Takes the adapter that Keras made, and follows its source where that has places."""
+        """Stores the adapter that Keras made, and follows its source if that has places."""
         self._adapter = adapter
         if keras_compat.shuffles_without_seed(adapter):
             self._lost.append(
@@ -223,7 +224,7 @@ class Position:
         if isinstance(adapter, WorkerBatches):
             self.facts["workers that read their own part"] = adapter.num_workers
             self._follow_own(adapter.source)
-        else:  # whose batches do not depend on the number of workers
+        else:  # the batches do not depend on the number of workers
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches
         self._reads_aside = keras_compat.reads_aside(WrappedAdapter.innermost(adapter))
@@ -249,7 +250,7 @@ class Position:
             if facts.calls_python or (facts.draws if self._continues else facts.is_cached):
                 if not facts.is_cached and not self._continues:
                     self._pass_epochs = partial(keras_compat.begin_often, source)
-                return  # it is read again, from its beginning
+                return  # the source is read again from its beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
             self._draws = facts.draws
         elif batches is not None:
@@ -261,9 +262,9 @@ class Position:
             keras_compat.follow_source(adapter, source, self._places.begun)
 
     def _is_due(self, count: int) -> bool:
-        """Returns whether a backup may be made after so many batches, and begin there."""
+        """Returns whether a backup may be made after so many batches and begin at that place."""
         if self._draws or not self._read_by_python:
-            return not self._draws  # what a pipeline draws is no part of a place
+            return not self._draws  # a place does not include random draws of the pipeline
         if self._steps is not None:
             count %= self._steps
         if count in (0, self._length):
@@ -273,7 +274,7 @@ class Position:
         return self._interval.is_due(count, count - self._at_once)
 
     def _follow_own(self, source: OwnSource) -> None:
-        """Follows data that only this worker reads; the chief cannot save their position."""
+        """Follows data that only this worker reads, whose position the chief cannot save."""
         self._pass_epochs = source.pass_epochs
         if source.pass_epochs is None:
             self._lost.append("the place in pipelines that a function makes for each worker")
@@ -281,7 +282,7 @@ class Position:
             self._lost.append("what a PyDataset remembers of which each worker reads a part")
 
     def lost(self) -> list[str]:
-        """Returns what a backup cannot bring back, a line each."""
+        """Returns what a backup cannot restore, one line for each."""
         lost = [*self._lost, *self._source.lost()]
         if self._calls_python and self._begin is not None:
             now, before = random_states.kept(), self._begin["random"]
@@ -298,7 +299,7 @@ class Position:
         return lost
 
     def begun(self, make: Callable[[], Any]) -> Any:
-        """Returns an iterator over the data, at the position where the run continues."""
+        """Returns an iterator over the data, at the position from which the run continues."""
         resume, self._resume = self._resume, None
         if resume is None:
             if self._is_over():
@@ -322,10 +323,10 @@ class Position:
     def restore_random_states(
         self, states: Mapping[str, object], begin: Mapping[str, object] | None = None
     ) -> None:
-        """Sets the random generators to the states of a backup, once batches are read.
+        """Sets the random generators to the states of a backup, after batches were read.
 
-        TensorFlow reads Python sources ahead, in another thread. If that thread draws from the
-        global generators, they have the right states already.
+        TensorFlow reads Python sources ahead, in another thread. If the thread that reads ahead
+        draws from the global generators, these already have the right states.
         """
         if self._reads_aside:
             before = begin or (self._begin["random"] if self._begin is not None else None)
@@ -334,12 +335,12 @@ class Position:
         random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Does the same as `begun`, for a framework's own pipeline."""
+        """Does the same as `begun`, for a pipeline of a framework."""
         places = None if self._read_by_python else self._places
         return self.begun(make if places is None else lambda: places.begun(make))
 
     def epoch_begins(self) -> None:
-        """Keeps the state from which the epoch can be read again."""
+        """Stores the state from which the epoch can be read again."""
         if self._is_over():
             self._begin, self._passed_before = None, -self._passed
             self._is_late = False
@@ -354,7 +355,7 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """Undoes what Keras's first look at data changes that were restored before it."""
+        """Undoes the changes that Keras's first look makes to data that were already restored."""
         random = random_states.kept()
         yield
         if self._read_ahead is not None:
@@ -362,22 +363,22 @@ class Position:
             random_states.put_back(random)
 
     def _is_over(self) -> bool:
-        """Returns whether data that go on over epochs have ended, so that Keras restarts them."""
+        """Returns whether continuing data have ended, so that Keras starts them again."""
         passed = self._passed_before + self._passed
         return self._continues and self._length is not None and passed >= self._length > 0
 
     def batches_passed(self, count: int) -> None:
-        """Keeps how many batches of the epoch were trained on."""
+        """Stores how many batches of the epoch were trained on."""
         self._passed = count
 
     def kept(self, batches: int) -> dict[str, object]:
-        """Returns the position in the form that a backup keeps."""
+        """Returns the position in the form that a backup contains."""
         begin, places = self._begin, self._places
         goes_on = self._continues and not (self._is_over() and not batches)
         passed = self._passed_before + (0 if batches else self._passed)
         if not batches and not goes_on:
             begin, passed = self._now(None), 0
-        assert begin is not None  # since `epoch_begins`
+        assert begin is not None  # because `epoch_begins` was called
         if goes_on and not batches and self._is_made:
             begin = self._since(begin, begin["random"])
         place = following = None
@@ -395,7 +396,7 @@ class Position:
         }
 
     def go_to(self, form: Mapping[str, Any], *, within: bool) -> None:
-        """Continues from a position that a backup kept."""
+        """Continues from a position that a backup contains."""
         self._read_ahead = form["source"]
         self._source.put_back(form["source"])
         self._passed_before, self._passed = int(form["passed"]), 0
@@ -422,10 +423,10 @@ class Position:
             random_states.put_back(random)
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
-        """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
+        """Returns the state with which Keras began the next iteration at the end of an epoch."""
         if self._ends_later:
             return self._now(random)
-        # By which Keras orders the rows as their first batch is read.
+        # The random states determine the order of the rows, drawn with the first batch.
         return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
@@ -438,7 +439,7 @@ class Position:
 
 @final
 class PositionedAdapter(WrappedAdapter):
-    """Passes the data to Keras's loop from the position where the run continues."""
+    """Passes the data to Keras's loop from the position at which the run continues."""
 
     def __init__(self, inner: Any, position: Position) -> None:
         super().__init__(inner)
@@ -455,12 +456,12 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
-        # Begun at once, since the iterator of a DataLoader draws a random number.
+        # The iteration begins at once, because the iterator of a DataLoader draws a random number.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
         return self._read(begun)
 
     def _read(self, iterator: Iterator[object]) -> Iterator[object]:
-        """Yields batches to Keras's loop on PyTorch, and nothing for those that it skips."""
+        """Yields batches to Keras's loop on PyTorch, and None for each batch that it shall skip."""
         unread, self._position.unread = self._position.unread, 0
         yield from repeat(None, unread)
         yield from iterator

@@ -1,8 +1,8 @@
-"""The backup files of one run, in a folder that one run has at a time.
+"""The backup files of one run, in a folder that only one run can use at a time.
 
-The first run holds a lock, and others are refused. It is a lock of the kernel on a file that names
-its owner. Shared file systems (NFS, Lustre, GPFS) pass it on to their servers, and whatever ends a
-process ends its locks.
+The first run that uses the folder holds a lock, and other runs are refused. The lock is a kernel
+lock on a file that names its owner. Shared file systems (NFS, Lustre, GPFS) pass the lock on to
+their servers. If a process ends for any reason, its locks end too.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ from kerasdist.errors import BackupError
 from kerasdist.job.handshake import JOB_ID
 from kerasdist.job.job import Job
 
-# How many calls of `fit` of this process have ended, by folder.
+# How many calls of `fit` in this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
-# Says of which run of the launcher a call of `fit` has ended, whose script has not: that it is
-# started again may be for an error after `fit`, which then has no epoch left to train.
+# This file names the launcher's run in which a call of `fit` has ended, but not the script.
+# If the job then restarts for an error after `fit`, `fit` has no epoch left to train.
 _MARK = "finished"
 
 
 @final
 class RunFiles:
-    """Finds the newest backup of a run, writes new ones, and removes old ones.
+    """Finds the newest backup of a run, writes new backups, and removes old ones.
 
-    A script may call `fit` twice with one folder. If it is restarted during the second call, the
-    first call must not touch the second one's backups.
+    A script may call `fit` twice with the same folder. If the script is restarted during the second
+    call, the first call must not touch the second call's backups.
 
     Attributes:
         number: The number of the newest backup.
-        fit: How many calls of `fit` with this folder have ended before in this process.
-        in_parts: Whether each worker writes what it holds of the sharded variables.
+        fit: How many calls of `fit` with this folder had ended in this process before this call.
+        in_parts: Whether each worker writes its own shards of the sharded variables.
         refusal: Why this run must not use the folder; None if it may.
-        of_this_call: Whether the newest backup is of this call; else its weights alone are taken.
+        of_this_call: Whether the newest backup belongs to this call; if not, only its weights are
+            used.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class RunFiles:
         takes_weights: bool = False,
         in_memory: Path | None = None,
     ) -> None:
-        """Looks into the folder.
+        """Examines the folder.
 
         Args:
             folder: The folder of the run's backups.
@@ -79,9 +80,9 @@ class RunFiles:
             mode: The permissions of the files.
             job: The job of this process.
             run: A name that no other run has, if all workers see the folder and divide variables.
-            takes_weights: Whether a backup of another call will do.
+            takes_weights: Whether a backup of another call can be used.
             in_memory: The folder in this host's memory to which this process writes each backup
-                first; None: it does not.
+                first; None if it does not.
         """
         self._folder = folder
         self._keep = keep
@@ -105,8 +106,8 @@ class RunFiles:
     def newest(self, call: Mapping[str, object]) -> StoredVariables | None:
         """Returns the newest backup that is complete, None if there is none.
 
-        It says which backups are torn. All workers must call it; where they do not see the chief's
-        folder, only the chief gets a backup. The chief sets `refusal`, which all must hear of.
+        It reports damaged backups. All workers must call it. Workers that do not see the chief's
+        folder get None. The chief sets `refusal`, which all workers must be told.
         """
         if self._is_chiefs:
             found = self._first_whole(self._fitting(call))
@@ -120,7 +121,7 @@ class RunFiles:
         return self._first_whole(iter(())) if self.in_parts else None
 
     def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
-        """Yields the chief's files of backups of this call, newest first."""
+        """Yields the chief's files of the backups that belong to this call, newest first."""
         try:
             hold_folder(self._folder, self._mode)
         except BackupError as error:
@@ -155,9 +156,9 @@ class RunFiles:
             yield stored
 
     def _first_whole(self, candidates: Iterator[StoredFile]) -> StoredVariables | None:
-        """Returns the first of the chief's candidates whose parts are whole.
+        """Returns the first of the chief's candidates whose parts are complete.
 
-        Workers that see the folder check some of the parts each.
+        Workers that see the folder each check some of the parts.
         """
         while True:
             stored = next(candidates, None)
@@ -178,7 +179,7 @@ class RunFiles:
                 _refuse(path, next(filter(None, complaints)))
 
     def _checked(self, chiefs: StoredFile) -> StoredVariables:
-        """Checks this worker's share of a backup's parts."""
+        """Checks this worker's share of the parts of a backup."""
         job = self._job if self.in_parts else None
         rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
         variables.require_whole_parts(self._folder, variables.parts_of(chiefs.facts)[rank::workers])
@@ -190,18 +191,18 @@ class RunFiles:
         return self._job.all_gather_object(label, value)
 
     def begin_next(self) -> None:
-        """Takes the next number for a backup, once the disk has the one before it."""
+        """Takes the number of the next backup, after the previous backup is on the disk."""
         self.wait()
         self.number += 1
 
     def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
-        """Writes this worker's part of a backup; returns, on the chief, what to say of all parts.
+        """Writes this worker's part of a backup; returns, on the chief, the facts about all parts.
 
-        All workers must call it. When it returns, all parts are on the disk; or, if a worker could
-        not write, all workers get None.
+        All workers must call it. When the method returns, all parts are on the disk. If a worker
+        could not write, all workers get None.
 
         Args:
-            shards: What this worker holds, by the number of the variable.
+            shards: The shards that this worker holds, by the number of the variable.
         """
         assert self._job is not None
         assert self._run is not None
@@ -224,10 +225,11 @@ class RunFiles:
         return None
 
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
-        """Writes a backup, and removes those that are too old; returns, on the chief, whether.
+        """Writes a backup and removes old ones; returns whether it did, on the chief only.
 
-        In memory, where there is room; a thread then copies the chief's to the disk. All workers
-        must call it: those that do not write read the arrays along.
+        If there is enough memory, the backup is written to memory, and a thread copies the chief's
+        file to the disk. All workers must call it, because workers that do not write take part in
+        the reads.
         """
         folder = self._folder
         if self._memory is not None and memory.has_room(self._memory, arrays):
@@ -251,13 +253,13 @@ class RunFiles:
         return self._is_chiefs
 
     def _copy(self, path: Path) -> None:
-        """Copies a backup to the disk, and removes those that are too old."""
+        """Copies a backup to the disk, and removes old backups."""
         with path.open("rb") as file:
             storage.write_bytes(self._folder / path.name, storage.read_bytes(file), self._mode)
         self._remove_old(self._folder)
 
     def wait(self) -> None:
-        """Waits until the disk has the newest backup."""
+        """Waits until the newest backup is on the disk."""
         copying, self._copying = self._copying, None
         if copying is not None:
             try:
@@ -277,14 +279,15 @@ class RunFiles:
     def training_ended(self, *, removes: bool) -> None:
         """Counts a call of `fit` that has ended.
 
-        Its backups go; under the launcher the last stays until all scripts of the job have ended.
+        The backups of this call are removed; under the launcher the last backup stays until the
+        job's scripts end.
         """
         _ENDED[self._place] += 1
         self.wait()
         if self._memory is not None:
             with contextlib.suppress(OSError):
                 storage.remove(path for path in self._own() if path.parent == self._memory)
-                self._memory.rmdir()  # unless a later call has copies there
+                self._memory.rmdir()  # this fails if a later call has copies there
                 self._memory.parent.rmdir()
         if not self._is_chiefs:
             return
@@ -308,23 +311,23 @@ class RunFiles:
         self._remove(folder, own[self._keep :])
 
     def _remove(self, folder: Path, paths: Sequence[Path]) -> None:
-        """Removes backups: a backup without its parts must not be found."""
+        """Removes backups before their parts, because no backup without its parts may be found."""
         storage.remove(paths)
         variables.remove_orphans(folder, up_to=self.number)
 
     def _all(self) -> list[Path]:
-        """Returns all backups, newest first; of one in two places that in memory first."""
+        """Returns all backups, newest first; a copy in memory comes before the copy on disk."""
         folders = [self._folder] if self._memory is None else [self._memory, self._folder]
         found = [path for folder in folders for path in storage.newest_first(folder)]
         return sorted(found, key=storage.number_of, reverse=True)
 
     def _own(self) -> list[Path]:
-        """Returns those that are not of later calls."""
+        """Returns the backups that do not belong to later calls."""
         return [path for path in self._all() if _fit_of(path) <= self.fit]
 
 
 def _is_failing() -> bool:
-    """Returns whether this process ends by an error."""
+    """Returns whether this process is ending by an error."""
     return getattr(sys, "last_value", None) is not None
 
 
@@ -336,7 +339,7 @@ def _run_of_launcher() -> str | None:
 
 
 def _mark_of(folder: Path) -> str | None:
-    """Returns the run whose call has ended, and left its last backup."""
+    """Returns the run in which a call of `fit` has ended and left its last backup."""
     try:
         return (folder / _MARK).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -344,9 +347,9 @@ def _mark_of(folder: Path) -> str | None:
 
 
 def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
-    """Removes what calls have left that have ended, unless another run has done so.
+    """Removes the backups of calls that have ended, unless another run has removed them.
 
-    `ended`: how many have; None: all. What a restart has not reached again is not among them.
+    `ended`: how many calls have ended; None for all. Backups of later calls are not removed.
     """
     with contextlib.suppress(OSError):
         if _mark_of(folder) == run:
@@ -357,7 +360,7 @@ def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
 
 
 def _fit_of(path: Path) -> int:
-    """Returns how many calls of `fit` had ended before that of a backup; 0 if it is torn."""
+    """Returns how many calls of `fit` had ended before the backup's; 0 for a damaged file."""
     try:
         return int(StoredFile(path).facts["fit"])
     except _UNUSABLE:
@@ -370,23 +373,23 @@ def _refuse(path: Path, reason: object) -> None:
 
 _LOCK = "in-use.json"
 
-# How long a server keeps the locks of a machine that is gone (NFS: 90 s), and some more.
+# A little more than the seconds for which a server keeps the locks of a lost machine (NFS: 90 s).
 _SECONDS = 100.0
 _PAUSE = 1.0
 
 _IS_HELD = (errno.EACCES, errno.EAGAIN)
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# The files that this process holds. It must open none of them anew: to close any copy of a file
-# ends the locks of the whole process.
+# The files that this process holds.
+# The files stay open, because closing a file ends all locks of the process on it.
 _held: dict[Path, int] = {}
 
 
 def hold_folder(folder: Path, mode: int = 0o600) -> None:
-    """Takes the folder for this process, until `release_folder` or the end of the process.
+    """Locks the folder for this process, until `release_folder` or the end of the process.
 
     Raises:
-        BackupError: If another process has it.
+        BackupError: If another process has locked the folder.
         OSError: If the folder cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -398,8 +401,8 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
         owner = _try_lock(path, mode)
         if owner is None:
             return
-        # On this machine a held lock means a live process. Another one may be gone, and the file
-        # system hold its locks for a while.
+        # If the lock is held on this machine, its process is alive.
+        # The file system may keep the locks of another machine's ended process for a time.
         if owner.get("host") == socket.gethostname() or time.monotonic() > until:
             raise BackupError(
                 f"Expected a folder of backups that no other run uses. Received: {str(folder)!r}, "
@@ -410,7 +413,7 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
 
 
 def release_folder(folder: Path) -> None:
-    """Gives the folder to others."""
+    """Unlocks the folder for other runs."""
     path = folder.resolve() / _LOCK
     file = _held.pop(path, None)
     if file is not None:
@@ -420,7 +423,7 @@ def release_folder(folder: Path) -> None:
 
 
 def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
-    """Takes the lock; returns the present owner if there is one."""
+    """Tries to lock a file; returns the present owner if there is one."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -436,13 +439,13 @@ def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
                 return _owner(opened.read())
         _warn_of_lock(path, error)
         return None
-    if not _is_still(path, file):  # its owner has ended since, and removed it
+    if not _is_still(path, file):  # meanwhile the owner has ended and removed the file
         os.close(file)
         return _try_lock(path, mode)
     _held[path] = file
     since = datetime.now(UTC).isoformat(" ", "seconds")
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
-    with contextlib.suppress(OSError):  # a full disk
+    with contextlib.suppress(OSError):  # the disk may be full
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps(owner).encode(), 0)
     return None
@@ -458,7 +461,7 @@ def _is_still(path: Path, file: int) -> bool:
 def _owner(content: bytes) -> dict[str, object]:
     try:
         found = json.loads(content)
-    except ValueError:  # it is just writing
+    except ValueError:  # the owner is writing it at the moment
         found = None
     return found if isinstance(found, dict) else {}
 
@@ -471,16 +474,16 @@ def _warn_of_lock(path: Path, error: OSError) -> None:
 
 
 def name_of_run(folder: Path, job: Job) -> str | None:
-    """Returns a name for this run if all workers see and may write the chief's folder, else None.
+    """Returns a name for this run if all workers can write to the chief's folder, else None.
 
-    Each worker looks for a file of this name that the chief makes there. All workers must call it.
+    Each worker looks for a file that the chief makes there under this name. All must call it.
     """
     name = secrets.token_hex(8)
     if job.is_chief:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             _probe(folder, name).touch()
-    # A worker must not look for the folder before: a network file system may remember its absence.
+    # Workers look only now, because a network file system may remember that the folder was missing.
     name = str(job.broadcast_object("the folder of the backups", name))
     found = _probe(folder, name)
     sees = found.is_file() and os.access(folder, os.W_OK)

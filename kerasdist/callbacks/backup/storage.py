@@ -1,9 +1,9 @@
-"""Backups on disk: a file is complete or absent.
+"""Backups on disk; a file is either complete or absent.
 
-A file is a line that identifies it, the length of a JSON header, the header, the bytes of the
-arrays, and a SHA-256 over all of that. It is written under another name, flushed to the disk, and
-then renamed, which replaces a file at once or not at all. Arrays are read, written and checked one
-after another, so that memory need not hold them all.
+A file consists of a line that identifies it, the length of a JSON header, the header, the bytes of
+the arrays, and a SHA-256 over all of that. The file is written under another name, flushed to the
+disk, and then renamed, which replaces an older file completely or not at all. Arrays are read,
+written and checked one after another, so that memory need not hold them all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
-import ml_dtypes  # noqa: F401  by which NumPy knows the names of bfloat16 and float8
+import ml_dtypes  # noqa: F401  it makes bfloat16 and float8 known to NumPy
 import numpy as np
 
 from kerasdist.core import whole_files
@@ -36,12 +36,12 @@ PRIVATE = 0o600
 @final
 @dataclass(frozen=True)
 class Unread:
-    """An array that is read while it is written, so that no copy of it stays in memory.
+    """An array that is read only when it is written, so that no copy stays in memory.
 
     Attributes:
-        dtype: NumPy's type.
-        shape: Its shape.
-        read: Returns the array.
+        dtype: The type of NumPy.
+        shape: The shape of the array.
+        read: A function that returns the array.
     """
 
     dtype: np.dtype
@@ -51,19 +51,19 @@ class Unread:
 
 @final
 class StoredFile:
-    """A file on the disk, of which arrays are read one at a time.
+    """A file on the disk, from which arrays are read one at a time.
 
     Attributes:
-        path: Where it is.
-        facts: What JSON can say.
-        forms: Type and shape of each array; None for one that is in other files.
+        path: The path of the file.
+        facts: The content of the header that is not about arrays.
+        forms: The type and shape of each array; None for an array that is in another file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the header alone. `require_whole` checks the file.
+        """Reads only the header; `require_whole` checks the file.
 
         Raises:
-            BackupError: If the header is not of the form that `write_file` gives it.
+            BackupError: If the header does not have the form in which `write_file` writes headers.
         """
         self.path = path
         with path.open("rb") as file:
@@ -90,7 +90,7 @@ class StoredFile:
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
     def columns(self, number: int, region: Region) -> np.ndarray:
-        """Reads the columns that a region names, of an array taken as rows."""
+        """Reads the columns of an array, laid out in rows, that a region names."""
         dtype = np.dtype(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)
@@ -106,17 +106,17 @@ class StoredFile:
 
 
 def path_of(folder: Path, number: int) -> Path:
-    """Returns the path of a backup."""
+    """Returns the path of the backup with this number."""
     return folder / f"backup-{number:012d}.kdb"
 
 
 def read_bytes(file: BinaryIO) -> Iterator[bytes]:
-    """Yields what a file has, as it is."""
+    """Yields the bytes of a file, in chunks."""
     return iter(lambda: file.read(_CHUNK), b"")
 
 
 def write_bytes(path: Path, chunks: Iterable[bytes], mode: int = PRIVATE) -> None:
-    """Writes a file as it is."""
+    """Writes the given bytes to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_files.replacing(path) as name, _opened(name, mode) as file:
         file.writelines(chunks)
@@ -125,15 +125,15 @@ def write_bytes(path: Path, chunks: Iterable[bytes], mode: int = PRIVATE) -> Non
 def write_file(
     path: Path, facts: Mapping[str, object], arrays: Sequence[Any], mode: int = PRIVATE
 ) -> str:
-    """Writes a file, and returns its digest. It is on the disk when this returns.
+    """Writes a file and returns its digest. The file is on the disk when this returns.
 
-    Every array is read, in the same order, also if the disk is full: other workers may take part.
+    Every array is read in order even if the disk is full, because other workers may take part.
 
     Args:
         path: The file.
-        facts: What JSON can say.
-        arrays: NumPy arrays, or how to read them; None for one that is in other files.
-        mode: Its permissions.
+        facts: Facts for the header, which JSON can express.
+        arrays: NumPy arrays, or `Unread` ones; None for an array that is in another file.
+        mode: The permissions of the file.
     """
     forms = [None if one is None else [one.dtype.name, list(one.shape)] for one in arrays]
     header = json.dumps({"facts": facts, "arrays": forms}).encode()
@@ -163,11 +163,11 @@ def read(path: Path) -> StoredFile:
 
 
 def require_whole(path: Path, known: str | None = None) -> None:
-    """Refuses a file whose bytes are not those that were written.
+    """Refuses a file whose bytes are not the bytes that were written.
 
     Args:
         path: The file.
-        known: Its digest, where another file has it.
+        known: The digest of the file, if another file has it.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -185,7 +185,7 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Returns the backups of a folder."""
+    """Returns the backups of a folder, the newest first."""
     if not folder.is_dir():
         return []
     return sorted((one for one in folder.iterdir() if _NAME.fullmatch(one.name)), reverse=True)
@@ -198,7 +198,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the files of processes that were killed while they wrote."""
+    """Removes the files of processes that were killed while they were writing."""
     remove(list(folder.glob("unfinished-*-backup-*")))
 
 

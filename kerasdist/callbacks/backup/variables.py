@@ -1,8 +1,8 @@
-"""The variables of a backup: how each worker writes what it holds of them, and reads it back.
+"""The variables of a backup: how each worker writes its shards, and reads them back.
 
-Where workers divide variables, each writes a part: a file of the format of `storage`. The chief's
-file, which is written last, names the parts with their sizes and digests. So a backup exists once
-the chief's file does, and parts that no chief's file names are of no use.
+If workers divide variables, each worker writes a part, which is a file in the format of `storage`.
+The chief's file is written last, and names the parts with their sizes and digests. So a backup
+exists as soon as the chief's file does. Parts that no chief's file names are of no use.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def write_part(
     *,
     mode: int = storage.PRIVATE,
 ) -> list[str]:
-    """Writes a worker's part of a backup; returns its name and its digest, for the chief's file.
+    """Writes a worker's part of a backup; returns its name and digest, for the chief's file.
 
     Args:
         folder: The folder of the backups.
         number: The backup's number.
         run: Hexadecimal digits that no other run has, so that no part is ever replaced.
         rank: The worker's number.
-        shards: What this worker holds, by the number of the variable.
+        shards: The shards that this worker holds, by the number of the variable.
         mode: The file's permissions.
     """
     listed = [(variable, one) for variable, held in shards.items() for one in held if one.is_first]
@@ -66,12 +66,12 @@ def _place(region: Region) -> tuple[int, int, int]:
 
 
 def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the names and digests of a backup's parts, by rank of the worker that wrote them."""
+    """Returns the names and digests of a backup's parts, by rank of the worker that wrote."""
     return [(name, digest) for name, digest in facts.get("parts", ())]
 
 
 def require_whole_parts(folder: Path, parts: Iterable[tuple[str, str]]) -> None:
-    """Refuses parts that are missing, or whose bytes are not those that were written."""
+    """Refuses parts that are missing, or whose bytes are not the bytes that were written."""
     for name, digest in parts:
         with _complaining_of(name):
             storage.require_whole(folder / name, digest)
@@ -92,7 +92,8 @@ def remove_orphans(folder: Path, up_to: int | None = None) -> None:
 
     Args:
         folder: The folder of the backups.
-        up_to: Leaves the parts of backups with a larger number, which workers may be writing.
+        up_to: The largest number of a backup whose parts are removed, because workers may be
+            writing later parts; None for no limit.
     """
     parts = [(match, path) for path in folder.glob("backup-*") if (match := _of(path))]
     if not parts:
@@ -102,7 +103,7 @@ def remove_orphans(folder: Path, up_to: int | None = None) -> None:
     for path in storage.newest_first(folder):
         try:
             kept.update(name for name, _ in parts_of(StoredFile(path).facts))
-        except (BackupError, OSError, TypeError, ValueError):  # torn, or of another version
+        except (BackupError, OSError, TypeError, ValueError):  # a damaged file, or another version
             unknown.add(storage.number_of(path))
     storage.remove(
         path
@@ -123,13 +124,14 @@ _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
 
 @final
 class StoredVariables:
-    """The variables of a backup, in the chief's file and in its parts.
+    """The variables of a backup, in the chief's file and in the parts.
 
-    A worker that holds what the worker of its number held reads the header of one part alone.
+    A worker that has the same shards as the worker that wrote a part reads only the header of that
+    part.
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
-        """Takes the chief's file, and the worker's number. The chief checks that parts are all."""
+        """Stores the chief's file and the worker's number. The chief checks that all is there."""
         self.chiefs = chiefs
         self._parts = parts_of(chiefs.facts)
         self._own = self._shards_in(self._parts[rank : rank + 1])
@@ -152,11 +154,11 @@ class StoredVariables:
 
     @property
     def numbers(self) -> range:
-        """The numbers of the arrays in the chief's file, of which variables come first."""
+        """The numbers of the arrays in the chief's file; the first ones belong to variables."""
         return range(len(self.chiefs.forms))
 
     def whole(self, variable: int) -> np.ndarray:
-        """Reads a variable."""
+        """Reads a whole variable."""
         if self.chiefs.forms[variable] is not None:
             return self.chiefs.array(variable)
         rows = self._shards[variable][0][0].rows
@@ -165,7 +167,7 @@ class StoredVariables:
         )
 
     def part(self, variable: int, region: Region) -> np.ndarray:
-        """Reads a region of a variable, and no more of it where the files allow that."""
+        """Reads a region of a variable, and, if the files allow it, no other data."""
         if self.chiefs.forms[variable] is not None:
             return self.chiefs.columns(variable, region)
         for one, file, index in self._own.get(variable, ()):
@@ -177,7 +179,7 @@ class StoredVariables:
         return value[:, region.begin : region.end].copy()
 
     def _joined(self, variable: int, region: Region) -> np.ndarray:
-        """Reads a region that is laid out in as many rows as the shards in the files."""
+        """Reads a region that is laid out in the same number of rows as the shards in the files."""
         held = self._shards[variable]
         _, file, index = held[0]
         dtype = np.dtype(file.forms[index][0])
@@ -190,7 +192,7 @@ class StoredVariables:
         return joined
 
     def _require_all(self, variable: int) -> None:
-        """Refuses parts that together are not the whole variable."""
+        """Refuses parts that do not make up the whole variable."""
         regions = sorted((one for one, _, _ in self._shards.get(variable, ())), key=_place)
         ends = [0, *(one.end for one in regions)]
         joined = all(one.begin == end for one, end in zip(regions, ends, strict=False))
@@ -206,9 +208,9 @@ class StoredVariables:
 
 
 def variables_of(model: Any) -> list[keras.Variable]:
-    """Returns the variables that a training run begins with: weights, seeds, optimizer, metrics."""
+    """Returns the variables that training begins with: weights, seeds, optimizer, metrics."""
     optimizer, own = model.optimizer, []
-    if optimizer is not None:  # a user's `train_step` may have others
+    if optimizer is not None:  # a user's `train_step` may use other optimizers
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         own = optimizer.variables
@@ -221,13 +223,13 @@ def _without_doubles(variables: Iterable[keras.Variable]) -> list[keras.Variable
 
 
 def all_variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns these, and the variables of all other optimizers that the model holds."""
+    """Returns `variables_of` a model, and the variables of its other optimizers."""
     more = [variable for one in keras_compat.optimizers_of(model) for variable in one.variables]
     return _without_doubles([*variables_of(model), *more])
 
 
 def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> list[list[int] | None]:
-    """Returns the numbers of the variables that each optimizer was built for, None: of none."""
+    """Returns the numbers of the variables that each optimizer was built for; None: not built."""
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     listed: list[list[int] | None] = []
     for optimizer in keras_compat.optimizers_of(model):
@@ -248,7 +250,7 @@ def build_optimizers(model: keras.Model, optimized: Sequence[Sequence[int] | Non
 def forms_of(variables: Sequence[Any]) -> dict[str, object]:
     """Returns the shapes and types of variables.
 
-    Their names are left out: they count up with each model that a process makes.
+    Names are left out, because they count up with each model that a process makes.
     """
     return {
         f"variable {number}": [list(variable.shape), variable.dtype]
@@ -257,19 +259,19 @@ def forms_of(variables: Sequence[Any]) -> dict[str, object]:
 
 
 def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Sequence[HeldShard]]:
-    """Returns what this worker holds of the variables that workers divide, by their numbers."""
+    """Returns the shards that this worker holds of divided variables, by the variables' numbers."""
     held = {number: replicas.shards(variable) for number, variable in enumerate(variables)}
     return {number: own for number, own in held.items() if own}
 
 
 def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
-    """Returns the variables' values for a file; those that are not aggregated are read as late.
+    """Returns variables' values for a file; values without aggregation are read when written.
 
-    All workers must call it, and `read_along` or write the file.
+    All workers must call this function, and then either write the file or call `read_along`.
 
     Args:
         variables: The variables.
-        elsewhere: By number, those that other files have, in whose place is None.
+        elsewhere: By number, the variables that other files have; the list has None for them.
     """
     listed: list[Any] = []
     for number, variable in enumerate(variables):
@@ -289,17 +291,17 @@ def _value(variable: Any) -> np.ndarray:
 
 
 def read_along(arrays: Sequence[object]) -> None:
-    """Takes part in the chief's reads of variables while it writes them."""
+    """Takes part in the reads of variables that the chief makes while it writes them."""
     for one in arrays:
         if isinstance(one, Unread):
             one.read()
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
-    """Sets the replicas' parts of the metrics' sums to those of a restored run.
+    """Divides the sums of metrics among the replicas in the same way as the saved run.
 
-    The run then adds the same numbers in the same order as the uninterrupted run, and has the same
-    results to the last bit. All workers must call it.
+    The run then adds the same numbers in the same order as the uninterrupted run, so that the
+    results are equal to the last bit. All workers must call this function.
     """
     for variable, value in zip(variables, arrays, strict=True):
         if is_sum_on_read(variable):
@@ -309,9 +311,9 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
 def with_arrays(
     model: Any, stored: StoredVariables | None, facts: Mapping[str, Any], count: int
 ) -> dict[str, Any]:
-    """Returns a backup's facts with their arrays, which stand behind those of `count` variables.
+    """Returns a backup's facts with their arrays, which follow the arrays of `count` variables.
 
-    All workers must call it; `stored` is None on those that do not see the backup.
+    All workers must call this function. `stored` is None on workers that do not see the backup.
     """
     own = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
     arrays = broadcast_arrays(model, list(own), facts["arrays"])
@@ -325,10 +327,10 @@ def restore(
     *,
     seen_by_all: bool,
 ) -> None:
-    """Restores variables, each with its number in the backup. All workers must call it.
+    """Restores variables, each with its number in the backup. All workers must call this function.
 
-    Where workers divide them, it is one after another, and each worker reads what it holds, or
-    gets whole variables from the chief if it does not see files.
+    If workers divide the variables, these are restored one after another. Each worker reads its own
+    shards, or gets whole variables from the chief if it does not see the files.
     """
     replicas = _sharded_by(model)
     if replicas is None:
@@ -353,13 +355,13 @@ def restore(
 
 
 def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object]]:
-    """Returns the number of each weight of a model among the variables, its shape and type."""
+    """Returns each weight's number among the variables, with its shape and type."""
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
 
 
 def _sharded_by(model: keras.Model) -> ReplicaSet | None:
-    """Returns the replicas that divide a model's state between workers, None if none do."""
+    """Returns the replicas that divide a model's state between workers, None if there are none."""
     trainer = trainer_of(model)
     return trainer.replicas if trainer is not None and trainer.replicas.divides_state else None
 
@@ -367,9 +369,9 @@ def _sharded_by(model: keras.Model) -> ReplicaSet | None:
 def broadcast_arrays(
     model: keras.Model, arrays: Sequence[np.ndarray], forms: Sequence[Any]
 ) -> list[np.ndarray]:
-    """Returns the chief's arrays on every worker. All workers must call it.
+    """Returns the chief's arrays on every worker. All workers must call this function.
 
-    ``forms`` are type and shape of each array; the other workers pass no arrays.
+    ``forms`` has the type and shape of each array; workers other than the chief pass no arrays.
     """
     trainer = trainer_of(model)
     if trainer is None or trainer.replicas.job is None or not forms:

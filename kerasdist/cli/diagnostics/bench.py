@@ -1,4 +1,4 @@
-"""``kerasdist bench``: runs a script with several numbers of workers, and shows how it scales."""
+"""``kerasdist bench`` runs a script with several numbers of workers and shows how it scales."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _NO_FIT = "there was no fit of a model that was made in the scope of a strategy"
 @final
 @dataclass(frozen=True)
 class Reference:
-    """What an all-reduce could reach at most.
+    """The best rate that an all-reduce could reach.
 
     Attributes:
         rate: Bytes a second that a device sends.
-        source: Who says so.
+        source: Where that rate comes from.
     """
 
     rate: float
@@ -49,12 +49,12 @@ class Reference:
 @final
 @dataclass(frozen=True)
 class Row:
-    """The measurement with one number of workers.
+    """The measurement with a certain number of workers.
 
     Attributes:
-        workers: How many.
-        measured: What `kerasdist.callbacks.telemetry.Bench` tells; empty: the job failed.
-        failure: Why it failed.
+        workers: The number of workers.
+        measured: The result of `kerasdist.callbacks.telemetry.Bench`; empty if the job failed.
+        failure: Why the job failed.
     """
 
     workers: int
@@ -68,12 +68,12 @@ class Row:
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
+        """Seconds that a step took."""
         return self.measured["seconds"] / max(1, self.measured["steps"])
 
     @property
     def rate(self) -> float:
-        """Examples per second; steps per second if the size of a batch is not known."""
+        """Examples per second, or steps per second if the size of a batch is not known."""
         return (self.measured["batch"] or 1) / self.step
 
     @property
@@ -86,13 +86,13 @@ class Row:
 @final
 @dataclass(frozen=True)
 class Scaling:
-    """A benchmark.
+    """The measurements of one script with several numbers of workers.
 
     Attributes:
-        script: What was trained.
-        backend: On which backend.
-        rows: By the number of workers.
-        reference: What the links allow; None if not known.
+        script: The script that was trained.
+        backend: The backend on which it was trained.
+        rows: The measurements, in the order of the numbers of workers.
+        reference: The best rate of the links; None if that is not known.
     """
 
     script: str
@@ -106,12 +106,12 @@ class Scaling:
         return [row for row in self.rows if row.measured]
 
     def efficiency(self, row: Row) -> float:
-        """Returns a replica's rate against that of the smallest number of workers."""
+        """Returns a replica's rate, relative to the rate with the smallest number of workers."""
         first = self.measured[0]
         return row.rate / row.replicas / (first.rate / first.replicas)
 
     def of_links(self, row: Row) -> float | None:
-        """Returns an all-reduce's bandwidth, as a part of what the links allow."""
+        """Returns the bandwidth of an all-reduce, as a fraction of the best rate of the links."""
         if self.reference is None or row.bus_bandwidth is None:
             return None
         return row.bus_bandwidth / self.reference.rate
@@ -200,30 +200,30 @@ def _doubled(most: int) -> tuple[int, ...]:
 
 
 def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
-    """Measures training with so many workers."""
+    """Measures training with `count` workers."""
     own = {**spec.environment, **_first_gpus(count)}
     ran = jobs.run(with_workers(replace(spec, environment=own), count), backend, seconds, _NO_FIT)
     if ran.failure is not None:
         return Row(count, {}, f"{ran.failure}; the workers' output is in {ran.logs}")
-    # A script may call `fit` several times. The longest one is the best measurement, if possible of
-    # those that do not include the time to compile.
+    # A script may call `fit` several times.
+    # The longest call is the best measurement, if possible without compilation.
     return Row(count, max(ran.results, key=lambda x: (not x["with_compilation"], x["seconds"])))
 
 
 def _first_gpus(count: int) -> dict[str, str]:
-    """Returns the variable that shows `count` GPUs to the workers of a machine.
+    """Returns the variable that shows only `count` GPUs to the workers of a machine.
 
-    Each then has one; otherwise fewer workers would have more of them each.
+    So each worker gets one GPU; otherwise fewer workers would have several GPUs each.
     """
     variable, names = gpus.offered(os.environ)
     return {variable: ",".join(names[:count])} if 0 < count < len(names) else {}
 
 
 def reference(*, is_one_machine: bool) -> Reference | None:
-    """Returns what the links between GPUs allow, by NVML and the table of chips; None: not known.
+    """Returns the rate of the links between GPUs, from NVML and the chips' table, or None.
 
     Args:
-        is_one_machine: Whether all of them are in this machine.
+        is_one_machine: Whether all workers are on this machine.
     """
     found = gpu_links()
     if not found:
@@ -239,7 +239,7 @@ def reference(*, is_one_machine: bool) -> Reference | None:
 
 
 def show(scaling: Scaling, console: Console | None = None) -> None:
-    """Prints the table for people."""
+    """Prints the table for human readers."""
     console = console or Console()
     rows = scaling.measured
     has_batch = all(row.measured["batch"] for row in rows)
@@ -319,7 +319,7 @@ def described(scaling: Scaling) -> str:
 
 
 def draw(scaling: Scaling, path: Path) -> None:
-    """Draws the throughput by the number of replicas, beside a line of perfect scaling."""
+    """Draws the throughput by the number of replicas, next to a line of perfect scaling."""
     rows = scaling.measured
     counts, rates = [row.replicas for row in rows], [row.rate for row in rows]
     title = f"{scaling.script} on {scaling.backend}: throughput and efficiency"

@@ -1,8 +1,9 @@
-"""What the workers of ``kerasdist bench`` run: its own model, or a command on a part of the cores.
+"""The program of the workers of ``kerasdist bench``: its own model, or a command on some cores.
 
     python -m kerasdist.cli.diagnostics.bench_worker [CORES COMMAND...]
 
-One worker alone would compute on all cores, and two would share them: nothing would scale.
+Without the limit to some cores, one worker would use all cores, and two workers would share them
+without speed-up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CPU, _ACCELERATOR = (512, 4), (4096, 8)
 
 
 def run_on_own_cores(size: int, command: list[str]) -> NoReturn:
-    """Replaces this process by a command on its worker's part of the machine's cores."""
+    """Replaces this process by a command that runs on its worker's share of the cores."""
     first = int(os.environ[LOCAL_RANK]) * size
     cores = sorted(os.sched_getaffinity(0))[first : first + size]
     os.sched_setaffinity(0, cores)
@@ -27,8 +28,8 @@ def run_on_own_cores(size: int, command: list[str]) -> NoReturn:
 
 
 def train() -> None:
-    """Trains a network of dense layers; `kerasdist.callbacks.telemetry.Bench` measures."""
-    import keras  # another command starts without it
+    """Trains a network of dense layers, which `kerasdist.callbacks.telemetry.Bench` measures."""
+    import keras  # imported here, because `run_on_own_cores` does not need Keras
     import numpy as np
 
     from kerasdist.strategies.mirrored import auto

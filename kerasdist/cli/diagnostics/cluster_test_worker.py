@@ -38,7 +38,7 @@ _BYTES_ON_CPU = 8 << 20
 
 
 def main() -> None:
-    """Runs all checks; the chief reports the findings."""
+    """Runs all checks; the chief reports their findings."""
     began = time.perf_counter()
     strategy = auto()
     findings = [
@@ -52,13 +52,13 @@ def main() -> None:
 
 
 def everyone(strategy: Strategy, label: str, value: object) -> list[Any]:
-    """Returns the values of all workers, by rank. All workers must call it."""
+    """Returns the values of all workers, by rank. All workers must call this function."""
     job = None if strategy.replica_set is None else strategy.replica_set.job
     return [value] if job is None else job.all_gather_object(label, value)
 
 
 def devices(strategy: Strategy, seconds: float) -> Finding:
-    """Which devices of which hosts take part."""
+    """Checks which devices of which hosts take part."""
     own = f"{platform.node()}: {', '.join(strategy.extended.worker_devices)}"
     workers = everyone(strategy, "devices", own)
     count = strategy.num_replicas_in_sync
@@ -71,13 +71,13 @@ def devices(strategy: Strategy, seconds: float) -> Finding:
 
 
 def collectives(strategy: Strategy) -> list[Finding]:
-    """Sum, gather and broadcast, whose values are known."""
+    """Checks sum, gather and broadcast against known results."""
     count = strategy.num_replicas_in_sync
     replicas = strategy.replica_set
     assert replicas is not None
     total = _run(strategy, lambda here, x: here.all_reduce("SUM", x), (3,), 1)
     gathered = _run(strategy, lambda here, x: here.all_gather(x, axis=0), (2, 1), 0)
-    # A variable, which differs by worker, gets the value that it has on the chief.
+    # A variable that differs between workers must get the value that it has on the chief.
     with strategy.scope():
         variable = keras.Variable(np.full((3,), replicas.rank, "float32"))
     replicas.equalize([variable])
@@ -122,7 +122,7 @@ def _judged(strategy: Strategy, name: str, parts: list[Array], expected: Array) 
 
 
 def bandwidth(strategy: Strategy) -> Finding:
-    """How fast a large array is summed."""
+    """Measures how fast a large array is summed."""
     if strategy.num_replicas_in_sync == 1:
         return Finding("bandwidth", "ok", "nothing to exchange", "There is one replica.")
     is_cpu = strategy.extended.worker_devices[0].startswith("cpu")
@@ -141,7 +141,7 @@ def bandwidth(strategy: Strategy) -> Finding:
 def equality(strategy: Strategy) -> list[Finding]:
     """Trains a model under the strategy and on one device, and compares the weights."""
     batch = max(32, 8 * strategy.num_replicas_in_sync)
-    last = batch // 2 + 3  # not divisible by the number of replicas
+    last = batch // 2 + 3  # the replicas cannot divide this batch evenly
     x, y = _data((_STEPS_AN_EPOCH - 1) * batch + last)
     options = {"batch_size": batch, "epochs": STEPS // _STEPS_AN_EPOCH, "shuffle": False}
     alone = _model()
@@ -188,7 +188,7 @@ def _model() -> Any:
 
 
 def _difference(ours: Array, theirs: Array) -> float:
-    # NaN is a difference too, and no number is larger.
+    # A NaN counts as a difference that is larger than any number.
     return float(np.nan_to_num(np.max(np.abs(ours - theirs)), nan=np.inf))
 
 

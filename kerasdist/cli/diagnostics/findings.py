@@ -1,4 +1,4 @@
-"""What a check has found, and how findings are shown."""
+"""Findings, which are the results of checks, and functions that show them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: What was looked at.
-        verdict: ``"ok"``; ``"warning"``: a job may be slow, or fail in some cases; ``"problem"``:
-            it will fail, or is wrong.
-        found: What there is.
-        meaning: What that means for a job, and what to do.
-        where: The host or the backend; empty where there is but one.
+        check: What was checked.
+        verdict: ``"ok"``; ``"warning"``, if a job may be slow, or may fail in some cases; or
+            ``"problem"``, if a job will fail or give wrong results.
+        found: What the check has found.
+        meaning: What this means for a job, and what to do.
+        where: The host or the backend; empty if there is only one.
     """
 
     check: str
@@ -40,28 +40,28 @@ class Finding:
 def judge(
     check: str, found: str, ok: str, *, warning: str = "", problem: str = "", where: str = ""
 ) -> Finding:
-    """Returns a finding that is well, if what would be a warning or a problem is empty."""
+    """Returns a finding that is ok, if neither `warning` nor `problem` has a text."""
     verdict: Verdict = "problem" if problem else "warning" if warning else "ok"
     return Finding(check, verdict, found, problem or warning or ok, where)
 
 
 def is_failed(findings: Iterable[Finding]) -> bool:
-    """Returns whether there is a problem among the findings."""
+    """Returns whether one of the findings is a problem."""
     return any(finding.verdict == "problem" for finding in findings)
 
 
 def as_dicts(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """Returns the findings for JSON."""
+    """Returns the findings as dicts, for JSON."""
     return [asdict(finding) for finding in findings]
 
 
 def of_dicts(given: Iterable[dict[str, Any]], where: str) -> list[Finding]:
-    """Returns the findings that `as_dicts` made on another machine."""
+    """Returns the findings from dicts that `as_dicts` made on another machine."""
     return [Finding(**{**one, "where": where}) for one in given]
 
 
 def show(title: str, findings: Sequence[Finding], console: Console | None = None) -> None:
-    """Prints a table for people, and the number of problems and warnings."""
+    """Prints a table for human readers, and the number of problems and warnings."""
     console = console or Console()
     several = any(finding.where for finding in findings)
     headings = (*(("where",) if several else ()), "check", "", "found", "what it means for a job")

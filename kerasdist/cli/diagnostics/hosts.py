@@ -1,9 +1,9 @@
-"""``kerasdist doctor``: this machine, or several hosts and what they find of each other.
+"""``kerasdist doctor`` for this machine, or for several hosts and the connections between them.
 
-With several hosts it starts ``python -m kerasdist.cli.diagnostics.hosts`` on each, which examines
-that host. The first line of its input has variables for the environment, as JSON, and the first of
-its output what it has found. The second line of its input has the other hosts, and that of its
-output which of them it reaches.
+For several hosts, it starts an agent on each: ``python -m kerasdist.cli.diagnostics.hosts``. The
+agent reads a first line with environment variables as JSON, and writes a first line with its
+findings. The agent then reads a second line with the other hosts, and writes a second line that
+says which of them it can reach.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ _SHOWN = 8
 
 
 class AgentError(Exception):
-    """An agent cannot be started, or has ended."""
+    """An agent cannot be started, or has ended too early."""
 
 
 @final
 class Agent:
-    """A process on a host that looks at it.
+    """A process that examines a host, from that host.
 
     Attributes:
-        name: The host, as ssh and the other hosts take it.
+        name: The name of the host for ssh and for the other hosts.
     """
 
     def __init__(self, host: str | None) -> None:
-        """Starts the process.
+        """Starts the process on the host.
 
         Args:
-            host: The host; None: this machine.
+            host: The name of the host; None for this machine.
         """
         self.name = socket.gethostname() if host is None else host.rpartition("@")[2]
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - what it, or ssh, says
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  the output of the agent or of ssh
         command = [sys.executable, "-P", "-m", "kerasdist.cli.diagnostics.hosts"]
         self._process = subprocess.Popen(
             command if host is None else start.by_ssh(host, command, os.environ.get("PYTHONPATH")),
@@ -66,22 +66,22 @@ class Agent:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            start_new_session=True,  # Ctrl-C is for this process
+            start_new_session=True,  # Ctrl-C shall reach only this process
         )
         self.send({} if host is None else start.for_another_machine(os.environ))
 
     def send(self, line: object) -> None:
-        """Sends a line; where it has ended, `answer` tells why."""
+        """Sends a line to the agent; if that has ended, `answer` will tell why."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(line) + "\n")
             self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Waits for the answer to a line, and returns it.
+        """Waits for the answer to a line, and returns the answer.
 
         Raises:
-            AgentError: If there is none.
+            AgentError: If there is no answer.
         """
         assert self._process.stdout is not None
         limit = threading.Timer(_SECONDS, self._process.kill)
@@ -93,10 +93,10 @@ class Agent:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the agent, or ssh, and so the agent."""
+        """Ends the agent, or the ssh process and so the agent."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._said, self._process:
-            pass  # what it was not told any more is dropped
+            pass  # unsent input is dropped
 
     def _why(self) -> str:
         code = self._process.wait(5)
@@ -111,8 +111,8 @@ def look(hosts: Sequence[str]) -> list[Finding]:
     """Returns findings about each host, and about the connections between them.
 
     Raises:
-        ClusterError: If the hosts are written wrongly.
-        OSError: If there is no ssh.
+        ClusterError: If the text of the hosts has another form.
+        OSError: If ssh is not installed.
     """
     names = dict.fromkeys(slot.host for slot in place(None, hosts))
     found: list[Finding] = []
@@ -139,7 +139,7 @@ def look(hosts: Sequence[str]) -> list[Finding]:
 
 
 def between(told: Mapping[Agent, Mapping[str, Any]]) -> list[Finding]:
-    """Compares versions, names and ports of several hosts; returns findings.
+    """Compares the versions, names and ports of several hosts; returns findings.
 
     Raises:
         AgentError: If an agent has ended.
@@ -172,7 +172,7 @@ def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
 
 
 def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Finding]:
-    """Returns findings about which hosts know each other's names, and reach each other."""
+    """Returns findings about which hosts know each other's names and can reach each other."""
     names: list[Finding] = []
     ports: list[Finding] = []
     for (here, there), each in reached.items():
@@ -201,15 +201,15 @@ def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Fin
 
 
 def main() -> None:
-    """Tells what this host is, and then whom it reaches."""
+    """Runs an agent: reports what this host has, and then which hosts it can reach."""
     os.environ.update(json.loads(sys.stdin.readline() or "{}"))
-    # Keeps what libraries print apart from the answers.
+    # Keeps the output of libraries apart from the agent's answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     serve(sys.stdin, answers)
 
 
 def serve(others: TextIO, answers: TextIO) -> None:
-    """Writes what is here, and an answer to each line of other hosts."""
+    """Writes what this host has, and then an answer to each line about other hosts."""
     versions = info.gather().versions
     facts = {
         "findings": findings.as_dicts(machine.look()),
@@ -228,7 +228,7 @@ def serve(others: TextIO, answers: TextIO) -> None:
 
 
 def _listen() -> dict[str, object]:
-    """Listens on a port that jobs use, and sends a name of its own to whatever connects."""
+    """Listens on a port that jobs use, and sends a random name to every connection."""
     server, name = listening(""), secrets.token_hex(8)
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()
     return {"port": server.getsockname()[1], "name": name}
@@ -242,7 +242,7 @@ def _greet(server: socket.socket, name: str) -> None:
 
 
 def _reached(target: Mapping[str, Any]) -> dict[str, object]:
-    """Returns another host's addresses, and what keeps this one from it, if anything."""
+    """Returns another host's addresses, and an error if this host cannot reach it."""
     try:
         addresses = machine.resolved(target["host"])
     except OSError as error:
@@ -274,7 +274,7 @@ def doctor(*, hosts: Hosts = None, as_json: AsJson = False) -> None:
 
 
 def _shortened(found: Sequence[Finding]) -> list[Finding]:
-    """Joins a host's findings without a problem into one line."""
+    """Joins the findings of a host that are no problems into one line."""
     shown: list[Finding] = []
     for where in dict.fromkeys(one.where for one in found):
         here = [one for one in found if one.where == where]

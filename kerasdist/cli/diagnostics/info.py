@@ -1,6 +1,6 @@
-"""What a script would find here: the cluster and its source, devices, versions.
+"""``kerasdist info`` shows what a script would find here: the cluster, devices and versions.
 
-It imports neither Keras nor a framework.
+This file imports neither Keras nor a framework.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _DEVICE_VARIABLES = (
 @final
 @dataclass(frozen=True)
 class SourceFacts:
-    """What one source of the cluster says.
+    """What one source of information about the cluster says.
 
     Attributes:
-        name: The source.
+        name: The name of the source.
         verdict: ``"believed"``, ``"agrees"``, ``"contradicts"``, ``"wrong"``, ``"absent"``, or
-            ``"outer"``: it describes the task in which a launcher runs.
-        reason: Why.
-        variables: Its variables that are set.
+            ``"outer"``, which means that it describes the task in which a launcher runs.
+        reason: Why the source has this verdict.
+        variables: The environment variables of the source that are set.
     """
 
     name: str
@@ -62,11 +62,11 @@ class GpuFacts:
     """A GPU that this process sees.
 
     Attributes:
-        name: Its name in kerasdist.
-        model: Its maker's name for it.
-        memory: Its memory in bytes; None where the driver does not tell.
-        uuid: What no other GPU has.
-        local_worker: Which of this machine's workers takes it, if all of them see it; None: none.
+        name: The name of the GPU in kerasdist.
+        model: The maker's name for the GPU.
+        memory: The bytes of its memory; None if the driver does not report them.
+        uuid: An id that no other GPU has.
+        local_worker: The number of the local worker that takes this GPU; None if no worker does.
     """
 
     name: str
@@ -79,21 +79,21 @@ class GpuFacts:
 @final
 @dataclass(frozen=True)
 class Facts:
-    """What a script would find here.
+    """Everything that a script would find in this environment.
 
     Attributes:
-        membership: This process's place; None where it is a job of its own.
-        error: What is wrong with the environment, None if nothing is.
-        independent: Whether this process is a job of its own in any case.
-        sources: What each source says, in the order in which they are asked.
-        backend: The backend that Keras would take.
-        backend_reason: Who says so.
-        backend_problem: Why it cannot be used here, None if it can.
-        devices: The variables that choose devices, as far as they are set.
+        membership: This process's place in its job; None if it is the only process of its job.
+        error: What is wrong with the environment; None if nothing is wrong.
+        independent: Whether this process is always a job of its own, whatever the sources say.
+        sources: What each source says, in the order in which the sources are asked.
+        backend: The backend that Keras will choose.
+        backend_reason: Where the choice of the backend comes from.
+        backend_problem: Why the backend cannot be used here; None if it can.
+        devices: The environment variables that are set and choose devices.
         gpus: The GPUs that this process sees.
-        gpu_problem: Why NVIDIA's driver does not work, None if it does or is not there.
-        strategy: What `kerasdist.auto` would use.
-        versions: The versions of what is installed, by package; None: not installed.
+        gpu_problem: Why NVIDIA's driver does not work; None if it works or is not installed.
+        strategy: The strategy that `kerasdist.auto` would return.
+        versions: The versions of the packages, by name; None for one that is not installed.
     """
 
     membership: Membership | None
@@ -121,7 +121,7 @@ def info(*, as_json: AsJson = False) -> None:
 
 
 def gather(environ: Mapping[str, str] = os.environ) -> Facts:
-    """Collects the facts."""
+    """Collects all facts."""
     found = detection.findings(environ)
     error, believed, resolver = None, None, None
     try:
@@ -153,7 +153,7 @@ def gather(environ: Mapping[str, str] = os.environ) -> Facts:
 
 
 def show(facts: Facts, console: Console | None = None) -> None:
-    """Prints the facts for people."""
+    """Prints the facts for human readers."""
     console = console or Console()
     console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
     headings = ("source", "verdict", "why", "variables")
@@ -194,7 +194,7 @@ def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFact
     if place is not None and place.local_workers is not None and place.local_rank is not None:
         number, workers = place.local_rank, place.local_workers
     if len(seen) < workers or kerasdist_variables.RANK in environ:
-        # A scheduler, or `kerasdist run`, has given this worker its own.
+        # A scheduler or `kerasdist run` has given this worker GPUs of its own.
         owners = dict.fromkeys(range(len(seen)), number)
     else:
         parts = [gpus.part(len(seen), workers, each) for each in range(workers)]
@@ -250,6 +250,6 @@ def _source(finding: Finding, believed: object, environ: Mapping[str, str]) -> S
     place, verdict = (answer.rank, answer.num_workers), "contradicts"
     if answer is believed:
         verdict = "believed"
-    elif isinstance(believed, Membership):  # else the sources contradict each other
+    elif isinstance(believed, Membership):  # in the other case, the sources contradict each other
         verdict = "agrees" if place == (believed.rank, believed.num_workers) else "outer"
     return SourceFacts(finding.source.name, verdict, "rank {} of {}".format(*place), variables)

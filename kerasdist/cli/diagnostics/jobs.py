@@ -1,4 +1,4 @@
-"""``kerasdist test``, and how a check runs as a job of several workers."""
+"""``kerasdist test``, and the code with which checks run as a job of several workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kerasdist.job import launcher
 
 _WORKER = "kerasdist.cli.diagnostics.cluster_test_worker"
 
-# GPUs round products of float32 to TF32 by default, which is no error of kerasdist.
+# By default GPUs round products of float32 to TF32, which would look like errors.
 _FULL_FLOAT32 = {
     "NVIDIA_TF32_OVERRIDE": "0",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
@@ -42,7 +42,7 @@ def has_accelerator() -> bool:
 
 
 def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> dict[str, str]:
-    """Returns variables for workers that compute on CPUs; none if they may have accelerators."""
+    """Returns variables that make workers compute on CPUs; none if they may use accelerators."""
     if devices_per_worker is None and (hosts or has_accelerator()):
         return {}
     return {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
@@ -52,7 +52,7 @@ def backends(wanted: Sequence[str]) -> tuple[str, ...]:
     """Returns the backends to check: the wanted ones, or all that are installed here.
 
     Raises:
-        BackendError: If a name is none of a backend's, or there is no backend.
+        BackendError: If a name is not that of a backend, or no backend is installed.
     """
     for name in wanted:
         if name not in KNOWN:
@@ -72,12 +72,12 @@ def backends(wanted: Sequence[str]) -> tuple[str, ...]:
 @final
 @dataclass(frozen=True)
 class Ran:
-    """A job that has ended.
+    """The outcome of a job that has ended.
 
     Attributes:
-        results: What the chief has told, in order; empty if the job has failed.
-        failure: Why it has failed; None if it has not.
-        logs: The folder with what the workers printed, if the job has failed.
+        results: The results that the chief has printed, in order; empty if the job failed.
+        failure: Why the job failed; None if it did not fail.
+        logs: The folder with the output of the workers, if the job failed.
     """
 
     results: Sequence[Any] = ()
@@ -88,13 +88,13 @@ class Ran:
 def run(
     spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
 ) -> Ran:
-    """Runs a job whose chief tells results by `kerasdist.job.launcher.print_result`.
+    """Runs a job whose chief prints results by `kerasdist.job.launcher.print_result`.
 
     Args:
-        spec: The job.
-        backend: Keras's backend.
-        seconds: After how long the job is ended.
-        without: The failure of a job that ended well and told nothing.
+        spec: The description of the job.
+        backend: The backend for Keras.
+        seconds: The time after which the job is ended.
+        without: The failure to report if the job ended well but printed no result.
     """
     folder = Path(tempfile.mkdtemp(prefix="kerasdist-check-"))
     environment = {VARIABLE: backend, **spec.environment}

@@ -1,4 +1,4 @@
-"""What ``kerasdist doctor`` looks at on one machine."""
+"""The checks of ``kerasdist doctor`` on one machine."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _LEAST_FILES = 4096
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _JAX_CUDA = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _BUSY = 0.1
-_SECONDS_TO_IMPORT = 45.0  # less than other hosts wait for what this one finds
+_SECONDS_TO_IMPORT = 45.0  # Less than the time for which other hosts wait for the findings.
 # Bytes per second of one PCIe lane in one direction, by generation, after encoding.
 _PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _MAX_NVLINKS = 18
 
 
 def look() -> list[Finding]:
-    """Returns findings about this machine."""
+    """Returns the findings of all checks on this machine."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         *(_versions, _nightly, _backend, _internals, look_at_gpus, _processor, _cluster, _ports),
         *(_name, _disks, _shared_memory, _files, _locked_memory),
@@ -63,7 +63,7 @@ def look() -> list[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    """The versions of Keras and the frameworks, against those that kerasdist needs."""
+    """Checks whether Keras and the frameworks have the versions that kerasdist needs."""
     here = {name: version for name in ("keras", *KNOWN) if (version := framework_version(name))}
     old = {name: problem for name in here if (problem := too_old(name)) is not None}
     for name, problem in old.items():
@@ -77,7 +77,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _nightly() -> Iterator[Finding]:
-    """Whether Keras is installed twice, as a release and as a nightly."""
+    """Checks whether Keras is installed twice, as a release and as a nightly."""
     both = distributions("keras")
     if len(both) < 2:
         return
@@ -97,7 +97,7 @@ def _nightly() -> Iterator[Finding]:
 
 
 def _internals() -> Iterator[Finding]:
-    """What kerasdist holds on to in Keras and the backend, and is not there."""
+    """Checks whether Keras and the backend have the private functions that kerasdist needs."""
     backend = backend_choice()
     if backend.problem is not None:
         return
@@ -124,7 +124,7 @@ def _internals() -> Iterator[Finding]:
 
 
 def tell_internals() -> None:
-    """Prints findings about this process's Keras and framework, as JSON."""
+    """Prints findings about the private functions that this process lacks, as JSON."""
     backend = backend_choice().name
     tables = ("kerasdist.keras_compat.internals", f"kerasdist.backends.{backend}.internals")
     used = [
@@ -137,7 +137,7 @@ def tell_internals() -> None:
 
 
 def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
-    """Yields a finding about each internal that is gone; if none is, one that says so."""
+    """Yields a finding for each missing internal, or one finding that none is missing."""
     gone = [one for one in used if one.is_gone()]
     for one in gone:
         found = f"{one.package} {framework_version(one.package)} has no {next(iter(one.spellings))}"
@@ -166,9 +166,10 @@ def _backend() -> Iterator[Finding]:
 
 
 def _is_built_for_gpus(backend: str) -> bool | None:
-    """Returns whether an installed framework is built for GPUs; None: only it could tell."""
+    """Returns whether an installed framework is built for GPUs; None if that is not known."""
     if backend == "jax":
-        return any(map(is_installed, _JAX_CUDA)) or None  # perhaps the user's own build, or AMD's
+        # another version may be the user's own build, or a build for AMD
+        return any(map(is_installed, _JAX_CUDA)) or None
     if backend == "torch":
         return False if (version_of("torch") or "").endswith("+cpu") else None
     return False if version_of("tensorflow-cpu") and not version_of("tensorflow") else None
@@ -188,7 +189,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _cluster() -> Iterator[Finding]:
-    """What the environment says of a cluster."""
+    """Checks what the environment says about a cluster."""
     found, problem = "no cluster in the variables", ""
     ok = "A script started here is a job of its own."
     try:
@@ -203,7 +204,7 @@ def _cluster() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
-    """Whether a process can listen, and reach itself by the loopback address."""
+    """Checks whether a process can listen, and reach itself by the loopback address."""
     problem = ""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -218,7 +219,7 @@ def _ports() -> Iterator[Finding]:
 
 
 def _name() -> Iterator[Finding]:
-    """Whether the machine's own name leads to an address that others reach."""
+    """Checks whether the machine's own name leads to an address that others can reach."""
     name, said = socket.gethostname(), ""
     try:
         known = resolved(name)
@@ -235,10 +236,10 @@ def _name() -> Iterator[Finding]:
 
 
 def resolved(name: str) -> list[str]:
-    """Returns the addresses of a name.
+    """Returns the addresses of a host name.
 
     Raises:
-        OSError: If it has none.
+        OSError: If the name has no address.
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[4][0]) for address in found))
@@ -268,7 +269,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _files() -> Iterator[Finding]:
-    """The limit of open files."""
+    """Checks the limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_free = soft == resource.RLIM_INFINITY
     can = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"
@@ -283,7 +284,7 @@ def _files() -> Iterator[Finding]:
 
 
 def _locked_memory() -> Iterator[Finding]:
-    """The limit of locked memory, which InfiniBand needs."""
+    """Checks the limit of locked memory, which InfiniBand needs."""
     names = ", ".join(sorted(card.name for card in Path("/sys/class/infiniband").glob("*")))
     if not names:
         return
@@ -335,7 +336,8 @@ def _driver(nvml: Any) -> Finding:
 def _memory(nvml: object) -> Finding:
     busy: list[str] = []
     for index, handle in gpus.handles(nvml):
-        memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)  # None: it shares the machine's
+        # None for a GPU that shares the machine's memory
+        memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)
         if memory is not None and memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
     said = (
@@ -349,14 +351,14 @@ def _memory(nvml: object) -> Finding:
 @final
 @dataclass(frozen=True)
 class GpuLinks:
-    """How a GPU is connected.
+    """How an NVIDIA GPU is connected to the machine and to other GPUs.
 
     Attributes:
-        name: Its maker's name for it.
-        nvlinks: How many NVLinks are active.
-        pcie_generation: Of its slot, or of itself if that is less; None where it is not known.
-        pcie_width: How many lanes it uses.
-        pcie_max_width: How many lanes it has.
+        name: The maker's name for the GPU.
+        nvlinks: How many of its NVLinks are active.
+        pcie_generation: The lower generation of the slot and the GPU; None if it is not known.
+        pcie_width: How many PCIe lanes are in use.
+        pcie_max_width: How many PCIe lanes the GPU has.
     """
 
     name: str
@@ -374,7 +376,7 @@ class GpuLinks:
 
 
 def gpu_links() -> tuple[GpuLinks, ...]:
-    """Returns how this machine's NVIDIA GPUs are connected; none without a driver."""
+    """Returns how this machine's NVIDIA GPUs are connected; an empty tuple without a driver."""
     with gpus.opened_nvml() as nvml:
         return () if nvml is None else tuple(_links_of(nvml, one) for _, one in gpus.handles(nvml))
 

@@ -1,1 +1,1 @@
-"""Starts the workers of a job, and ends them: ``kerasdist run``, and ``kerasdist.launch(fn)``."""
+"""Starts and ends the workers of a job: ``kerasdist run`` and ``kerasdist.launch(fn)``."""

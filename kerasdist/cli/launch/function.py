@@ -1,7 +1,7 @@
-"""Calls a function in several workers of this machine: ``kerasdist.launch``.
+"""``kerasdist.launch`` calls a function in several workers of this machine.
 
-Each of them runs this file, which calls the function whose pickle is in a folder. Worker 0 leaves
-there what the function returned, and each what it raised.
+Each worker runs this file, which calls a function that is pickled in a folder. Worker 0 writes the
+function's result to that folder, and each worker writes the error that its function raises.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CALL, RESULT = "call", "result"
 
 
 def pickler() -> ModuleType:
-    """Returns the module that pickles: cloudpickle, which can do functions of a notebook."""
+    """Returns the module for pickling: cloudpickle, which knows notebook functions, or pickle."""
     found = importlib.util.find_spec("cloudpickle") is not None
     return importlib.import_module("cloudpickle") if found else pickle
 
 
 def _failure_file(folder: Path, rank: int) -> Path:
-    """Returns the file for what a worker's function raises: its traceback, and the error itself."""
+    """Returns the file for an error of a worker's function: its traceback and the error itself."""
     return folder / f"failure-{rank}"
 
 
@@ -51,7 +51,7 @@ def _main(folder: Path, rank: int) -> None:
             (folder / RESULT).write_bytes(pickler().dumps(value))
     except Exception as error:
         written = pickle.dumps("".join(traceback.format_exception(error)))
-        with contextlib.suppress(Exception):  # not every error can be pickled
+        with contextlib.suppress(Exception):  # some errors cannot be pickled
             written += pickler().dumps(error)
         _failure_file(folder, rank).write_bytes(written)
         raise
@@ -68,9 +68,9 @@ def launch(
 ) -> Any:
     """Calls a function in several new processes of this machine, the workers of a job.
 
-    For notebooks and interactive interpreters; a script is better started by ``kerasdist run``. The
-    function may be defined in the notebook. It makes the strategy and the model, and loads the
-    data: what it gets and returns is pickled.
+    This function is meant for notebooks and interactive interpreters; start a script by ``kerasdist
+    run``. The function may be defined in the notebook. Let the function itself make the strategy
+    and the model, and load the data, because its arguments and its result are pickled.
 
     Example::
 
@@ -87,21 +87,21 @@ def launch(
         history = kd.launch(train, args=(3,), workers="gpu")
 
     Args:
-        fn: The function. All workers call it.
-        args: Its arguments.
-        workers: How many; ``"gpu"``: one a GPU of this machine.
-        env: More variables for the workers.
-        logs: A folder with a file for each worker's output; None: it is shown here.
-        stop_seconds: How long workers have from SIGTERM to SIGKILL, after Ctrl-C or when one fails.
+        fn: The function, which all workers call.
+        args: The arguments of the function.
+        workers: The number of workers; ``"gpu"`` means one per GPU of this machine.
+        env: Additional environment variables for the workers.
+        logs: A folder with one file for each worker's output; None: the output is shown here.
+        stop_seconds: How long workers have from SIGTERM to SIGKILL, after Ctrl-C or a failure.
 
     Returns:
-        What the function returned in worker 0.
+        The function's result in worker 0.
 
     Raises:
-        Exception: What a worker has raised first, with its traceback as a note.
+        Exception: The error that a worker raised first, with its traceback as a note.
         KeyboardInterrupt: After Ctrl-C, which ends all workers.
-        JobError: If a worker ended otherwise, or this process is a worker itself.
-        DeviceError: If there is to be a worker a GPU, and there is none.
+        JobError: If a worker ended in another way, or this process is itself a worker.
+        DeviceError: If `workers` is ``"gpu"`` and this machine has no GPU.
         UnsupportedError: If the function or its arguments cannot be pickled.
     """
     if current_job() is not None or detection.detect() is not None:
@@ -125,7 +125,7 @@ def launch(
 
 
 def _outcome(attempt: AttemptResult, folder: Path) -> Any:
-    """Returns what worker 0 has returned, or raises what a worker has raised."""
+    """Returns the result of worker 0, or raises the error of a worker."""
     if attempt.signal == signal.SIGINT:
         raise KeyboardInterrupt
     result, workers = folder / RESULT, len(attempt.endings)
@@ -143,14 +143,14 @@ def _outcome(attempt: AttemptResult, folder: Path) -> Any:
         trace = pickle.load(written)
         try:
             error: Exception = pickle.load(written)
-        except Exception:  # noqa: BLE001 - nor can every error be unpickled
+        except Exception:  # noqa: BLE001  some errors cannot be unpickled
             raise JobError(f"{who} The function has raised an error.\n{trace}") from None
     error.add_note(f"{who} {trace}")
     raise error
 
 
 def _of_this_process() -> dict[str, str]:
-    """Returns the variables by which a worker imports what this process can, and its backend."""
+    """Returns the variables that give a worker this process's import path and backend."""
     paths = [os.environ.get("PYTHONPATH", ""), *sys.path]
     variables = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     keras = sys.modules.get("keras")
@@ -169,7 +169,7 @@ def _pickled(fn: Callable[..., object], args: Sequence[object]) -> bytes:
         )
     try:
         return chosen.dumps((fn, tuple(args)))
-    except Exception as error:  # any error of any object that pickles itself
+    except Exception as error:  # an object that pickles itself may raise any error
         raise UnsupportedError(
             f"Expected a function and arguments that can be pickled. Received: fn={fn!r:.200}, "
             f"args={args!r:.200}, and {type(error).__name__}: {error}. Make models, strategies and "

@@ -1,4 +1,4 @@
-"""Runs a job: ``kerasdist run`` as a library.
+"""Runs a job, which is ``kerasdist run`` as a library.
 
 ```python
 from kerasdist.cli.launch.job import run_job
@@ -50,7 +50,7 @@ KILL_SECONDS = 3.0
 OUTPUT_SECONDS = 2.0
 """How long to wait for the end of the output of workers that have ended."""
 
-# For other machines, to remove what the job has left in their memory.
+# The time in which other machines must remove what the job has left in their memory.
 _CLEANING_SECONDS = 10.0
 
 
@@ -70,12 +70,12 @@ class Attempt:
         """Makes the attempt.
 
         Args:
-            workers: The workers, each of which starts when it is asked for.
-            events: What happens to them.
-            stop_seconds: How long they have from SIGTERM to SIGKILL.
-            number: How many attempts there were before.
-            chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal
-                that it passes on to them ends nobody who does not end by it.
+            workers: An iterable that starts each worker when it yields it.
+            events: The queue of the workers' events.
+            stop_seconds: How long workers have from SIGTERM to SIGKILL.
+            number: The number of earlier attempts.
+            chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal that
+                it passes on ends only workers that end by that signal themselves.
         """
         self._to_begin = workers
         self._chief_leads = chief_leads
@@ -86,7 +86,7 @@ class Attempt:
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
-        # When to send SIGTERM, to kill the workers, and to kill their supervisors.
+        # The times for SIGTERM, for killing the workers, and for killing their supervisors.
         self._stop_at = self._kill_at = self._abandon_at = math.inf
 
     def run(self) -> AttemptResult:
@@ -107,7 +107,7 @@ class Attempt:
         return AttemptResult(endings, self._signal, self._stopped_twice, self._makes_room)
 
     def _watch(self) -> None:
-        """Waits until all workers have ended, and ends them when one fails."""
+        """Waits until all workers have ended, and ends them when one of them fails."""
         running = {worker.rank for worker in self._workers}
         self._act()
         while running:
@@ -123,7 +123,7 @@ class Attempt:
             self._act()
 
     def _next_event(self) -> Event | None:
-        """Waits for an event, or for the time to act."""
+        """Waits for an event, or for the time of the next signal."""
         at = min(self._stop_at, self._kill_at, self._abandon_at)
         try:
             return self._events.get(
@@ -137,7 +137,7 @@ class Attempt:
         of_leader = self._chief_leads and worker.rank == 0
         if self._stopping or (code == 0 and not of_leader):
             return
-        # The others end as well, or back up as well, or tell who was lost.
+        # The other workers also end, or also save a backup, or report which worker was lost.
         slow = {0: self._stop_seconds, ExitCode.PREEMPTED: self._stop_seconds}
         slow[ExitCode.LOST_WORKER] = LOST_SECONDS
         self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
@@ -147,12 +147,12 @@ class Attempt:
             self._passed_on = True
             self._signal_all(number)
             return
-        if self._signal is not None:  # the second time: at once
+        if self._signal is not None:  # a second signal ends the workers at once
             self._stopped_twice = True
             self._kill_at = time.monotonic()
             return
         self._signal = number
-        # Scripts handle SIGTERM; a closed terminal (SIGHUP) means the same here.
+        # Scripts handle SIGTERM. A closed terminal (SIGHUP) means the same here.
         self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
 
     @property
@@ -193,7 +193,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @final
 class Launcher:
-    """Runs a job, and can be told to stop from another thread.
+    """Runs a job, and can be told from another thread to stop it.
 
     Example::
 
@@ -203,11 +203,11 @@ class Launcher:
         result = Launcher(JobSpec(command=python_command("train.py"), workers=2)).run()
 
     Args:
-        spec: The job.
+        spec: The description of the job.
 
     Raises:
-        ClusterError: If the workers cannot be placed.
-        DeviceError: If there is to be a worker a GPU, and there is none.
+        ClusterError: If the workers cannot be placed on the hosts.
+        DeviceError: If there shall be one worker per GPU, but this machine has no GPU.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -232,9 +232,10 @@ class Launcher:
         self._board = Board(spec.logs)
 
     def run(self) -> JobResult:
-        """Runs the job, again where that is allowed, until it has ended.
+        """Runs the job until it has ended, with as many restarts as are allowed.
 
-        In the main thread, SIGINT, SIGTERM and SIGHUP are passed on to the workers meanwhile.
+        During that time, in the main thread, SIGINT, SIGTERM and SIGHUP are passed on to the
+        workers.
 
         Raises:
             OSError: If a worker cannot be started.
@@ -291,7 +292,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
-        """Removes what workers have left in memory: `fit` does so itself where it ends."""
+        """Removes the copies of backups that workers have left in memory when `fit` did not end."""
         try:
             yield
         finally:
@@ -304,7 +305,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _view(self) -> Generator[None]:
-        """Keeps the board's file, and shows the live view below what else is on the terminal."""
+        """Keeps the board's file up to date, and shows the live view below other output."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._board.in_file())
             if self._spec.live:
@@ -314,10 +315,10 @@ class Launcher:
             yield
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Passes a signal on to the workers, and SIGKILL when their time is over.
+        """Passes a signal on to the workers, and sends SIGKILL when their time is over.
 
         Args:
-            number: The signal. A second call ends them at once.
+            number: The signal. A second call kills the workers at once.
         """
         self._events.put(Signalled(number))
 
@@ -327,7 +328,7 @@ class Launcher:
             yield
             return
 
-        # SimpleQueue.put may be called in a handler, which the queue's own `get` is waiting under.
+        # A handler may call SimpleQueue.put even while the queue's own `get` is waiting.
         before = {
             each: signal.signal(each, lambda number, _: self.stop(number)) for each in _PASSED_ON
         }
@@ -339,7 +340,7 @@ class Launcher:
 
 
 def run_job(spec: JobSpec) -> JobResult:
-    """Runs a job, and returns how it has ended.
+    """Runs a job and returns how it has ended.
 
     Example::
 
@@ -350,11 +351,11 @@ def run_job(spec: JobSpec) -> JobResult:
         print(result.exit_code)
 
     Args:
-        spec: The job.
+        spec: The description of the job.
 
     Raises:
-        ClusterError: If the workers cannot be placed.
-        DeviceError: If there is to be a worker a GPU, and there is none.
+        ClusterError: If the workers cannot be placed on the hosts.
+        DeviceError: If there shall be one worker per GPU, but this machine has no GPU.
         OSError: If a worker cannot be started.
     """
     return Launcher(spec).run()

@@ -1,4 +1,4 @@
-"""What the launcher knows of the workers: in a file, and as a table on the terminal."""
+"""Shows the state of the workers, as the launcher knows it, in a file and in a table."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SILENT_SECONDS = 60.0
 
 _SECONDS_BETWEEN_FILES = 1.0
 _DRAWN_A_SECOND = 4
-_BESIDE_WORKERS = 6  # lines of the terminal that are not for workers
+_BESIDE_WORKERS = 6  # how many lines of the terminal other output needs
 
 
 @final
 class Board:
-    """The state of a job's workers: where each is, and when it last gave a sign of life.
+    """The state of a job's workers: their progress, and when each last gave a sign of life.
 
     Several threads write and read it.
 
     Args:
-        folder: Where `in_file` writes the state as JSON; None: nowhere.
+        folder: The folder in which `in_file` writes the state as JSON; None for no file.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -56,7 +56,7 @@ class Board:
         self._workers: list[State] = []
 
     def begin_attempt(self, number: int, slots: Sequence[Slot]) -> None:
-        """Forgets the workers of the attempt before."""
+        """Forgets the workers of the last attempt."""
         with self._lock:
             self._attempt = number
             self._workers = [
@@ -65,15 +65,15 @@ class Board:
             ]
 
     def heard(self, rank: int, line: bytes) -> None:
-        """Takes a worker's report."""
+        """Handles a worker's report."""
         try:
             report = json.loads(line)
-        except ValueError:  # cut off, at the worker's end
+        except ValueError:  # the report was cut off when the worker ended
             return
         if not isinstance(report, dict):
             return
         with self._lock:
-            if self._workers[rank]["phase"] == "ended":  # the report was late
+            if self._workers[rank]["phase"] == "ended":  # the report came late
                 report["phase"] = "ended"
             self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
 
@@ -88,7 +88,7 @@ class Board:
             workers = [dict(one) for one in self._workers]
             attempt = self._attempt
         rates = [one for one in workers if one.get("samples_per_s") is not None]
-        # Each worker of one job counts the global batch.
+        # All workers of one job count the same global batches.
         counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
         is_job = all(one.get("workers", 1) > 1 for one in workers)
         slowest = comparison.slowest(workers) if is_job else None
@@ -99,7 +99,7 @@ class Board:
             "began": self._began,
             "attempt": attempt,
             "samples_per_s": sum(one["samples_per_s"] for one in counted) if rates else None,
-            # Of several jobs, none tells of all devices.
+            # If there are several jobs, no rate covers all devices.
             "mfu": counted[0].get("mfu") if len(counted) == 1 else None,
             "slowest": slowest if is_slow else None,
             "workers": workers,
@@ -107,7 +107,7 @@ class Board:
 
     @contextlib.contextmanager
     def in_file(self) -> Generator[None]:
-        """Writes the state once a second as long as the context is open, and at its end."""
+        """Writes the state once a second as long as the context is open, and when it closes."""
         if self._path is None:
             yield
             return
@@ -128,10 +128,10 @@ class Board:
             self.write()
 
     def write(self) -> None:
-        """Writes the state."""
+        """Writes the state to the file."""
         if self._path is None:
             return
-        with contextlib.suppress(OSError):  # a full disk: what comes later may find room
+        with contextlib.suppress(OSError):  # the disk may be full, and have space later
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with whole_files.replacing(self._path, survives=False) as unfinished:
                 text = json.dumps(self.state(), indent=2)
@@ -144,13 +144,13 @@ def is_possible() -> bool:
 
 
 def console() -> Console:
-    """Returns the terminal, or what is to be written to as one."""
+    """Returns the terminal, or any other output in the terminal's place."""
     return Console(file=sys.stdout, force_terminal=True)
 
 
 @contextlib.contextmanager
 def shown(board: Board, console: Console) -> Generator[None]:
-    """Shows a board's state as long as the context is open; the last one stays."""
+    """Shows a board's state as long as the context is open; the last state stays visible."""
 
     def drawn() -> RenderableType:
         return view(board.state(), rows=max(3, console.height - _BESIDE_WORKERS))
@@ -169,8 +169,8 @@ def view(state: State, *, rows: int) -> RenderableType:
     """Returns the picture of a board's state.
 
     Args:
-        state: The state.
-        rows: How many workers there is room for. The first ones are shown, and the slowest.
+        state: The board's state.
+        rows: For how many workers there is space. The first workers are shown, and the slowest.
     """
     workers: list[State] = state["workers"]
     slowest: State = state["slowest"] or {}

@@ -1,4 +1,4 @@
-"""How many workers a job has, the machine of each, and the address of the coordinator."""
+"""Computes how many workers a job has, each worker's machine, and the coordinator's address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE, backend_choice
 from kerasdist.errors import ClusterError, DeviceError
 from kerasdist.job.listening import BACKLOG, is_loopback
 
-# No name begins with a dash: ssh would take it for an option.
+# A name must not begin with a dash, because ssh would take it for an option.
 _ENTRY = re.compile(r"(?P<host>[^:\-][^:]*)(?::(?P<slots>\d+))?")
 _TRIES = 100
 _LOOPBACK = "127.0.0.1"
@@ -26,17 +26,18 @@ _LOOPBACK = "127.0.0.1"
 @final
 @dataclass(frozen=True)
 class Slot:
-    """Where a worker runs.
+    """A place for one worker on a machine.
 
     Attributes:
-        host: The machine, as ssh takes it; None: this one.
+        host: The name of the machine for ssh; None for this machine.
         rank: The worker's number.
-        local_rank: Its number on the machine.
+        local_rank: The worker's number on the machine.
         local_workers: How many workers the machine has.
-        share: Which share of the machine's GPUs and cores it has, and how many shares there are,
-            where slots of the machine are left out; None: `local_rank` of `local_workers`.
-        machine: The name of the machine if it has joined by itself; else empty.
-        connection: On which it is then told what to start.
+        share: The number of the worker's share of the machine's GPUs and cores, and the number of
+            shares, if slots of the machine are left out. None means `local_rank` of
+            `local_workers`.
+        machine: The name of the machine if it has joined the job; otherwise empty.
+        connection: The connection on which the machine is told what to start.
     """
 
     host: str | None
@@ -49,21 +50,22 @@ class Slot:
 
     @property
     def own_share(self) -> tuple[int, int]:
-        """The number of its share of the machine, and how many shares there are."""
+        """The number of the worker's share of the machine, and the number of shares."""
         return self.share or (self.local_rank, self.local_workers)
 
 
 def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tuple[Slot, ...]:
-    """Places the workers on hosts, filling each before the next.
+    """Places workers on hosts, and fills each host before the next.
 
     Args:
-        workers: How many; None: one a slot; ``"gpu"``: the same, where each host's slots are told.
-        hosts: The hosts; none: this machine.
+        workers: The number of workers; None for one per slot; ``"gpu"`` for the same, if each
+            host's number of slots is given.
+        hosts: The hosts; empty for this machine.
     """
     if isinstance(workers, int) and workers < 1:
         raise ClusterError(f"Expected one worker at least. Received: workers={workers}.")
     if not hosts:
-        assert workers != GPU  # they have been counted
+        assert workers != GPU  # GPUs have been counted before
         count = workers or 1
         return tuple(Slot(None, rank, rank, count) for rank in range(count))
     listed = [_parsed(entry) for text in hosts for entry in addresses.expand(text, "hosts")]
@@ -99,17 +101,17 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
 
 
 def listed(spec: JobSpec) -> tuple[Slot, ...]:
-    """Places a job's workers; where machines join, all that there are slots for before."""
+    """Places a job's workers; if machines may join, only the slots known before."""
     if spec.join_port is not None:
         return place(None if spec.hosts else spec.min_workers, spec.hosts)
     return place(spec.workers, spec.hosts)
 
 
 def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
-    """Chooses the coordinator's address, on the machine of rank 0.
+    """Chooses the coordinator's address, which is on the machine of rank 0.
 
-    Returns ``host:port``, and the listening socket that the chief inherits. The socket is None
-    where the chief is on another machine: the port is drawn at random at every start.
+    Returns ``host:port``, and the listening socket that the chief inherits. The socket is None if
+    the chief is on another machine; then the port is drawn at random at every start.
     """
     host = host_of_chief(slots)
     if slots[0].host is not None:
@@ -119,13 +121,13 @@ def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
 
 
 def host_of_chief(slots: Sequence[Slot]) -> str:
-    """Returns the name by which workers look for the chief."""
+    """Returns the name by which workers find the chief's machine."""
     if slots[0].host is not None:
         return slots[0].host.rpartition("@")[2]
     if all(slot.host is None for slot in slots):
         return _LOOPBACK
     reached = [slot.connection.getsockname()[0] for slot in slots if slot.connection is not None]
-    # A pod's name means nothing to other pods, but one that has joined has found this machine.
+    # Other pods cannot resolve a pod's name, but a pod that joined has reached this machine.
     return next((one for one in reached if not is_loopback(one)), socket.gethostname())
 
 
@@ -149,7 +151,7 @@ def listening(host: str) -> socket.socket:
 
 
 def _draw() -> int:
-    # A generator of its own: a script that seeds Python's must not get the same port every time.
+    # Python's own generator is not used, because a script that seeds it would repeat the port.
     return random.SystemRandom().randrange(1 << 16)
 
 
@@ -170,8 +172,8 @@ def _is_here(name: str) -> bool:
 def counted(spec: JobSpec) -> JobSpec:
     """Returns a job whose number of workers on this machine is a number.
 
-    By default there is a worker a GPU on PyTorch, and one on other backends, where one process
-    drives all GPUs.
+    By default there is one worker per GPU on PyTorch, and a single worker on other backends, where
+    one process uses all GPUs.
     """
     if spec.hosts or isinstance(spec.workers, int):
         return spec
@@ -188,6 +190,6 @@ def counted(spec: JobSpec) -> JobSpec:
 
 
 def with_workers(spec: JobSpec, count: int) -> JobSpec:
-    """Returns a job of so many workers, over which a `MirroredStrategy` may be."""
+    """Returns a job of `count` workers, over which a `MirroredStrategy` may span."""
     told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
     return replace(spec, workers=count, environment={**told, **spec.environment})

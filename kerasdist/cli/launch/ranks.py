@@ -1,8 +1,8 @@
-"""The other workers of a script, started by the script itself, which is rank 0 of them.
+"""Starts the other workers of a script from the script itself, which becomes their rank 0.
 
-What `kerasdist.cli.launch.job` does beside the workers is done here in a thread of rank 0: when one
-fails, the others end, rank 0 too, with the message and the exit code of ``kerasdist run``. The
-workers' supervisors hold a pipe from rank 0, so that none outlives it.
+A thread of rank 0 does the work of `kerasdist.cli.launch.job` here: when one worker fails, the
+other workers end, and so does rank 0, with the message and the exit code of ``kerasdist run``. The
+workers' supervisors hold a pipe from rank 0, so that no worker outlives it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from kerasdist.job.job import current_job
 
 @final
 class Ranks:
-    """The other workers of this script, on this machine, and this process as rank 0 of them."""
+    """The other workers of this script on this machine, with this process as their rank 0."""
 
     def __init__(self, command: Sequence[str], devices: Sequence[str], variables: dict[str, str]):
-        """Starts the workers, one a device.
+        """Starts the workers, one per device.
 
         Args:
-            command: What each of them runs.
+            command: The command that each worker runs.
             devices: The names of the devices, by rank.
-            variables: What they and this process have in their environment beyond the job's.
+            variables: Environment variables for the workers and this process, besides the job's.
 
         Raises:
             OSError: If a worker cannot be started.
@@ -66,10 +66,11 @@ class Ranks:
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
         interruption.register(self.finish)
-        atexit.register(self._at_exit)  # registered before the job's own, so it runs after that
+        # registered before the job's own function, so it runs after that function
+        atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:
-        """Lets Ctrl-C, which a terminal sends to this process alone, reach the others as well."""
+        """Passes on Ctrl-C, which a terminal sends only to this process, to the other workers."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             return
@@ -84,7 +85,7 @@ class Ranks:
         """Waits until the others have ended, and returns the exit code of the job.
 
         Args:
-            code: This process's own.
+            code: The exit code of this process.
         """
         self._self.end(code)
         self._watching.join()
@@ -93,7 +94,7 @@ class Ranks:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        # Python does not tell the code of a sys.exit: it counts as 0, until the others tell more.
+        # Python does not reveal the code of a sys.exit, so it counts as 0 here.
         code = int(getattr(sys, "last_value", None) is not None)
         has_joined = current_job() is not None
         self._self.end(code if has_joined else 1)
@@ -116,7 +117,7 @@ class Ranks:
         return own
 
     def _is_failure_of_another(self, own: int) -> bool:
-        """Returns whether another worker is why the job ends, not this one by its own code."""
+        """Returns whether the job ends because of another worker, and not because of this one."""
         cause = None if self._result is None else self._result.cause
         if cause is None or cause.rank == self._self.rank:
             return False

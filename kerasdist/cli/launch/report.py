@@ -24,7 +24,7 @@ from kerasdist.job.launcher import MEMORY
 
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
-    """Returns the message after an attempt; for a success only that no worker joined the job."""
+    """Returns the message after an attempt; a success needs one only if no worker joined."""
     total = len(result.endings)
     lines: list[str] = []
     why_killed = (
@@ -81,7 +81,7 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:
-        return said  # the workers' machine may have the backend
+        return said  # the machine of the workers may have the backend
     return f"{said}\nwarning: {backend.problem}"
 
 
@@ -101,11 +101,11 @@ _HIDDEN = (JOB_ID, MEMORY, SECRET)
 
 
 def of_dry_run(spec: JobSpec) -> str:
-    """Returns the workers that a job would start.
+    """Returns a text about the workers that a job would start.
 
     Raises:
-        ClusterError: If the workers cannot be placed.
-        DeviceError: If there is to be a worker a GPU, and there is none.
+        ClusterError: If the workers cannot be placed on the hosts.
+        DeviceError: If there shall be one worker per GPU, but this machine has no GPU.
     """
     spec = counted(spec)
     slots = listed(spec)
@@ -121,7 +121,7 @@ def of_dry_run(spec: JobSpec) -> str:
 
 
 def _variables(slot: Slot, own: dict[str, str]) -> list[tuple[str, str]]:
-    """Returns what a worker has in its environment beyond this process's own, or that of ssh."""
+    """Returns the variables of a worker that this process, or ssh, does not already provide."""
     before = {} if slot.host is None else start.for_another_machine(os.environ)
     shown = {**before, **own}
     hidden = {name: "<hidden>" for name in _HIDDEN if name in shown}

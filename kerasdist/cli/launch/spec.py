@@ -1,4 +1,4 @@
-"""The description of a job, and of how it ended."""
+"""The description of a job, and of how it has ended."""
 
 from __future__ import annotations
 
@@ -32,25 +32,24 @@ class JobSpec:
         spec = JobSpec(command=python_command("train.py"), workers=4, max_restarts=2)
 
     Attributes:
-        command: What every worker runs; `python_command` makes one.
-        workers: How many workers; ``"gpu"``: one a GPU of this machine, or as many as the hosts
-            have slots; None: as many as the hosts have slots; where there are none, one a GPU on
-            PyTorch, and one on other backends.
-        min_workers: The job goes on as long as so many are left; None: `workers`, and never less.
-        devices_per_worker: How many CPU devices a worker prepares; None: as its script says.
-        max_restarts: How often the whole job is started again after a failure.
-        hosts: ``host`` or ``host:slots``, or lists of hosts as Slurm writes them. None: this
+        command: The command that every worker runs; `python_command` returns one.
+        workers: The number of workers. ``"gpu"`` means one per GPU of this machine, or one per slot
+            if there are hosts. None means one per slot of the hosts; without hosts it means one per
+            GPU on PyTorch, and a single worker on other backends.
+        min_workers: The job goes on as long as so many workers are left; None means all `workers`.
+        devices_per_worker: How many CPU devices a worker prepares; None lets its script decide.
+        max_restarts: How often the whole job may be restarted after a failure.
+        hosts: ``host`` or ``host:slots``, or lists of hosts in Slurm's notation. None means this
             machine.
-        logs: A folder with one file per attempt and worker, and one with the last state of all
-            workers; None: this process's own output.
+        logs: A folder with one file per attempt and worker, and one file with the last state of all
+            workers. None: the output of this process is used.
         live: Whether this process's terminal shows all workers in a table that is kept up to date.
-        profile: The steps that every worker profiles; None: none.
+        profile: The steps that every worker profiles; None for no profile.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
-        environment: More variables for the workers, and which of this process's go to other
-            machines.
-        join_port: Where the launcher listens for machines that join, to have up to `workers`
-            workers; 0: on a port that is free; None: nowhere. There has to be a secret.
-        run_id: A name that the job has in all its starts, and no other job.
+        environment: Additional variables for the workers, which workers on other machines get too.
+        join_port: The port on which the launcher listens for machines that join, until there are
+            `workers` workers. 0: any free port. None: no machine can join. Joining needs a secret.
+        run_id: A name that all attempts of this job have, and no other job has.
     """
 
     command: Sequence[str]
@@ -69,7 +68,7 @@ class JobSpec:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of a worker on this machine, but for those that give it its place."""
+        """The variables of a worker on this machine, except its rank and similar variables."""
         return {**os.environ, **self.environment}
 
 
@@ -80,12 +79,12 @@ class WorkerExit:
 
     Attributes:
         rank: The worker's number.
-        exit_code: Its exit code; 128 + n if signal n ended it.
+        exit_code: The worker's exit code; 128 + n if signal n ended the worker.
         seconds: How long it ran.
-        stopped: Whether the launcher had told it to stop.
-        killed: Whether the launcher had to end it by SIGKILL.
-        joined: Whether it joined the job, as a strategy of several workers does.
-        last_lines: The end of its output.
+        stopped: Whether the launcher had told the worker to stop.
+        killed: Whether the launcher had to kill the worker by SIGKILL.
+        joined: Whether the worker joined the job, which a strategy of several workers does.
+        last_lines: The last lines of the worker's output.
     """
 
     rank: int
@@ -98,7 +97,7 @@ class WorkerExit:
 
     @property
     def reason(self) -> str:
-        """The exit code in words."""
+        """The exit code, or the signal, in words."""
         if self.exit_code == ExitCode.LOST_WORKER:
             return f"exit code {self.exit_code}, because another worker was lost"
         if self.exit_code == ExitCode.PREEMPTED:
@@ -112,13 +111,13 @@ class WorkerExit:
 @final
 @dataclass(frozen=True)
 class AttemptResult:
-    """How one start of a job has ended.
+    """How one attempt of a job has ended.
 
     Attributes:
         endings: How each worker has ended, by rank.
         signal: The signal that stopped the launcher, if one did.
         stopped_twice: Whether a second signal came, so that the workers were killed at once.
-        makes_room: Whether it was ended for workers that wait to be taken in.
+        makes_room: Whether the attempt was ended so that waiting workers can be added.
     """
 
     endings: tuple[WorkerExit, ...]
@@ -135,12 +134,12 @@ class AttemptResult:
 
     @property
     def cause(self) -> WorkerExit | None:
-        """The worker that failed first by itself, rather than by the loss of another."""
+        """The worker that failed first by itself, and not because another worker was lost."""
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
         consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         return min(
             failed,
-            # False comes before True: a failure before a loss, a loss before a preemption.
+            # False comes before True: a failure before a loss, and a loss before a preemption.
             key=lambda each: (
                 each.exit_code in consequences,
                 each.exit_code == ExitCode.PREEMPTED,
@@ -151,13 +150,13 @@ class AttemptResult:
 
     @property
     def preempted(self) -> bool:
-        """Whether a worker was preempted, and none failed."""
+        """Whether a worker was preempted and no worker failed."""
         codes = {each.exit_code for each in self.endings}
         return codes <= {0, ExitCode.PREEMPTED} and ExitCode.PREEMPTED in codes
 
     @property
     def exit_code(self) -> int:
-        """The launcher's own exit code: that of the worker that failed first."""
+        """The launcher's own exit code, which is that of the worker that failed first."""
         if self.preempted:
             return ExitCode.PREEMPTED
         if self.cause is not None:
@@ -168,12 +167,12 @@ class AttemptResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a restart may help: not a success, not a preemption, not stopped by a signal."""
+        """Whether a restart may help: not after success, preemption, or a stop by a signal."""
         return self.exit_code not in (0, ExitCode.PREEMPTED) and self.signal is None
 
     @property
     def grows(self) -> bool:
-        """Whether it was ended before its time, for workers that wait, and nothing else."""
+        """Whether the attempt was ended only so that waiting workers can be added."""
         ended = any(each.exit_code for each in self.endings)
         return self.makes_room and ended and not self.failed and self.signal is None
 
@@ -184,7 +183,7 @@ class JobResult:
     """How a job has ended.
 
     Attributes:
-        attempts: Every start of it, in order.
+        attempts: All attempts, in order.
     """
 
     attempts: tuple[AttemptResult, ...]
@@ -196,7 +195,7 @@ class JobResult:
 
     @property
     def restarts(self) -> int:
-        """How often the job was started again."""
+        """How often the job was restarted."""
         return len(self.attempts) - 1
 
 
@@ -210,9 +209,9 @@ def python_command(
         python_command("train.py", ["--epochs", "10"])
 
     Args:
-        script: The path of a script; or the name of a module.
-        arguments: What the script gets.
+        script: The path of a script, or the name of a module.
+        arguments: The arguments of the script.
         module: Whether `script` is a module.
-        python: The interpreter; None: this process's.
+        python: The interpreter; None for the interpreter of this process.
     """
     return (python or sys.executable, *(["-m"] if module else []), script, *arguments)

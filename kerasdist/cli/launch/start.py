@@ -1,4 +1,4 @@
-"""Starts an attempt's workers: their variables, and their commands, here and through ssh."""
+"""Starts the workers of an attempt: their variables and commands, on this machine and by ssh."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.protocol import Timeouts
 
-# Variables that configure the frameworks on any machine. Another machine has its own PATH, HOME
-# and CUDA_VISIBLE_DEVICES. TF_ is Terraform's as well, whose TF_VAR_ and TF_TOKEN_ are secret.
+# Variables that configure frameworks on any machine, unlike PATH or CUDA_VISIBLE_DEVICES.
+# The prefix TF_ alone would include Terraform's secret variables, TF_VAR_ and TF_TOKEN_.
 _PREFIXES = (
     *("KERAS_", "KERASDIST_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_"),
     *("TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_DISABLE_", "TF_ENABLE_", "TF_FORCE_"),
@@ -40,7 +40,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
-    """Returns the job's name and secret, new for every start unless the user set a secret."""
+    """Returns the job's name and secret, new in each attempt unless the user set a secret."""
     variables = {JOB_ID: f"{spec.run_id}-{attempt}"}
     if not spec.variables.get(SECRET) and not spec.variables.get(SECRET_FILE):
         variables[SECRET] = secrets.token_hex(32)
@@ -50,9 +50,9 @@ def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
 def worker_variables(
     spec: JobSpec, slot: Slot, workers: int, coordinator: str, attempt: int
 ) -> dict[str, str]:
-    """Returns a worker's variables beyond the launcher's own."""
+    """Returns a worker's variables that the launcher itself does not have."""
     variables = {
-        "PYTHONUNBUFFERED": "1",  # else lines are lost when a worker is killed
+        "PYTHONUNBUFFERED": "1",  # without this, lines are lost when a worker is killed
         **spec.environment,
         kerasdist_variables.WORKERS: str(workers),
         kerasdist_variables.RANK: str(slot.rank),
@@ -69,13 +69,13 @@ def worker_variables(
 
 
 def thread_variables(workers: int) -> dict[str, str]:
-    """Returns the variable that gives each of this machine's workers its part of the cores."""
+    """Returns the variable that gives each of this machine's workers its share of the cores."""
     threads = os.environ.get(_THREADS) or str(max(1, supervisor.cores() // workers))
     return {_THREADS: threads}
 
 
 def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of this process's variables that a worker on another machine gets."""
+    """Returns the variables of this process that a worker on another machine gets."""
     return {
         name: value
         for name, value in environ.items()
@@ -86,25 +86,25 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
 SSH_FAILED = 255
 """What ssh ends with where it cannot reach a host."""
 
-# BatchMode: ssh fails where it would ask for a password, and wait forever. The others end a
-# connection that is silent for half a minute.
+# With BatchMode ssh fails instead of waiting for a password forever.
+# The other options end a connection that has been silent for half a minute.
 _SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
 
 
-# By path, isolated and without site packages, it starts in 20 ms.
+# The supervisor starts in 20 ms, because it is run by its path, isolated and without site packages.
 SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
 
 
 def supervisor_there(spec: JobSpec, host: str, path: str | None) -> list[str]:
     """Returns the ssh command for a worker's supervisor on another machine.
 
-    That machine has the same interpreter and the same folders, as with ``mpirun``; `path` is
+    That machine must have the same interpreter and the same folders, as for ``mpirun``. `path` is
     ``PYTHONPATH`` there, by which Python finds the supervisor.
     """
-    # -P: a script's folder that has a module `signal` must not stop the supervisor.
+    # -P keeps a module `signal` in the script's folder from being imported by the supervisor.
     return by_ssh(host, (spec.command[0], "-P", "-m", supervisor.__name__), path)
 
 
@@ -116,7 +116,7 @@ def by_ssh(host: str, words: Sequence[str], path: str | None) -> list[str]:
 
 
 def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
-    """Returns what a worker's supervisor is told."""
+    """Returns the orders for a worker's supervisor."""
     return {
         "command": list(spec.command),
         "variables": variables,
@@ -134,7 +134,7 @@ def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
 def variables_of(
     spec: JobSpec, slots: Sequence[Slot], coordinator: str, attempt: int
 ) -> Iterator[dict[str, str]]:
-    """Yields what each worker has beyond the variables of this process, or of ssh."""
+    """Yields the variables of each worker that this process, or ssh, does not provide."""
     job = job_variables(spec, attempt) | {MEMORY: memory_of(spec)}
     here = next((slot.own_share[1] for slot in slots if slot.host is None), 0)
     of_gpus = gpus.divide(spec.variables, here)
@@ -145,12 +145,12 @@ def variables_of(
 
 
 def memory_of(spec: JobSpec) -> str:
-    """Returns the folder for what the job keeps in the memory of each host."""
+    """Returns the folder for the data that the job keeps in each host's memory."""
     return f"/dev/shm/kerasdist-{spec.run_id}"
 
 
 def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[str]:
-    """Runs a command on other machines; returns those on which it has done its work in time."""
+    """Runs a command on other machines; returns the machines on which it succeeded in time."""
 
     def does(host: str) -> bool:
         try:
@@ -195,7 +195,8 @@ def begin(
                 orders["variables"] = for_another_machine(os.environ) | variables
                 orders["gpus_of"] = slot.own_share[0]
             if slot.connection is not None:
-                for name in (SECRET, SECRET_FILE):  # which it has, and the connection is in clear
+                # the machine has the secret, and the connection is not encrypted
+                for name in (SECRET, SECRET_FILE):
                     orders["variables"].pop(name, None)
                 command = (*SUPERVISOR_HERE, str(slot.connection.fileno()))
             elif slot.host is not None:
@@ -219,18 +220,18 @@ def begin(
 def begin_others(
     spec: JobSpec, slots: Sequence[Slot], screen: Screen, events: queue.SimpleQueue[Event]
 ) -> Iterator[Worker]:
-    """Starts the workers but rank 0, which this process then is, and yields each.
+    """Starts all workers but rank 0, which this process is, and yields each.
 
-    All of them see all devices, as this process does.
+    All of these workers see all devices, just as this process does.
     """
     coordinator, listener = open_coordinator(slots)
-    assert listener is not None  # rank 0 is here
+    assert listener is not None  # rank 0 is on this machine
     count = len(slots)
     of_all = job_variables(spec, 0) | thread_variables(count)
     own, *others = (worker_variables(spec, each, count, coordinator, 0) | of_all for each in slots)
     for slot, variables in zip(slots[1:], others, strict=True):
         orders = orders_of(spec, slot, variables)
-        orders["must_join"] = True  # this process waits for it
+        orders["must_join"] = True  # this process waits for the worker to join
         begun = Start(slot.rank, f"worker {slot.rank}/{count}", SUPERVISOR_HERE, orders)
         yield Worker(begun, screen, events)
     os.environ.update(own)

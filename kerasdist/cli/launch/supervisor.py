@@ -1,26 +1,28 @@
-"""A worker's supervisor: the process between it and the launcher, on the worker's machine.
+"""A worker's supervisor: a process between worker and launcher, on the worker's machine.
 
-It leaves no orphans. The launcher holds the other end of its standard input, through ssh where the
-worker is on another machine. The first line has its `Orders`, as JSON: every user of a machine sees
-the arguments of all processes. It passes a line ``signal 15`` on to the worker. The end of the
-input means that the launcher is gone, whatever ended it (SIGKILL, a lost connection): it ends the
-worker too.
+It leaves no orphans. The launcher holds the other end of the supervisor's standard input, through
+ssh if the worker is on another machine. The first input line has the supervisor's `Orders`, as
+JSON, and not its arguments, because every user of a machine can see the arguments of all processes.
+A line ``signal 15`` is passed on to the worker. The end of the input means that the launcher has
+ended, for whatever reason (SIGKILL, a lost connection); then the supervisor ends the worker too.
 
-The worker leads a process group, and what it leaves behind there is ended with it. Signals go to
-the worker alone: a data loader's processes that got SIGTERM would take the worker down before it
-has backed up.
+The worker leads a process group, and any process that it leaves behind in that group is ended with
+it. Signals go only to the worker, because the processes of a data loader would end by SIGTERM, and
+the worker would fail before it has saved a backup.
 
-For a worker on a machine that has joined, this file run with the number of a connection takes the
-place of ssh: the supervisor is at the other end.
+For a worker on a machine that has joined, this file takes the place of ssh: it is run with the
+number of a connection, and the supervisor is at the other end of that connection.
 
-It ends a worker that is stopped for longer than the others wait for a sign of life. Nobody else
-would notice it of a worker that is alone, or that has not joined the others yet.
+The supervisor ends a worker that has been stopped (by SIGSTOP) for longer than the others wait for
+its heartbeat. Nobody else would notice this in a job of one worker, or before the worker has joined
+the job.
 
-In an elastic job the worker may be a fork of a process that has imported the frameworks
-(`kerasdist.cli.launch.elastic.warm`); the worker's parent then does for it what only a parent can.
+In an elastic job the worker may be forked by a process that has already imported the frameworks
+(`kerasdist.cli.launch.elastic.warm`). Then the worker's parent does the work that only a parent can
+do.
 
-This file is run by its path, and imports nothing but the standard library; on another machine it is
-run as a module.
+This file is run by its path, so it imports only the standard library. On another machine it is run
+as a module.
 """
 
 from __future__ import annotations
@@ -67,19 +69,20 @@ TOO_EARLY = (
 
 
 class Orders(TypedDict):
-    """What a supervisor is to do.
+    """The orders for a supervisor.
 
     Attributes:
         command: The worker's command.
-        variables: What its environment has beyond the supervisor's.
-        seconds_to_stop: How long it has from SIGTERM to SIGKILL.
-        heartbeat: How long it may be stopped (`kerasdist.job.protocol.Timeouts`).
+        variables: Environment variables of the worker that the supervisor itself does not have.
+        seconds_to_stop: How long the worker has from SIGTERM to SIGKILL.
+        heartbeat: How long the worker may be stopped (`kerasdist.job.protocol.Timeouts`).
         local_workers: How many workers this machine has.
-        gpus_of: Which of them it is, where the GPUs are divided here; None: they are not.
-        inherited: The files that it inherits.
-        sends_reports: Whether its reports are passed on by the output.
-        must_join: Whether it is a failure to end well without joining the job.
-        warm: The name of the process that may fork the worker; empty: none.
+        gpus_of: The worker's number among the workers of its machine, if they divide GPUs;
+        otherwise None.
+        inherited: The files that the worker inherits.
+        sends_reports: Whether the worker's reports are passed on within its output.
+        must_join: Whether it is a failure if the worker ends well without joining the job.
+        warm: The name of the process that may fork the worker; empty if there is none.
     """
 
     command: list[str]
@@ -95,14 +98,14 @@ class Orders(TypedDict):
 
 
 class Order(TypedDict):
-    """What a warm process is to fork: its environment, and the variables that name files."""
+    """An order to a warm process: the worker's environment, and the variables that name files."""
 
     environment: dict[str, str]
     files: list[str]
 
 
 def follow_into_death() -> None:
-    """Makes the kernel end the worker if this supervisor is killed; only Linux can."""
+    """Makes the kernel end the worker if this supervisor is killed, which only Linux can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -111,8 +114,8 @@ class Forked:
     """A worker that a warm process (`kerasdist.cli.launch.elastic.warm`) has forked.
 
     Raises:
-        OSError: If there is no such process, or it is another user's.
-        ValueError: If it cannot fork this worker.
+        OSError: If there is no such process, or it belongs to another user.
+        ValueError: If that process cannot fork this worker.
     """
 
     def __init__(self, name: str, environment: dict[str, str], inherited: list[int]) -> None:
@@ -139,14 +142,14 @@ class Forked:
             signal.pidfd_send_signal(self._process, number)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns how it has ended, as `subprocess.Popen` does."""
+        """Returns the exit code of the worker, in the same way as `subprocess.Popen`."""
         if not select.select([self._connection], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        return int(self._answers.readline() or -signal.SIGKILL)  # with its parent
+        return int(self._answers.readline() or -signal.SIGKILL)  # killed, if its parent has ended
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Returns the number of the user on the other side of a connection on this machine."""
+    """Returns the number of the user at the other end of a local connection."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 
@@ -154,7 +157,7 @@ Worker = subprocess.Popen[bytes] | Forked
 
 
 def end(worker: Worker, grace: float) -> NoReturn:
-    """Ends a worker whose launcher is gone, and this supervisor."""
+    """Ends a worker whose launcher has ended, and then this supervisor."""
     worker.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.wait(grace)
@@ -163,15 +166,15 @@ def end(worker: Worker, grace: float) -> NoReturn:
 
 
 def end_group(worker: Worker) -> None:
-    """Ends the worker's process group, which carries the worker's number."""
+    """Ends the worker's process group, whose number is that of the worker."""
     if isinstance(worker, Forked):
-        return  # its parent does, as soon as this process has ended
+        return  # the parent does this when this process has ended
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signal.SIGKILL)
 
 
 def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
-    """Passes signals on until the launcher is gone, and then ends the worker."""
+    """Passes signals on until the launcher has ended, and then ends the worker."""
     for line in orders:
         word, _, number = line.decode().partition(" ")
         if word == "signal":
@@ -180,9 +183,9 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 
 
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
-    """Ends a worker that is stopped while this process runs; only Linux tells.
+    """Ends a worker that is stopped (SIGSTOP) while this process runs; works only on Linux.
 
-    The other workers, if it has any, have two beats more to name it.
+    The other workers, if there are any, get two more heartbeats in which to name it.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat
@@ -202,20 +205,20 @@ def end_if_stopped(worker: Worker, heartbeat: float) -> None:
 
 
 def relay(reports: int) -> None:
-    """Writes the worker's reports, with a mark before each, between its lines."""
+    """Writes the worker's reports, each after a mark, between the lines of its output."""
     with os.fdopen(reports, "rb") as lines:
         for line in lines:
             os.write(sys.stdout.fileno(), MARK + line)
 
 
 def stand_in(connection: socket.socket) -> int:
-    """Passes orders on to a machine that has joined, and output back; returns the exit code."""
+    """Passes orders to a machine that has joined, and output back; returns the exit code."""
 
     def order() -> None:
         with contextlib.suppress(OSError):
             while data := os.read(sys.stdin.fileno(), 1 << 16):
                 connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)  # the launcher is gone
+            connection.shutdown(socket.SHUT_WR)  # the launcher has ended
 
     threading.Thread(target=order, daemon=True).start()
     text = b""
@@ -241,8 +244,8 @@ def cores() -> int:
 
 def main() -> int:
     """Runs a command as its supervisor; returns its exit code, 128 + n if signal n ended it."""
-    # These signals are meant for the launcher, which decides. A function
-    # and not SIG_IGN, which the worker would inherit.
+    # The launcher decides what these signals mean.
+    # A function is set, and not SIG_IGN, because the worker would inherit SIG_IGN.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_over)
     orders: Orders = json.loads(sys.stdin.buffer.readline())
@@ -271,12 +274,12 @@ def main() -> int:
             stdin=subprocess.DEVNULL,
             process_group=0,
             pass_fds=inherited,
-            preexec_fn=follow_into_death,  # noqa: PLW1509 - there is no thread here yet
+            preexec_fn=follow_into_death,  # noqa: PLW1509 - there is no other thread yet
         )
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
-    for number in inherited:  # the worker's alone: the port must not stay open without it
+    for number in inherited:  # only the worker may hold these, so that its port closes with it
         os.close(number)
     listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]
     threading.Thread(target=listen, args=listening, daemon=True).start()
@@ -286,13 +289,13 @@ def main() -> int:
     if reports is not None:
         relaying.start()
     if isinstance(worker, subprocess.Popen):
-        # Its process number is its group's, and is not given to another process before the wait.
+        # The group has the worker's number, which no process gets before the wait.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         end_group(worker)
     code = worker.wait()
     if reports is not None:
-        relaying.join(1)  # the last ones
+        relaying.join(1)  # for the last reports
     has_joined = joined.exists()
     joined.unlink(missing_ok=True)
     if code == 0 and not has_joined:
@@ -304,6 +307,6 @@ def main() -> int:
 if __name__ == "__main__":
     code = main() if len(sys.argv) == 1 else stand_in(socket.socket(fileno=int(sys.argv[1])))
     sys.stderr.flush()
-    # Not sys.exit: at the end of the interpreter the thread that waits for orders holds a lock of
-    # the standard input, and that would be a fatal error.
+    # sys.exit would fail, because the thread that waits for orders holds a lock of standard input.
+    # Python treats that as a fatal error at the end of the interpreter.
     os._exit(code)

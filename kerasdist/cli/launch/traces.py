@@ -16,7 +16,7 @@ Event = dict[str, Any]
 
 MERGED = "trace.json.gz"
 
-# Kinds of events in Chrome's trace format that belong together by their id.
+# Kinds of events in Chrome's trace format that are linked by their id.
 _LINKED = frozenset("stfbneNOD")
 
 
@@ -27,7 +27,7 @@ def forget_old(steps: ProfiledSteps) -> None:
 
 
 def merge(steps: ProfiledSteps, workers: int) -> str:
-    """Writes one trace of all workers; returns what to tell the user."""
+    """Writes one trace of all workers; returns the message for the user."""
     paths = {rank: steps.of_worker(rank) for rank in range(workers)}
     found = {rank: path for rank, path in paths.items() if path.exists()}
     missing = [str(rank) for rank in paths if rank not in found]
@@ -51,7 +51,7 @@ def merge(steps: ProfiledSteps, workers: int) -> str:
 
 
 def merged(traces: Sequence[Event]) -> list[Event]:
-    """Returns the events of all traces, with times since the first of them."""
+    """Returns the events of all traces, with times that count from the first event."""
     timed = [one["ts"] for trace in traces for one in trace["traceEvents"] if "ts" in one]
     first = min(timed, default=0.0)
     return [one for trace in traces for one in _of_worker(trace, first)]

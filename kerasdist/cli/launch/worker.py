@@ -39,13 +39,13 @@ REDRAW_SECONDS = 10.0
 
 @final
 class Screen:
-    """This process's output, shared by the workers, a whole line at a time."""
+    """The output of this process, to which all workers write whole lines."""
 
     def __init__(self, *, is_scripts: bool = False) -> None:
         """Makes the screen.
 
         Args:
-            is_scripts: Whether this process prints lines of its own, which must not be broken.
+            is_scripts: Whether this process also prints lines of its own, which must stay whole.
         """
         self._lock = threading.Lock()
         self._is_scripts = is_scripts
@@ -54,18 +54,18 @@ class Screen:
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a worker's line."""
         if line == supervisor.APART:
-            return  # the launcher reports it once for all workers
+            return  # the launcher reports this once for all workers
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)
 
     def say(self, text: str) -> None:
-        """Writes the launcher's own message to the error output."""
+        """Writes a message of the launcher itself to the error output."""
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
     @contextlib.contextmanager
     def above(self, console: Console) -> Generator[None]:
-        """Writes what goes to a terminal above the live view that this console shows."""
+        """Writes output for a terminal above the live view that this console shows."""
         self._console = console
         try:
             yield
@@ -74,8 +74,8 @@ class Screen:
                 self._console = None
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
-        # A character that the reader's encoding lacks, a reader that is gone, a full disk: none may
-        # end this thread, since a worker blocks when its lines are not read.
+        # The output may lack a character, its reader may have ended, or the disk may be full.
+        # Nothing may end this thread, because a worker blocks if its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
@@ -84,7 +84,7 @@ class Screen:
                 self._console.print(shown, soft_wrap=True)
                 return
             if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # not through the stream, which may hold half a line of the script
+                while text:  # The stream is not used, because its buffer may have half a line.
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
@@ -93,14 +93,14 @@ class Screen:
 
 @final
 class LogFile:
-    """A worker's own file in the screen's place."""
+    """A worker's own file in the place of the screen."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line."""
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or it came too late
+        with contextlib.suppress(OSError, ValueError):  # the disk is full, or the file is closed
             self._file.write(f"{line}\n".encode())
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ class Pump:
     """Moves a worker's output, line by line, to the screen, and keeps the last lines.
 
     Args:
-        screen: Where the lines go.
-        prefix: What stands before each.
+        screen: The destination of the lines.
+        prefix: The text before each line.
         rank: The worker's number.
-        told: Takes the reports that come with the output; None: none do.
+        told: A function for the reports within the output; None if there are no reports.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class Pump:
         self._threads: list[threading.Thread] = []
 
     def start(self, source: IO[bytes], stream: TextIO) -> None:
-        """Begins to read one of the worker's outputs."""
+        """Starts to read one of the worker's outputs."""
         thread = threading.Thread(target=self._move, args=(source, stream), daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def last_lines(self, deadline: float) -> tuple[str, ...]:
-        """Returns the last lines, once all have been read."""
+        """Returns the last lines, after all lines have been read."""
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return tuple(self._last)
@@ -169,7 +169,7 @@ class Pump:
         source.close()
 
     def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Passes on the reports in an output; returns the rest, and a report without its end."""
+        """Passes on the reports in an output; returns the rest, and an unfinished report."""
         assert self._told is not None
         for report in _REPORT.findall(chunk):
             self._told(report)
@@ -185,7 +185,7 @@ class Pump:
 
 
 def _as_drawn(line: bytes) -> bytes:
-    """Returns what a terminal shows in the end of a line that was drawn several times."""
+    """Returns what a terminal shows at last of a line that was drawn several times."""
     drawn = [text.replace(b"\b", b"") for text in line.split(b"\r")]
     return next((text for text in reversed(drawn) if text), b"")
 
@@ -209,7 +209,7 @@ class Signalled:
 @final
 @dataclass(frozen=True)
 class Waiting:
-    """Workers wait to be taken in, and there is a backup to go on from."""
+    """Workers wait to be added, and there is a backup from which to continue."""
 
     attempt: int
 
@@ -226,10 +226,11 @@ class Start:
         rank: The worker's number.
         name: The prefix of the lines that it prints.
         command: The command that starts its supervisor.
-        orders: What the supervisor is told.
-        log: The file for its output; None: the screen.
-        told: Is called with each report that its output carries; None: it sends none.
-        connection: That of the machine, if it has joined; it is then the command's.
+        orders: The orders for the supervisor.
+        log: The file for the worker's output; None for the screen.
+        told: A function that is called with each report in the output; None if there are no
+            reports.
+        connection: The connection of a machine that has joined, which the command inherits.
     """
 
     rank: int
@@ -242,7 +243,7 @@ class Start:
 
 
 class Held(Protocol):
-    """A worker that has started, as an attempt sees it; in kerasdist-ray there is another one."""
+    """A worker that has started, as an attempt uses it; kerasdist-ray has another class."""
 
     @property
     def rank(self) -> int:
@@ -256,7 +257,7 @@ class Held(Protocol):
 
     @property
     def exit_code(self) -> int:
-        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        """The exit code of a worker that has ended; 128 + n if signal n ended it."""
         ...
 
     def stop(self, number: int) -> None:
@@ -266,7 +267,7 @@ class Held(Protocol):
         """Ends the worker at once."""
 
     def kill_supervisor(self) -> None:
-        """Ends the worker's supervisor, if it did not end the worker."""
+        """Ends the worker's supervisor, if the supervisor did not end the worker."""
 
     def ending(self, deadline: float) -> WorkerExit:
         """Returns how the worker has ended; waits for its output until `deadline`."""
@@ -275,7 +276,7 @@ class Held(Protocol):
 
 @final
 class Worker:
-    """A worker that is running, under its supervisor."""
+    """A running worker under its supervisor."""
 
     def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
         self.rank = start.rank
@@ -290,7 +291,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
-            # Ctrl-C is for the launcher, which passes it on.
+            # Ctrl-C shall reach the launcher, which passes it on.
             start_new_session=True,
             pass_fds=start.orders["inherited"] if own is None else [own.fileno()],
         )
@@ -310,7 +311,7 @@ class Worker:
 
     @property
     def exit_code(self) -> int:
-        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        """The exit code of a worker that has ended; 128 + n if signal n ended it."""
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
@@ -327,18 +328,18 @@ class Worker:
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Has the supervisor end the worker at once; see `kill_supervisor` if it does not."""
+        """Lets the supervisor end the worker at once; `kill_supervisor` helps if it does not."""
         self._stopped = self._killed = True
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes this process's end of the pipe; without any the supervisor ends the worker."""
+        """Closes this process's end of the pipe; when all are closed, the worker is ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def kill_supervisor(self) -> None:
-        """Ends the supervisor, or ssh, that does not answer; the kernel ends the worker with it."""
+        """Ends a supervisor, or ssh, that does not answer; then the kernel ends the worker."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -367,10 +368,10 @@ class Worker:
 
 @final
 class ThisProcess:
-    """Rank 0, as an attempt sees a worker.
+    """Represents this process, which is rank 0, as a worker of an attempt.
 
     Attributes:
-        told_to_stop: Whether the attempt has told it to stop.
+        told_to_stop: Whether the attempt has told this process to stop.
     """
 
     rank = 0
@@ -386,16 +387,16 @@ class ThisProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether this process has not ended yet."""
         return self._code is None
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, as far as it is known; 0 otherwise."""
+        """The exit code of this process, as far as it is known; otherwise 0."""
         return self._code or 0
 
     def end(self, code: int) -> None:
-        """Records that it ends."""
+        """Records that this process ends."""
         with self._lock:
             if self._code is not None:
                 return
@@ -403,7 +404,7 @@ class ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Handles a signal as the script would; SIGINT has reached the script already."""
+        """Handles a signal in the way of the script, which has already got a SIGINT."""
         if number == signal.SIGINT:
             return
         self.told_to_stop = True
@@ -413,13 +414,13 @@ class ThisProcess:
             os.kill(os.getpid(), number)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends this process at once."""
         self.told_to_stop = self._killed = True
         self.end(128 + signal.SIGKILL)
 
     def kill_supervisor(self) -> None:
-        """Does nothing: it has no supervisor."""
+        """Does nothing, because this process has no supervisor."""
 
     def ending(self, deadline: float) -> WorkerExit:
-        """Returns how it ends."""
+        """Returns how this process ends."""
         return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())

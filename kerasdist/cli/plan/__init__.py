@@ -1,1 +1,1 @@
-"""`kerasdist plan`: what a training step would need and take on accelerators that are not here."""
+"""`kerasdist plan` predicts memory and time of a training step on accelerators elsewhere."""

@@ -16,9 +16,9 @@ from kerasdist.core.hardware import Chip, parse_target
 from kerasdist.core.sharding import Divided, Sharding
 from kerasdist.errors import BackendError, InputError
 
-# What libraries say about GPUs, TPUs and hosts that they do not find here.
+# Variables that silence messages of libraries about GPUs, TPUs and hosts that are missing here.
 _LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
-# Autotuning would need a GPU. Nothing reads the kernels' code, which LLVM need not optimize.
+# Autotuning would need a GPU, and LLVM need not optimize code of kernels that never run.
 _XLA_FLAGS = (
     "--xla_gpu_autotune_level=0 --xla_backend_optimization_level=0 "
     "--xla_llvm_disable_expensive_passes=true"
@@ -129,7 +129,7 @@ def plan(
 
 
 def _name_of(sharding: object) -> str | None:
-    """Returns a text for a strategy's argument `sharding`."""
+    """Returns a text for the value of a strategy's argument `sharding`."""
     if sharding is None:
         return None
     return sharding.state if isinstance(sharding, Sharding) else type(sharding).__name__
@@ -140,14 +140,16 @@ def _say(text: str) -> None:
 
 
 def _prepare_environment() -> None:
-    """Sets the variables of Keras, JAX and XLA, which read them when they are imported."""
+    """Sets variables that Keras, JAX and XLA read when they are imported."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {_XLA_FLAGS}"
     os.environ.update(
         {
             VARIABLE: "jax",
-            "JAX_PLATFORMS": "cpu",  # on which the model is made; compiled is for what is described
+            # the model is made on the CPU; compilation is for the described devices
+            "JAX_PLATFORMS": "cpu",
             "TPU_SKIP_MDS_QUERY": "1",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is opened, so several may compile at once
+            # several processes may compile, because none opens a TPU
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
             "XLA_FLAGS": flags.strip(),
             "KERASDIST_CLUSTER": "none",
         }
@@ -157,7 +159,7 @@ def _prepare_environment() -> None:
 
 
 def _require_compiler(chip: Chip) -> None:
-    """Refuses a target whose compiler is not installed."""
+    """Refuses a target for which no compiler is installed."""
     if not is_installed("jax"):
         raise BackendError(
             "Expected JAX to be installed, on which plans are made. Received: no package jax. "

@@ -1,9 +1,10 @@
-"""What `sharding="full"` exchanges and keeps on PyTorch, whose workers gather weights by groups.
+"""Computes what `sharding="full"` exchanges and keeps on PyTorch, which gathers weights by groups.
 
-XLA places its gathers by itself, and they are read from its program. PyTorch's are known without
-one (ADR 62): a group is a layer's weights, or those of small layers together. Each is gathered in
-the forward pass, again in the backward pass except for the last one, which is still there, and its
-gradients are summed once. The next group is under way while one computes.
+On JAX the gathers are read from the program, because XLA places them. PyTorch's gathers are known
+without a program (ADR 62): a group has the weights of one layer, or of several small layers. Each
+group is gathered in the forward pass. Each group except the last one, which is still there, is
+gathered again in the backward pass. The gradients of each group are summed once. While one group
+computes, the next is being gathered.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from kerasdist.core.sharding import GROUP_BYTES, Sharding
 if TYPE_CHECKING:
     import keras
 
-# The forward pass is a third of a step's work. The backward pass is two: one that hides gathers and
-# one that hides sums, as both want the network then.
+# The forward pass is a third of a step's work.
+# The backward pass is two thirds: one third hides gathers, and one third hides sums.
+# Gathers and sums need the network at the same time.
 _PASS = 1 / 3
 
 
 @final
 @dataclass(frozen=True)
 class WeightGroups:
-    """The groups of a model, and what each of several workers keeps.
+    """The groups of a model's weights, and what each worker keeps in memory.
 
     Attributes:
         sizes: The bytes of each group's weights, in the order of the model's layers.
-        whole: The bytes of weights that are too small to be sharded, and so of their gradients.
-        held: The bytes that a worker keeps of variables and gradients.
+        whole: The bytes of weights that are too small to be sharded; their gradients have as many
+        bytes.
+        held: The bytes of variables and gradients that a worker keeps.
     """
 
     sizes: Sequence[int]
@@ -42,27 +45,29 @@ class WeightGroups:
 
     @property
     def gathered(self) -> int:
-        """The most bytes of gathered weights at any time: of two groups, one after another."""
+        """The most bytes of gathered weights at any time: the bytes of two consecutive groups."""
         return max(map(sum, pairwise([*self.sizes, 0])), default=0)
 
     def collectives(self) -> list[Collective]:
         """Returns the collectives of a step.
 
-        What hides one is the work of the group that computes meanwhile. That is taken to be the
-        group's part of all bytes: too much for embeddings, too little for convolutions.
+        A collective is hidden by the work of the group that computes at the same time. The work of
+        a group is estimated by its fraction of all bytes, which is too much for embeddings and too
+        little for convolutions.
         """
         work = [_PASS * size / sum(self.sizes) for size in self.sizes]
         before, after = [0.0, *work][: len(work)], work[1:]
         kinds = ["all-gather"] * (2 * len(self.sizes) - 1) + ["reduce-scatter"] * len(self.sizes)
         sizes = [*self.sizes, *self.sizes[:-1], *self.sizes]
-        hidden = [*before, *after, *before]  # the backward pass goes from the last to the first
+        # the backward pass goes from the last group to the first
+        hidden = [*before, *after, *before]
         each = zip(kinds, sizes, hidden, strict=True)
         sums = [Collective(kind, size, 0, overlap) for kind, size, overlap in each]
         return [*sums, Collective("all-reduce", self.whole, 0, 0.0)]
 
 
 def planned_groups(model: keras.Model, sharding: object, target: Target) -> WeightGroups | None:
-    """Returns the groups of PyTorch's workers on a target, None if these gather no weights."""
+    """Returns the groups of PyTorch's workers on a target; None if they do not gather weights."""
     if not isinstance(sharding, Sharding) or not sharding.divides_weights:
         return None
     if target.chip.platform != "cuda" or target.devices == 1:
@@ -77,11 +82,11 @@ def weight_groups(
 
     Args:
         model: A compiled and built model.
-        sharding: How its strategy shards; it divides weights.
-        workers: How many there are.
-        limit: How many bytes the weights of small layers are together.
+        sharding: How the model's strategy shards; it must divide weights.
+        workers: The number of workers.
+        limit: The most bytes of the weights of several small layers in one group.
     """
-    from kerasdist.keras_compat import nbytes  # late: it imports Keras, which a model has done
+    from kerasdist.keras_compat import nbytes  # imported late, because it imports Keras
 
     sizes: list[int] = []
     whole = 0

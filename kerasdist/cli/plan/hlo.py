@@ -1,4 +1,4 @@
-"""Reads what a compiled program does from XLA's text of it."""
+"""Reads what a compiled program does from XLA's text of the program."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)")
 _ARRAY = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\](\{[^}]*\})?")
-_ON_CHIP = "S(1)"  # a layout's memory space: a TPU's vector memory, which the program manages
+_ON_CHIP = "S(1)"  # the memory space of a TPU's vector memory, which the program manages
 _COLLECTIVE = re.compile(rf"({_KINDS})(-start)?")
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")  # of some of its axes
+# groups of devices along axes of a mesh
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
-_GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")  # the axis, or a part of so many devices
+# the axis, or a part of the axis with so many devices
+_GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_NO_ESTIMATE = 2**63 - 1  # what libtpu writes where it does not know
+_NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
 _FUSED = re.compile(r"calls=%?([\w.-]+)")
-# libtpu fuses a sum with the cut of each device's part, and a collective with the work beside it:
-# that is in all computations from the fusion of this name to that of the last one.
+# libtpu fuses a sum with the slicing of each device's part, and a collective with work beside it.
+# Such a collective is in all computations from the fusion of this name to that of the last name.
 _SUMS_PARTS = "all-reduce-scatter"
 _STARTS, _ENDS = "async-collective-start", "async-collective-done"
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -33,21 +35,21 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("opt-barrier", "partition-id", "replica-id"),
 }
-# They touch as much of their operand as they return.
+# These operations touch only as much of their operand as they return.
 _PARTIAL = {"copy", "copy-start", "slice", "slice-start", "dynamic-slice", "gather"}
 
 
 @final
 @dataclass(frozen=True)
 class Collective:
-    """A collective of a step.
+    """A collective operation of a step.
 
     Attributes:
-        kind: XLA's name of it, such as ``"all-reduce"``.
-        bytes: The size of the whole array: of the sum, of what is gathered, of what is scattered.
-        devices: How many devices take part; 0: all.
-        overlap: Which part of the step's other work XLA has put between its start and its end,
-            by the bytes that instructions write.
+        kind: XLA's name for the operation, such as ``"all-reduce"``.
+        bytes: The size of the full array: the sum, the gathered array, or the array to scatter.
+        devices: How many devices take part; 0 means all devices.
+        overlap: The fraction of the step's other work that XLA has put between the start and the
+            end of this collective, by the bytes that instructions write.
     """
 
     kind: str
@@ -80,7 +82,7 @@ _Program = dict[str, list[_Instruction]]
 
 
 def _read(text: str) -> tuple[_Program, list[_Instruction]]:
-    """Returns a program's computations by name, and its entry computation."""
+    """Returns a program's computations by name, and the entry computation."""
     found: _Program = {}
     entry = current = list[_Instruction]()
     for line in text.splitlines():
@@ -93,7 +95,7 @@ def _read(text: str) -> tuple[_Program, list[_Instruction]]:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Returns the collectives of a compiled program; of one in a loop, each once.
+    """Returns the collectives of a compiled program; one inside of a loop counts once.
 
     Args:
         text: The program, as `jax.stages.Compiled.as_text` returns it, scheduled.
@@ -137,7 +139,7 @@ def _collectives_in(instructions: Sequence[_Instruction], known: _Program) -> li
 
 
 def _fused_collective(fusion: _Instruction, known: _Program) -> Collective | None:
-    """Returns the collective of a fusion, as if nothing hid it; None if it has none."""
+    """Returns the collective inside of a fusion, without overlap; None if there is none."""
     name = _fused_by(fusion)
     for each in known.get(name, ()):
         if match := _COLLECTIVE.fullmatch(each.operation):
@@ -148,7 +150,7 @@ def _fused_collective(fusion: _Instruction, known: _Program) -> Collective | Non
 
 
 def _fused_by(each: _Instruction) -> str:
-    """Returns the name of the computation that a fusion runs; empty of another instruction."""
+    """Returns the name of the computation that a fusion runs; empty for any other instruction."""
     match = _FUSED.search(each.rest) if each.operation == "fusion" else None
     return match[1] if match else ""
 
@@ -159,19 +161,20 @@ def _weight(each: _Instruction, fused: Collective | None) -> int:
     if fused is not None and (
         fused.kind == "reduce-scatter" or each.name.startswith((_STARTS, _ENDS))
     ):
-        return 0  # nothing but the collective
+        return 0  # the fusion has only the collective
     return each.cycles or size_of(each.shape)
 
 
 def device_work(text: str) -> tuple[float, float]:
-    """Returns what a compiled program makes one device do, besides collectives.
+    """Returns the work of one device in a compiled program, besides collectives.
 
-    Bytes that go between the chip and its memory: each kernel reads its operands and writes its
-    results once, those in on-chip memory excepted. And the clock cycles of all instructions, by
-    XLA's own estimate; 0: it gives none. Loops count as often as they run.
+    The first number is the bytes that move between the chip and its memory: each kernel reads its
+    operands and writes its results once, except those in on-chip memory. The second number is the
+    clock cycles of all instructions by XLA's estimate, or 0 if there is no estimate. Loops count as
+    often as they run.
 
     Args:
-        text: As for `collectives`.
+        text: The program, as for `collectives`.
     """
     computations, entry = _read(text)
     return _work_of(entry, computations, trips=1)
@@ -207,7 +210,7 @@ def _named(role: str, each: _Instruction) -> str:
 
 
 def _trips(loop: _Instruction, known: _Program) -> int:
-    """Returns how often a loop runs: as XLA says, else the number that its condition names."""
+    """Returns how often a loop runs, from XLA or from the number in the loop's condition."""
     if match := _TRIPS.search(loop.rest):
         return int(match[1])
     limits = [
@@ -231,7 +234,7 @@ def _traffic(each: _Instruction, shapes: Mapping[str, str], trips: int) -> float
         arrays = list(_ARRAY.finditer(each.shape))[:1]
         ends = (*(one[0] for one in arrays), *operands[:1])
         return float(sum(size_of(one[0]) for one in arrays) * sum(_ON_CHIP not in x for x in ends))
-    # A loop's body reads or writes one row of an array that is stacked over the steps.
+    # A loop's body reads or writes one row of an array that is stacked over the iterations.
     return sum(
         size / (trips if trips > 1 and leading == trips else 1)
         for shape in (each.shape, *operands)
@@ -262,15 +265,15 @@ def _size(kind: str, sizes: str) -> int:
 
 
 def _bits(kind: str) -> int:
-    digits = re.search(r"\d+", kind)  # the first: the others are of a kind such as f8e4m3fn
-    return int(digits[0]) if digits else 8  # of booleans
+    digits = re.search(r"\d+", kind)  # the first number, because a name such as f8e4m3fn has others
+    return int(digits[0]) if digits else 8  # booleans have 8 bits
 
 
 def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:
     if kind == "all-reduce":
         return size_of(each.shape)
     sizes = _array_sizes(each.shape)
-    if asynchronous:  # a tuple of operands and results
+    if asynchronous:  # the shape has both operands and results
         return max(sum(sizes[: len(sizes) // 2]), sum(sizes[len(sizes) // 2 :]))
     return sum(sizes) * (_group_size(each.rest) if kind == "reduce-scatter" else 1)
 

@@ -1,10 +1,10 @@
-"""Makes a plan from what compilations of a training step show.
+"""Makes a plan from the results of compiling a training step.
 
-A device needs as long as the slower of its units and its memory, both at their full rates, or as
-XLA estimates for its instructions, if that is longer. No program is faster, most are slower.
-Collectives come on top, except for what XLA has put between their starts and their ends. Their
-times follow the usual model of latency and bandwidth, with sums in rings over the fast links;
-between machines or slices each chip sends its part.
+The time of a device is the longest of three times: the time of its matrix units at their full rate,
+the time of its memory at its full rate, and XLA's estimate for its instructions. No program is
+faster than that, and most are slower. Collectives are added, except for the part that XLA has put
+between other work. The times of collectives follow the usual model of latency and bandwidth, with
+ring sums over the fast links; between machines or slices each chip sends its part.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 COUNTS = (1, 8, 64, 512, 4096)
 """The numbers of devices of the scaling table."""
 
-_WRAPPED = 4  # from how many chips on an axis of a TPU v5p are its ends connected
-_WRAPPED_2D = 16  # the same on a TPU v5e or v6e, whose slices are parts of a 16 x 16 pod
+_WRAPPED = 4  # from this many chips on, the ends of an axis of a TPU v5p are connected
+_WRAPPED_2D = 16  # The same number for a TPU v5e or v6e, whose slices are parts of a 16 x 16 pod.
 
 
 @final
 @dataclass(frozen=True)
 class Work:
-    """What one device does in a step, besides collectives.
+    """The work of one device in a step, besides collectives.
 
     Attributes:
-        flops: Operations of its matrix units, by the type of the operands.
-        memory_bytes: Bytes that go between the chip and its memory.
-        cycles: XLA's estimate of the cycles of all instructions; 0: there is none.
+        flops: Floating-point operations of the matrix units, by the type of the operands.
+        memory_bytes: Bytes that move between the chip and its memory.
+        cycles: XLA's estimate of the cycles of all instructions; 0 if there is none.
     """
 
     flops: Mapping[str, float]
@@ -52,12 +52,12 @@ class StepTime:
 
     Attributes:
         devices: How many devices take part.
-        compute: What the matrix units need.
-        memory: What the memory needs.
-        estimate: What XLA estimates for the instructions, 0 if it does not.
-        own: What a device needs without the others: the largest of these, or as measured.
-        network: What all collectives need.
-        exposed: The part of it that the device's own work does not hide.
+        compute: The time of the matrix units.
+        memory: The time of the memory.
+        estimate: XLA's estimate for the instructions; 0 if there is none.
+        own: The time of a device alone: the largest of the times above, or the measured time.
+        network: The time of all collectives.
+        exposed: The part of the network time that the device's own work does not hide.
     """
 
     devices: int
@@ -70,26 +70,26 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """How long the step takes."""
+        """How long the step takes in all."""
         return self.own + self.exposed
 
     @property
     def efficiency(self) -> float:
-        """The throughput of a device, as a part of that of a device alone with the same batch."""
+        """A device's throughput, relative to that of a single device with the same batch."""
         return self.own / self.total if self.total else 1.0
 
     @property
     def efficiency_without_overlap(self) -> float:
-        """The same, if collectives overlapped with nothing."""
+        """The same throughput, if collectives did not overlap with any work."""
         whole = self.own + self.network
         return self.own / whole if whole else 1.0
 
     @property
     def limit(self) -> str:
-        """What the time goes to most.
+        """The resource that takes most of the time.
 
-        ``"compute"``, ``"memory"``, ``"network"``, or ``"instructions"`` where these are many and
-        short, so that neither units nor memory are busy.
+        The value is ``"compute"``, ``"memory"``, ``"network"``, or ``"instructions"`` if these are
+        so many and so short that neither units nor memory are busy.
         """
         if self.exposed > self.own:
             return "network"
@@ -104,14 +104,14 @@ def step_time(
     """Predicts the time of a step.
 
     Args:
-        work: What each device does.
+        work: The work of each device.
         collectives: The collectives of the step.
-        target: The devices.
-        measured: The time of a step on one device with the same batch, in seconds, where it is
-            known; in place of what the chip allows.
+        target: The devices of the step.
+        measured: The measured time of a step on one device with the same batch, in seconds, which
+            replaces the chip's limits; None if it is not known.
     """
     chip = target.chip
-    slowest = min(chip.flops.values())  # for types that its units do not have
+    slowest = min(chip.flops.values())  # the rate for types that the units do not support
     compute = sum(flops / chip.flops.get(kind, slowest) for kind, flops in work.flops.items())
     memory = work.memory_bytes / chip.memory_rate
     estimate = work.cycles / chip.clock if chip.clock else 0.0
@@ -128,10 +128,10 @@ def step_time(
 def scaling(
     work: Work, collectives: Sequence[Collective], target: Target, measured: float | None = None
 ) -> list[StepTime]:
-    """Predicts the step for groups of other sizes, each device with the same batch.
+    """Predicts the step for groups of other sizes, with the same batch on each device.
 
-    What the replicas exchange are sums of gradients, and gathered weights where they divide these:
-    the same collectives in groups of all sizes.
+    The replicas exchange sums of gradients, and also gathered weights if they divide weights.
+    Groups of all sizes have the same collectives.
     """
     counts = sorted({*COUNTS, target.devices})
     groups = [target if n == target.devices else group_of(target.chip, n) for n in counts]
@@ -144,7 +144,7 @@ def collective_time(collective: Collective, target: Target) -> float:
     taking_part = collective.devices or all_devices
     if all_devices == 1:
         return 0.0
-    # A group smaller than a machine, such as the logical devices of a replica, stays in one.
+    # A group that is smaller than a machine, such as a replica's devices, stays inside of one.
     local = 1 < taking_part < min(target.domain, all_devices)
     inside = taking_part if local else target.domain
     groups = 1 if local else all_devices // inside
@@ -157,7 +157,7 @@ def collective_time(collective: Collective, target: Target) -> float:
 
 
 def _torus_rate(target: Target) -> float:
-    """Returns the rate of a chip's links to neighbours; an axis that is not closed has half."""
+    """Returns the rate of a chip's links to its neighbours; an open axis has half the rate."""
     chip = target.chip
     used = sum(1.0 if _is_closed(size, chip) else 0.5 for size in target.shape if size > 1)
     return chip.link_rate * max(used, 0.5) / chip.axes
@@ -171,33 +171,34 @@ def _latency(target: Target, inside: int, groups: int, passes: int) -> float:
     chip = target.chip
     between = math.log2(groups) * chip.network_latency
     if chip.axes:
-        # Data go both ways around a closed axis: the furthest chip is half the axis away.
+        # Data go both ways around a closed axis, so the furthest chip is half an axis away.
         hops = sum(size // 2 if _is_closed(size, chip) else size - 1 for size in target.shape)
         return passes * (hops * chip.link_latency + between)
-    slower = 1.8 if groups > 1 else 1.0  # as NCCL's model has it
+    slower = 1.8 if groups > 1 else 1.0  # as in NCCL's model
     steps = (inside - 1) * chip.link_latency * slower
     return chip.base_latency + passes * (steps + between)
 
 
-_TRIALS = 3  # compilations at most to find the largest batch, besides the plan's own
-_CLOSE = 0.97  # the part of the memory at which the search ends
-_AIM = 0.985  # the part at which it aims
-_GROWTH = 64  # factor for the next batch where memory does not grow with the batch
-_CONSTANT = ("parameters", "optimizer", "metrics", "program")  # kinds to which no example adds
+_TRIALS = 3  # the most compilations to find the largest batch, besides the plan's own
+_CLOSE = 0.97  # the fraction of the memory at which the search ends
+_AIM = 0.985  # the fraction of the memory at which the search aims
+_GROWTH = 64  # the factor for the next batch if memory does not grow with the batch
+# Kinds of memory that do not depend on the number of examples.
+_CONSTANT = ("parameters", "optimizer", "metrics", "program")
 
 
 @final
 @dataclass(frozen=True)
 class Compilation:
-    """What XLA has made of a training step, for each device.
+    """The result of compiling a training step, for each device.
 
     Attributes:
-        batch: The examples of a device.
+        batch: The number of examples on a device.
         memory: Bytes by kind.
-        work: What the device computes and moves.
-        collectives: What the devices exchange.
-        refused: XLA's words if the step does not fit, else None.
-        refused_bytes: The bytes that XLA says it would need, where it refuses.
+        work: The work of a device.
+        collectives: The collectives between the devices.
+        refused: XLA's message if the step does not fit, else None.
+        refused_bytes: The bytes that the step would need, if XLA has refused it and says so.
     """
 
     batch: int
@@ -214,7 +215,7 @@ class Compilation:
 
     @property
     def constant(self) -> float:
-        """The bytes that are the same for any number of examples."""
+        """The bytes that are equal for any number of examples."""
         return float(sum(self.memory.get(kind, 0) for kind in _CONSTANT))
 
 
@@ -225,7 +226,7 @@ Compile = Callable[[Target, int], Compilation]
 @final
 @dataclass(frozen=True)
 class Subject:
-    """What is planned.
+    """The script and the model that a plan is about.
 
     Attributes:
         script: The file, or ``module:function``.
@@ -233,9 +234,9 @@ class Subject:
         parameters: How many numbers the model's variables hold.
         examples: How many examples the script's data have, None if not known.
         sharding: What the replicas divide among them: ``"optimizer"``, ``"full"``, ``"auto"`` or
-            ``"LayoutMap"``; None: nothing.
-        groups: The groups in which PyTorch's workers gather the weights; None: they do not.
-        layout: What a device holds of the model.
+            ``"LayoutMap"``; None if they divide nothing.
+        groups: The groups in which PyTorch's workers gather weights; None if they do not gather.
+        layout: The share of the model that a device holds.
     """
 
     script: str
@@ -250,14 +251,14 @@ class Subject:
 @final
 @dataclass(frozen=True)
 class LargestBatch:
-    """The most examples of a device that fit; they have been compiled.
+    """The largest number of examples on a device that fits, found by compilation.
 
     Attributes:
-        examples: How many.
-        limit: What ends them: ``"memory"``; ``"data"``, as the script has no more; ``"search"``, as
-            it ended before the memory was full.
-        room: Where the data end them, how many the memory may hold by the line through two
-            compilations; else None.
+        examples: The number of examples.
+        limit: Why the batch is not larger: ``"memory"``; ``"data"`` if the script has no more data;
+            ``"search"`` if the search ended before the memory was full.
+        room: If the data are the limit, how many examples the memory may hold, by a line through
+            two compilations; otherwise None.
     """
 
     examples: int
@@ -268,16 +269,16 @@ class LargestBatch:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a training step needs and takes on a target.
+    """The memory and the time of a training step on a target.
 
     Attributes:
-        subject: What was planned.
-        target: The devices.
-        compiled: What XLA has made of the step.
-        step: Its time on the target.
-        scaling: Its time on groups of other sizes, with the same batch a device.
-        largest_batch: The most examples of a device, None if not looked for, or none fits.
-        measured: The measured time of a step on one device that was given, in seconds.
+        subject: The script and its model.
+        target: The devices of the plan.
+        compiled: The result of compiling the step.
+        step: The time of the step on the target.
+        scaling: The time of the step on groups of other sizes, with the same batch on each device.
+        largest_batch: The most examples on a device; None if not searched, or if none fits.
+        measured: The measured time of a step on one device, in seconds, if the user gave it.
     """
 
     subject: Subject
@@ -295,7 +296,7 @@ class Plan:
 
     @property
     def torch_step(self) -> StepTime | None:
-        """The time of the step on PyTorch's workers, None if these gather nothing."""
+        """The time of the step on PyTorch's workers; None if they do not gather weights."""
         groups = self.subject.groups
         if groups is None:
             return None
@@ -316,18 +317,18 @@ def make_plan(
     largest: bool = True,
     measured: float | None = None,
 ) -> Plan:
-    """Makes a plan.
+    """Makes a plan for a step on a target.
 
     Args:
         subject: The script and its model.
         batch: The number of examples per device.
-        target: The devices.
+        target: The devices of the plan.
         compile_step: Compiles the step.
         largest: Whether to look for the largest batch.
         measured: The measured time of a step on one device, in seconds.
     """
     compiled = compile_step(target, batch)
-    # One device exchanges nothing, which says nothing of how several would scale.
+    # One device exchanges nothing, so it would not show how several devices scale.
     several = compiled if target.devices > 1 else compile_step(_smallest_group(target), batch)
     work = compiled.work
     most = None if subject.examples is None else max(1, subject.examples // target.devices)
@@ -343,7 +344,7 @@ def make_plan(
 
 
 def _smallest_group(target: Target) -> Target:
-    """Returns a small target with several devices. libtpu 0.0.52 dies of sums on v5p:1x2x2."""
+    """Returns a small target of several devices. libtpu 0.0.52 crashes for sums on v5p:1x2x2."""
     return group_of(target.chip, 8 if target.chip.platform == "tpu" else 2)
 
 
@@ -352,14 +353,14 @@ def largest_batch(
 ) -> LargestBatch | None:
     """Returns the largest number of examples per device that fits; None if not even one does.
 
-    Memory grows almost linearly with the number of examples: two compilations give the line, one or
-    two more check the number that it predicts.
+    Memory grows almost linearly with the number of examples. So two compilations determine a line,
+    and one or two more compilations check the number that the line predicts.
 
     Args:
         first: The compilation of the plan.
-        target: The devices.
+        target: The devices of the plan.
         compile_step: Compiles the step.
-        most: The examples of a device in all of the script's data, None if not known.
+        most: The examples per device in all of the script's data; None if they are not known.
     """
     limit = target.usable
     tried = [first]
@@ -379,7 +380,7 @@ def largest_batch(
 
 
 def _next_guess(tried: Sequence[Compilation], target: Target, most: int | None) -> int | None:
-    """Returns how many examples to compile for next; None if the answer is among those tried."""
+    """Returns for how many examples to compile next; None if the answer was already tried."""
     limit, last = target.usable, tried[-1]
     below = _largest_that_fits(tried, target)
     above = min((each.batch for each in tried if not fits(each, target)), default=None)
@@ -400,10 +401,10 @@ def _largest_that_fits(tried: Sequence[Compilation], target: Target) -> Compilat
 
 
 def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
-    """Returns where the line through the last two compilations reaches a number of bytes.
+    """Returns for how many examples the line through two compilations reaches some bytes.
 
-    After one compilation it goes through the bytes that no example adds to, which leaves the growth
-    too steep. None if the bytes do not grow, or a size is not known.
+    After only one compilation, the line starts at the bytes that do not depend on the number of
+    examples, so it is too steep. Returns None if the bytes do not grow, or a size is not known.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:
@@ -414,12 +415,12 @@ def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
 
 
 def _rounded(batch: int) -> int:
-    """Rounds down to a number that devices like."""
+    """Rounds down to a number of examples that suits devices, such as a multiple of 8."""
     return batch // 8 * 8 if batch >= 64 else batch
 
 
 def examples_of(global_batch: int, target: Target, asked: int | None) -> int:
-    """Returns the examples per device: as the user asked, or the script's batch, divided.
+    """Returns the examples per device: the user's number, or the script's batch divided.
 
     Raises:
         InputError: If the script's batch has fewer examples than there are devices.

@@ -14,7 +14,7 @@ from kerasdist.cli.plan.hlo import Collective
 from kerasdist.cli.plan.planning import LargestBatch, Plan, StepTime, Subject
 from kerasdist.core.sharding import scaled, size
 
-_ROWS = 12  # of the table of variables
+_ROWS = 12  # rows of the table of variables
 _LIMITS = {
     "compute": "the matrix units",
     "memory": "the rate of the memory",
@@ -69,7 +69,7 @@ def _largest(found: LargestBatch, subject: Subject) -> str:
             "memory is not full."
         )
     room = ""
-    if found.room:  # far from what was compiled, so that more than two digits say nothing
+    if found.room:  # estimated far from compiled sizes, so only two digits
         room = f", where the memory would hold about {float(f'{found.room:.2g}'):,.0f}"
     return (
         f"{found.examples:,} examples a device fit{room}; no more were tried, since the script has "

@@ -37,7 +37,7 @@ _METHODS = ("fit", "train_on_batch")
 @final
 @dataclass(frozen=True)
 class FirstStep:
-    """What the first training step of a script would have got.
+    """The arguments of a script's first training step.
 
     Attributes:
         model: The compiled and built model.
@@ -56,7 +56,7 @@ class FirstStep:
 
 @final
 class _Reached(BaseException):
-    """Ends the script; no `except Exception` of the user's catches it."""
+    """Ends the script; a user's `except Exception` does not catch it."""
 
     def __init__(self, step: FirstStep) -> None:
         super().__init__()
@@ -64,18 +64,18 @@ class _Reached(BaseException):
 
 
 def first_step(script: str, arguments: Sequence[str], backend: Backend) -> FirstStep:
-    """Runs a script, or calls a function, until the first training step.
+    """Runs a script, or calls a function, until its first training step.
 
-    What the script prints goes to standard error.
+    The output of the script goes to standard error.
 
     Args:
-        script: A file, or ``module:function``, which returns a compiled model and a global batch,
-            as `train_on_batch` takes it.
+        script: A file, or ``module:function``. The function must return a compiled model and a
+            global batch in the form for `train_on_batch`.
         arguments: The script's arguments.
-        backend: Takes the place of the backend of Keras's framework.
+        backend: The backend that replaces the one of Keras's framework.
 
     Raises:
-        InputError: If there is no training step.
+        InputError: If the script makes no training step.
     """
     silent = contextlib.redirect_stdout(sys.stderr)
     with _intercepted(), registry.used(backend), shapes.of_large_variables(), silent:
@@ -121,7 +121,7 @@ def _run(script: str, arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _intercepted() -> Generator[None]:
-    """Replaces what `keras.Model` inherits, so that the step that these call is never taken."""
+    """Replaces methods of `keras.Model`, so that the step that they would take is not taken."""
     for name in _METHODS:
         setattr(keras.Model, name, _until_first_step(name))
     try:
@@ -135,7 +135,7 @@ def _until_first_step(name: str) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = getattr(super(keras.Model, self), name)
         given = inspect.signature(own).bind(*args, **kwargs).arguments
-        # Callbacks may write files, as soon as training begins.
+        # Callbacks are left out, because they may write files as soon as training begins.
         silent = {"callbacks": None, "verbose": 0} if name == "fit" else {}
         for attribute, value in _replaced().items():
             object.__setattr__(self, attribute, value.__get__(self))
@@ -155,7 +155,7 @@ def _examples_in(given: Mapping[str, Any]) -> int | None:
     shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in leaves]
     if not shapes or not all(shapes):
         return None
-    # Rounded as Keras rounds it.
+    # The number is rounded in the same way as in Keras.
     return math.floor(shapes[0][0] * (1.0 - (given.get("validation_split") or 0.0)))
 
 
@@ -175,7 +175,7 @@ def _make_train_function(self: object, force: bool = False) -> None:
 
 
 def _get_jax_state(self: object, **which: bool) -> tuple[()]:
-    """Leaves the values in the variables: they are not needed."""
+    """Leaves the values in the variables, because the values are not needed."""
     return ()
 
 
@@ -188,13 +188,13 @@ _NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
 
 
 def devices_of(target: Target) -> list[Any]:
-    """Returns a target's devices, as XLA's compiler describes them."""
+    """Returns the devices of a target in the form of XLA's compiler."""
     chip = target.chip
     return ahead_of_time.described_devices(chip.platform, target.topology, target_config(chip))
 
 
 def sharding_of(model: keras.Model) -> Any:
-    """Returns the argument `sharding` of the strategy that a model was made under."""
+    """Returns the argument `sharding` of the strategy under which a model was made."""
     layout = _layout_of(model)
     return None if layout is None else layout.sharding
 
@@ -217,18 +217,18 @@ def described(step: FirstStep) -> ModelLayout:
 
 
 def _layout_of(model: keras.Model) -> Any:
-    """Returns the layout of the strategy that a model was made under."""
+    """Returns the layout of the strategy under which a model was made."""
     trainer = trainer_of(model)
     return None if trainer is None else trainer.replicas.logical_devices
 
 
 def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -> Compile:
-    """Returns a function that compiles a model's training step, with batches like this one.
+    """Returns a function that compiles a model's training step for batches like this one.
 
     Args:
         model: A compiled and built model.
         batch: A batch of any size.
-        report: Is told what happens.
+        report: A function that gets messages about the progress.
     """
     trainer = trainer_of(model)
     of_script, sharding = _layout_of(model), sharding_of(model)
@@ -255,7 +255,7 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
 def _facts(
     program: TrainingProgram, compiled: Compiled, target: Target, examples: int
 ) -> Compilation:
-    # `fit` places a batch on accelerators while the step before it runs, so that there are two.
+    # `fit` places a batch on accelerators while the step before runs, so two batches are there.
     memory = {
         "parameters": program.state_bytes["trainable"] + program.state_bytes["non_trainable"],
         "optimizer": program.state_bytes["optimizer"],
@@ -279,12 +279,12 @@ def _facts(
 
 
 def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
-    """Returns a collective with its number of devices: those of a replica, or all."""
+    """Returns a collective with its number of devices, which are one replica's or all."""
     logical = program.logical_devices
     within = logical if 1 < logical < target.devices and each.devices == logical else 0
     return Collective(each.kind, each.bytes, within, each.overlap)
 
 
 def _bytes(number: str, unit: str) -> float:
-    """Returns the bytes of a size that XLA writes as a number and a unit, such as 15.75 and G."""
+    """Returns the bytes of a size that XLA writes with a unit, such as 15.75 and G."""
     return float(number) * 1024.0 ** " KMGT".index(unit or " ")

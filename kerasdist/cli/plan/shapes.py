@@ -1,8 +1,9 @@
-"""Variables of a planned script: of large ones there are shapes, no values.
+"""The variables of a planned script: large variables have shapes, but no values.
 
-Keras has variables without a value, those that are made while it infers shapes: who reads one gets
-the initial value, computed anew, which costs nothing where JAX traces. So a script builds a model
-that this machine could not hold. What it assigns to such a variable is dropped.
+Keras itself makes variables without values while it infers shapes. A read of such a variable
+computes the initial value anew, which costs nothing if JAX is tracing. So a script can build a
+model that this machine could not hold. A value that the script assigns to such a variable is
+dropped.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
 
-# Smaller variables have values: counters and seeds, which code reads as it builds layers.
+# Smaller variables, such as counters and seeds, have values, which code reads in building.
 _SMALL_BYTES = 2**20
-# So many bytes of initial values may be computed for code that reads them, such as a quantization.
+# So many bytes of initial values may be computed for code that reads them, as for quantization.
 _READ_BYTES = 2**31
 
 _shapes: VariableTable[bool] = VariableTable()
@@ -30,7 +31,7 @@ _shapes: VariableTable[bool] = VariableTable()
 
 @final
 class _Running:
-    """Whether a script runs now, and how many bytes of initial values it has read."""
+    """Whether a script is running, and how many bytes of initial values it has read."""
 
     is_now = False
     read_bytes = 0
@@ -38,7 +39,7 @@ class _Running:
 
 @contextmanager
 def of_large_variables() -> Generator[None]:
-    """Lets the code inside make large variables without values."""
+    """Lets the code inside of the block make large variables without values."""
     for internal in (INITIALIZE, INITIALIZE_LATER, INITIALIZER):
         internal.require()
     _install()
@@ -51,7 +52,7 @@ def of_large_variables() -> Generator[None]:
 
 @cache
 def _install() -> None:
-    """Changes how Keras makes, reads and writes variables, once per process."""
+    """Hooks into how Keras makes, reads and writes variables, once per process."""
     keras_compat.install(
         keep_shape=_keep_shape,
         keep_shape_later=_keep_shape_later,
@@ -72,7 +73,7 @@ def _keep_shape(
 
 
 def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -> None:
-    """Leaves a variable that was made in a stateless scope as it is."""
+    """Leaves a variable without a value that was made in a stateless scope."""
     if not _Running.is_now or keras_compat.nbytes(variable) < _SMALL_BYTES:
         original(variable)
     else:
@@ -82,7 +83,7 @@ def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -
 def _assign(original: Callable[..., object], variable: keras.Variable, value: Any) -> object:
     in_scope = keras_compat.get_stateless_scope() is not None
     if in_scope or _shapes.get(variable) is None or np.shape(value) != tuple(variable.shape):
-        return original(variable, value)  # which raises the error of another shape
+        return original(variable, value)  # Keras raises the error for another shape
     return value
 
 

@@ -23,7 +23,7 @@ from kerasdist.keras_compat import takes_rows
 
 
 def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
-    """Returns an adapter that places batches ahead of their step, where that saves time."""
+    """Returns an adapter that places batches before their step begins, if that saves time."""
     if not place.places_ahead:
         return _PlacedAdapter(adapter, place, adapter.get_jax_iterator)
     if isinstance(place, WorkerPlacement):
@@ -43,15 +43,16 @@ def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
 
 @final
 class _Placed:
-    """An array of all workers in its place, which Keras's loop passes on as it is.
+    """A global array that is already on the mesh, in a form that Keras's loop passes on unchanged.
 
-    Keras calls ``jax.device_put`` for each array that it reads ahead, which JAX refuses for arrays
-    of several processes. For JAX this is a structure without arrays.
+    Keras calls ``jax.device_put`` for each array that it reads ahead, but JAX refuses that for an
+    array of several processes. To JAX an object of this class looks like a structure without
+    arrays.
     """
 
     def __init__(self, array: jax.Array) -> None:
         self.array = array
-        self.shape, self.dtype = array.shape, array.dtype  # from which Keras builds the model
+        self.shape, self.dtype = array.shape, array.dtype  # Keras builds the model from these
 
 
 jax.tree_util.register_pytree_node(_Placed, lambda one: ((), one), lambda one, _: one)
@@ -64,7 +65,7 @@ def _held(batch: object) -> Any:
 
 
 def take(batch: object) -> Any:
-    """Returns a batch as a step takes it, out of what Keras's loop has passed on."""
+    """Returns a batch in the form for a step, from the form that Keras's loop passes on."""
     return keras.tree.map_structure(
         lambda leaf: leaf.array if isinstance(leaf, _Placed) else leaf, batch
     )
@@ -72,11 +73,12 @@ def take(batch: object) -> Any:
 
 @final
 class _PlacedAdapter(WrappedAdapter):
-    """Yields batches whose transfer to the replicas' devices has started, where that saves time.
+    """Yields batches whose transfer to the replicas' devices has already started.
 
-    Keras asks for each batch one step ahead and puts it on the default device. That does not move
-    arrays that are on a mesh. From Keras 3.16 on it asks for stacks of batches, where an execution
-    has several steps. It gets single ones: `StepFunction` stacks them itself.
+    Keras asks for each batch one step ahead and puts it on the default device, which does not move
+    arrays that are on a mesh. Since version 3.16 Keras asks for stacks of batches if an execution
+    has several steps. This adapter yields single batches nevertheless, because `StepFunction`
+    itself stacks them.
     """
 
     def __init__(
@@ -87,26 +89,26 @@ class _PlacedAdapter(WrappedAdapter):
         self._batches = batches
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
-        """Returns the batches, on the replicas' devices; no stacks."""
+        """Returns single batches, on the replicas' devices."""
         if isinstance(self._place, WorkerPlacement):
             return map(_held, self._batches())
         if super_batch is None:
             return iter(self._batches())
-        # Keras makes JAX's arrays of them, which may share the memory that a source overwrites.
+        # Keras turns batches into JAX's arrays, which may share memory that the source overwrites.
         return map(self._place.copy_batch, self._batches())
 
 
 def _own_rows(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:
-    """Yields batches of arrays, from which each worker reads only its own replicas' rows."""
+    """Yields batches of arrays, of which each worker reads only the rows of its own replicas."""
     for rows, total in keras_compat.jax_rows(adapter, place.chosen):
         yield place.chosen_rows(rows, total)
 
 
 def _of_all_workers(own: WorkerShard, place: WorkerPlacement) -> Any:
-    """Returns a global batch, made of the workers' own batches.
+    """Returns a global batch that consists of the workers' own batches.
 
-    If all replicas get equally many rows, each worker contributes its own. Otherwise every worker
-    gets the whole batch, as any batch that cannot be divided evenly.
+    If all replicas get the same number of rows, each worker contributes its own rows. Otherwise
+    every worker gets the whole batch, like any batch that cannot be divided evenly.
     """
     if not own.alike:
         raise InputError(

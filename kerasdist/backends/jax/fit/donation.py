@@ -1,12 +1,12 @@
-"""Which variables' arrays a program may consume, so that XLA writes the new values over the old.
+"""Decides which arrays of variables a program may consume, so that XLA overwrites them.
 
-A consumed (in JAX's word, donated) array is deleted, for all code that refers to it. So a program
-consumes an array only if a program has returned it for a variable and no code has read the variable
-since, as the hook on reads of Keras variables shows (`read`). In place of any
-other array the program consumes a copy.
+A consumed array (JAX calls it donated) is deleted for all code that refers to it. So a program
+consumes an array only if a program has returned that array for a variable, and no code has read the
+variable since then, as the hook on reads of Keras variables knows (`read`). Any other array is
+copied, and the program consumes the copy.
 
-The steps of `fit` consume all of a model's arrays, which Keras takes out of the variables for that.
-Code that reads them meanwhile, in a callback or another thread, gets a copy.
+The steps of `fit` consume all arrays of a model, which Keras takes out of the variables for that.
+Code that reads a variable meanwhile, in a callback or another thread, gets a copy.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     import jax
     import keras
 
-# One thread at a time launches a step of `fit`, or copies an array that a step may consume: JAX's
-# process ends if a thread copies an array that another's program consumes (seen with 0.10.2).
+# Only one thread at a time launches a step of `fit` or copies an array that a step may consume.
+# JAX crashes if a thread copies an array that another program consumes (seen with 0.10.2).
 launching = threading.RLock()
 
-# A variable's array, if no other code refers to it.
+# The array of each variable to which no other code refers.
 _unread: VariableTable[jax.Array] = VariableTable()
 
 
 @dataclass(frozen=True)
 class _InSteps:
-    """The thread whose steps take a variable's value, and a method that copies it meanwhile."""
+    """The thread whose steps hold a variable's value, and a method that copies the value."""
 
     thread: int
     copied: weakref.WeakMethod[Any]
@@ -48,14 +48,14 @@ class _InSteps:
 _in_steps: VariableTable[_InSteps] = VariableTable()
 
 
-# Which threads pass which variables' values, by their ids, to a program, and store the new ones.
+# By the id of a variable: the thread that passes its value to a program and stores the new one.
 _passed: dict[int, int] = {}
 _passed_on = threading.Condition()
 
 
 @contextmanager
 def passing(keys: Iterable[int]) -> Generator[None]:
-    """Waits until no other thread has these variables, by their ids; other ones may be had."""
+    """Waits until no other thread passes these variables, given by id, to a program."""
     here = threading.get_ident()
     with _passed_on:
         _passed_on.wait_for(lambda: all(_passed.get(key, here) == here for key in keys))
@@ -71,14 +71,14 @@ def passing(keys: Iterable[int]) -> Generator[None]:
 
 
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a Keras variable, in spite of steps that have its value; `mark_read` comes first."""
+    """Reads a Keras variable even while steps hold its value; call `mark_read` first."""
     known = _in_steps.get(variable)
     while known is not None and keras_compat.get_stateless_scope() is None:
         stored, copied = keras_compat.stored_value(variable), known.copied()
         is_own = threading.get_ident() == known.thread
         if copied is None or (is_own and stored is not None and not stored.is_deleted()):
             break
-        # The next step consumes what is stored too, for which another thread cannot wait.
+        # The next step consumes the stored array too, and another thread cannot wait for that.
         copy = copied(variable, known.name, known.index)
         if copy is not None:
             return keras_compat.autocast(variable, copy)
@@ -89,7 +89,7 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     own = local_copy(stored)
     if own is stored:
         return original(variable)
-    # On workers a variable holds a global array, with which a worker alone cannot compute.
+    # On workers a variable holds a global array, with which one worker alone cannot compute.
     scope = keras_compat.get_stateless_scope()
     value = None if scope is None else scope.get_current_value(variable)
     return keras_compat.autocast(variable, own if value is None else value)
@@ -98,9 +98,9 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 def mark_in_steps(
     variables: Iterable[keras.Variable], copied: Callable[..., Any], name: str
 ) -> None:
-    """Lets variables be read while steps of this thread have their values.
+    """Lets variables be read while steps of this thread hold their values.
 
-    By ``copied(variable, name, index)``.
+    The values are read by ``copied(variable, name, index)``.
     """
     here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):
@@ -108,18 +108,18 @@ def mark_in_steps(
 
 
 def mark_read(variable: keras.Variable) -> None:
-    """Keeps programs from donating the variable's array, to which other code may now refer."""
+    """Keeps programs from consuming a variable's array, because other code may refer to it."""
     _unread.discard(variable)
 
 
 def mark_unread(variables: Iterable[keras.Variable], arrays: Iterable[jax.Array]) -> None:
-    """Lets the next program donate the arrays, to which only the variables refer."""
+    """Lets the next program consume these arrays, because only the variables refer to them."""
     for variable, array in zip(variables, arrays, strict=True):
         _unread.put(variable, array)
 
 
 def consumable(variables: Iterable[keras.Variable], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns arrays to donate: the variables' own, or copies if other code may refer to them."""
+    """Returns arrays to consume: the variables' own, or copies if other code may refer to them."""
     return [
         array if _unread.get(variable) is array else copied(array)
         for variable, array in zip(variables, arrays, strict=True)

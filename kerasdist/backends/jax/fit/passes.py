@@ -1,7 +1,8 @@
-"""A model's calls in a step, for some rows of each device at a time, to need less memory.
+"""Calls a model in a step for some rows of each device at a time, so that it needs less memory.
 
-The passes are a `jax.lax.map` over `jax.checkpoint`, so XLA makes one after another, forward and
-backward, and keeps the inputs of each. What calls the model sees the outputs of all rows.
+The passes are a `jax.lax.map` over `jax.checkpoint`, so XLA computes one pass after another,
+forward and backward, and keeps only the inputs of each pass. The code that calls the model gets the
+outputs of all rows.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from kerasdist.training import passes
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a batch, of which each pass has equally many of each replica.
+    """The rows of a batch, divided so that each pass has the same number of rows of each replica.
 
-    Those that are missing, since replicas or passes do not divide the batch, repeat the last one:
-    their outputs are left out, so they have no gradient.
+    If replicas or passes do not divide the batch evenly, the last row is repeated. The outputs of
+    the repeated rows are dropped, so they have no gradient.
     """
 
     count: int
@@ -35,12 +36,12 @@ class Rows:
 
     @property
     def own(self) -> int:
-        """How many rows a replica has at most."""
+        """The most rows that a replica has."""
         return -(-self.count // self.replicas)
 
     @property
     def size(self) -> int:
-        """How many rows a replica has in a pass."""
+        """How many rows of a replica one pass has."""
         return -(-self.own // self.passes)
 
     def split(self, rows: Any) -> Any:
@@ -52,7 +53,7 @@ class Rows:
         return rows.swapaxes(0, 1).reshape(self.passes, self.replicas * self.size, *rest)
 
     def join(self, rows: Any) -> Any:
-        """Returns the rows of all passes, as they were before `split`."""
+        """Returns the rows of all passes in the order that they had before `split`."""
         rest = rows.shape[2:]
         rows = rows.reshape(self.passes, self.replicas, self.size, *rest).swapaxes(0, 1)
         rows = rows.reshape(self.replicas, self.passes * self.size, *rest)[:, : self.own]
@@ -75,15 +76,15 @@ def rows_of_passes(trainer: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 def calls(
     trainer: Any, call: Callable[..., Any], state: Sequence[Any], given: Arguments, rows: Rows
 ) -> tuple[Any, list[Any]]:
-    """Returns the outputs of all rows, and the losses that regularizers of weights add.
+    """Returns the outputs of all rows, and the losses of the weights' regularizers.
 
-    `call`: calls the model, and returns outputs, state and losses.
+    `call`: a function that calls the model and returns outputs, state and losses.
     """
     model, arrays = trainer.model, trainer.replicas.arrays
     trainer.require_passes()
     leaves: list[Any] = flatten(given)
     divided = [i for i, leaf in enumerate(leaves) if _has_rows(leaf, rows.count)]
-    forms: list[Any] = []  # the structure of the outputs, which tracing finds
+    forms: list[Any] = []  # the structure of the outputs, known only after tracing
 
     def one(own: Any) -> Any:
         every = list(leaves)

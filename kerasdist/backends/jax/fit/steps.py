@@ -1,4 +1,4 @@
-"""The functions that Keras's loop calls: each call runs one execution, of one or more steps."""
+"""The functions that Keras's loop calls: each call runs an execution of one or more steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from kerasdist.core.structures import flatten
 
 @final
 class StepFunction:
-    """A function with Keras's own signature: state and iterator in, outputs and state out.
+    """A function that Keras calls with state and iterator, and that returns outputs and state.
 
-    The steps of an execution are one program if they are compiled, and all batches are there and
-    alike; a last one of another size has a program of its own. Other steps are taken one by one.
+    If steps are compiled, and all batches of an execution are there and equal in shape, the steps
+    are one program; a smaller last batch has a program of its own. Otherwise each step runs by
+    itself.
     """
 
     def __init__(
@@ -35,16 +36,16 @@ class StepFunction:
         steps: int = 1,
         keeps_outputs: bool = False,
     ) -> None:
-        """Makes the function; nothing is compiled before it is called.
+        """Makes the function, which compiles nothing before it is called.
 
         Args:
-            model: The model.
-            step: A step, of state and batch.
-            arrays: Where it runs.
-            compiled: Whether a step is compiled, or run operation by operation.
+            model: The Keras model.
+            step: A step, which is a function of state and batch.
+            arrays: The placement on which the step runs.
+            compiled: Whether the step is compiled; otherwise it runs operation by operation.
             steps: The number of steps in an execution.
             keeps_outputs: Whether an execution returns the outputs of all its steps, one after
-                another, or those of the last.
+                another, and not only those of the last step.
         """
         self._arrays = arrays
         self._steps = steps
@@ -61,7 +62,7 @@ class StepFunction:
             self._loop = arrays.compile(self._sharded_step, keeps_rows=keeps_outputs, in_loop=True)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Runs one execution. Returns the outputs, and the new state."""
+        """Runs one execution; returns the outputs and the new state."""
         batches: Iterable[object] = itertools.islice(iterator, self._steps)
         outputs: list[object] = []
         if self._loop is not None:
@@ -80,9 +81,9 @@ class StepFunction:
     def _take_in_loop(
         self, loop: Step, state: object, batches: Sequence[object]
     ) -> tuple[list[object], object, Sequence[object]]:
-        """Takes the steps that can be one program; returns outputs, state, the other batches."""
+        """Runs the steps that can be one program; returns outputs, state, other batches."""
         count = _count_alike(batches)
-        # Not of any number of batches, since each number is a program to compile.
+        # Fewer batches run step by step, because each number of batches needs its own program.
         if len(batches) < self._steps or count < max(self._steps - 1, 2):
             return [], state, batches
         try:
@@ -108,14 +109,14 @@ class StepFunction:
         """Returns the jitted program of a step, for arrays of these shapes."""
         return self._arrays.program(self._sharded_step, state, batch)
 
-    # JAX traces the methods below, or runs them operation by operation.
+    # JAX traces the following methods, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # Keras keeps the ids of deleted tracers. A new loss may get the id of one of an earlier
-        # trace, and would be counted twice, or not at all.
+        # Keras keeps the ids of deleted tracers.
+        # A new loss that got such an id would be counted twice or not at all.
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
-        # A step is written for the global batch, so it runs as one replica in any open scope.
+        # A step is for the global batch, so it runs as one replica, also if a scope is open.
         alone = context.default_strategy().sole_replica_context
         with context.replica_scope(alone), context.whole_step(vars(self._model)[TRAINER].strategy):
             return self._user_step(state, batch)
@@ -125,9 +126,9 @@ class StepFunction:
 
 
 def _count_alike(batches: Sequence[object]) -> int:
-    """Returns how many batches, from the first on, are of its structure, shapes and types.
+    """Returns how many of the first batches equal the first one in structure, shapes and types.
 
-    None are if some of its arrays cannot be stacked: sparse ones, keys of random generators.
+    Returns 0 if an array cannot be stacked: a sparse array, or keys of random generators.
     """
     forms = map(_form, batches)
     first = next(forms, None)

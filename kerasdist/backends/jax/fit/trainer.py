@@ -49,7 +49,7 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 
 @cache
 def install() -> None:
-    """Lets the state of steps bypass Keras's tracking of attributes, which would search it."""
+    """Lets steps bypass Keras's tracking of attributes, which would search the whole state."""
     keras_compat.install(set_attribute=keras_compat.Method(_untracked))
 
 
@@ -74,20 +74,20 @@ class JaxTrainer(ReplicatedTrainer):
     if TYPE_CHECKING:
         replicas: _Replicas
 
-    # The thread whose steps have taken the values out of the variables, of the last that did.
+    # The thread whose steps were the last to take the values out of the variables.
     _steps_thread = 0
-    # Whether a step has failed that had consumed the state.
+    # Whether a step failed after it had consumed the state.
     _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Prepares nothing of the model; its class may have a map."""
+        """Only uses the layout map of the model's class, if it has one."""
         install()
         super().__init__(model, strategy, replicas)
         if isinstance(replicas.logical_devices.rule, OverReplicas):
             replicas.logical_devices.rule.add_map_of(type(model))
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
+        """Calls the model, on this worker's rows if Keras's `predict` calls it to build layers."""
         args, kwargs = jax.tree.map(_rows_here, take((args, kwargs)))
         is_before_steps = not current.replicas and keras_compat.get_stateless_scope() is not None
         with self.building() if is_before_steps and not self.model.built else nullcontext():
@@ -102,7 +102,7 @@ class JaxTrainer(ReplicatedTrainer):
         return_losses: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Calls the model, in a step in passes where a device has more rows than it shall."""
+        """Calls the model; in a step, in passes if a device has more rows than allowed."""
         call = partial(original, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
@@ -144,12 +144,12 @@ class JaxTrainer(ReplicatedTrainer):
         return model.predict_function
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
-        """Builds what is not built, with the values of an outer call back in the variables."""
+        """Puts the values of an outer call back into the variables, then builds unbuilt layers."""
         self._begin()
         super().build_symbolically(original, *args, **kwargs)
 
     def _begin(self) -> None:
-        """Puts values back that the steps of an outer call, in this thread, have taken out."""
+        """Puts back values that steps of an outer call in this thread have taken out."""
         is_synced = keras_compat.is_state_synced(self.model)
         if not is_synced and self._steps_thread != threading.get_ident():
             raise self._in_use()
@@ -201,9 +201,9 @@ class JaxTrainer(ReplicatedTrainer):
                     run, given = self._with_rows_found(make, run, state, batches)
                 outputs, new = run(state, given)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step. Whatever
-                # went wrong, they go back, or a variable would start again from its initializer. A
-                # step that failed on the devices, say for a lost worker, has consumed them already.
+                # Keras has taken the values out of the variables for the time of the step.
+                # Any error must put them back; otherwise variables would be initialized again.
+                # A step that failed on the devices (a lost worker) has already consumed them.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))
@@ -245,9 +245,9 @@ class JaxTrainer(ReplicatedTrainer):
     def take_state(
         self, original: Original, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
-        """Returns the values of variables; Keras's loops call it where callbacks may change them.
+        """Returns the values of variables, when Keras's loop needs them for or between steps.
 
-        At the start of steps they leave the variables, so that no more than one copy is there.
+        When steps begin, the values leave the variables, so that only one copy of them exists.
         """
         model, replicas = self.model, self.replicas
         if replicas.job is not None:
@@ -260,7 +260,7 @@ class JaxTrainer(ReplicatedTrainer):
                 variables[name] = list(model.optimizer.variables)
             elif which.get(name):
                 variables[name] = list(getattr(model, name))
-        # Keras's own method reads variables as users do, who get whole values of sharded ones.
+        # Keras's own method reads variables as users do, so sharded ones would be gathered.
         values = tuple(map(keras_compat.stored_values, variables.values()))
         if any(one is None for several in values for one in several):
             raise self._in_use()
@@ -278,7 +278,7 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Copies a value that Keras's loop, in any thread, takes out; None while it cannot."""
+        """Copies a value that Keras's loop has taken out in any thread; None if it cannot now."""
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():

@@ -1,4 +1,4 @@
-"""Tries a training step as a program on one device, and on the mesh, on JAX."""
+"""Runs a training step as a program on one device, and on the mesh, for comparison, on JAX."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from kerasdist.backends.jax.mesh.arrays import copied
 
 @final
 class JaxTrial(Trial):
-    """Takes a step that is a function of the state.
+    """A trial of a step that is a function of the state.
 
-    Both programs draw the same numbers. Gradients and outputs are not seen, since they are traced.
+    The program on one device and the program on the mesh draw the same random numbers. Gradients
+    and outputs are traced, so they are not compared.
     """
 
     _is_taken = False
     _change = 0.0
 
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns the variable's array, which is immutable, and prevents its donation."""
+        """Returns the variable's immutable array, which no program may consume from now on."""
         donation.mark_read(variable)
         return keras_compat.held_value(variable)
 
@@ -38,7 +39,7 @@ class JaxTrial(Trial):
         self._copies[id(variable)] = variable, value
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
-        """Returns the whole values of variables as the step sees them, by path."""
+        """Returns the whole values that variables have in the step, by path."""
         values = keras_compat.stored_values(variables)
         if not self._is_taken:
             values = list(map(self._replicas.arrays.read, values))
@@ -57,7 +58,7 @@ class JaxTrial(Trial):
         return (value * factors).astype(value.dtype)
 
     def take(self, batch: TriedBatch) -> Any:
-        """Takes the step as a program on one device, or as `fit` does."""
+        """Runs the step as a program on one device, or in the way of `fit`."""
         model = self._model
         arrays = self._replicas.arrays
         state = keras_compat.take_jax_state(model, **dict.fromkeys(TRAIN_STATE, True))

@@ -1,9 +1,9 @@
-"""Components of variables that differ between replicas, kept from one run to the next.
+"""Components of variables that differ between replicas and are kept from one `run` to the next.
 
-The variable's own value is always the aggregate, which users read outside of replicas and Keras
-saves. The components are valid while that value is the array that they were stored with. After an
-assignment to the variable they are invalid, and the next run derives new ones from the value, as
-``tf.distribute`` does on assignment and on restoring.
+The variable's own value is always the aggregate of its components, which users read outside of
+replicas and which Keras saves. The components are valid as long as that value is the array with
+which they were stored. After an assignment to the variable they are invalid, and the next `run`
+derives new components from the value, as ``tf.distribute`` does on assignment and on restoring.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Components:
-    """Components of one variable.
+    """The components of one variable.
 
     Attributes:
-        stack: Array of shape ``(replicas, ...)``, one component per replica.
+        stack: An array of shape ``(replicas, ...)``, with one component per replica.
         aggregate: The variable's own value when the components were stored.
     """
 
@@ -47,7 +47,7 @@ def remember(variable: keras.Variable, components: Components) -> None:
 
 
 def recall(variable: keras.Variable) -> Components | None:
-    """Returns a variable's components, None if it has none or was assigned to since."""
+    """Returns a variable's components; None if it has none, or has got another value since."""
     components = _of_variable.get(variable)
     if components is None or keras_compat.stored_value(variable) is components.aggregate:
         return components
@@ -56,12 +56,12 @@ def recall(variable: keras.Variable) -> Components | None:
 
 
 def diverged(keys: Any) -> list[int]:
-    """Selects the ids of variables that have components."""
+    """Returns the ids that belong to variables with components."""
     return [key for key in _of_variable.ids() if key in keys]
 
 
 def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> jax.Array:
-    """Returns components, stacked along a new first axis, whose aggregate is the given value."""
+    """Returns components that have a given aggregate, stacked along a new first axis."""
     first = each = aggregate
     if is_sum_on_read(variable):
         first, each = split_sum(aggregate, replicas)
@@ -72,7 +72,7 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
 
 
 def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the first replica's share of a sum, and the share of each other replica."""
+    """Divides a sum; returns the first replica's share, and the share of each other replica."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
     share = divide(total, replicas)
@@ -80,7 +80,7 @@ def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
 
 
 def divide(value: Any, replicas: int) -> jax.Array:
-    """Returns a value divided by the number of replicas, in its own type."""
+    """Returns a value divided by the number of replicas, in the value's own type."""
     return (value / replicas).astype(value.dtype)
 
 

@@ -1,9 +1,9 @@
 """`kerasdist.function`, `kerasdist.value_and_grad`, and the programs that JAX compiles for them.
 
-A program is a function with the Keras variables that it uses as inputs and outputs. A trace finds
-the variables that the function reads and writes; those that it creates then get their initial
-values. It is traced again with the variables' values as inputs beside the arguments, and the new
-values of written variables as outputs beside the results, until it needs no others.
+A program is a function whose inputs and outputs include the Keras variables that it uses. A first
+trace finds the variables that the function reads and writes; variables that it creates then get
+their initial values. The function is traced again, with the variables' values as inputs beside the
+arguments and their new values as outputs beside the results, until it needs no further variable.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 # How many compiled versions a function keeps, for different shapes of arguments and constants.
 _VERSIONS = 128
-# Of which functions may see equal ones, in place of the same.
+# Types of values by which functions are compared: equal values count as the same.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-# How often a function is traced at most, until it creates no more variables.
+# The most times that a function is traced until it creates no more variables.
 _TRACINGS = 4
 
 
@@ -49,7 +49,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compiled(*args: object, **kwargs: object) -> Any:
         if scopes.program() is not None:
-            return function(*args, **kwargs)  # traced into the enclosing program
+            return function(*args, **kwargs)  # another program contains this call
         with translating_failures(FUNCTION):
             return program(function, args, kwargs)
 
@@ -59,7 +59,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
 def value_and_grad(
     function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
 ) -> tuple[Any, list[Any]]:
-    """Returns a function's result and gradients; an `OverlayScope` gives it variables' values."""
+    """Returns a function's result and gradients; an `OverlayScope` replaces variables' values."""
     outer = scopes.current()
     by_key = {id(variable): variable for variable in variables}
     values = [_value(outer, variable) for variable in by_key.values()]
@@ -120,7 +120,7 @@ _Value = TypeVar("_Value")
 
 @final
 class _Kept(Generic[_Value]):
-    """The values that were used last, by key; each only as long as certain objects live."""
+    """A cache of recently used values by key; each entry lives as long as certain objects."""
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -135,7 +135,7 @@ class _Kept(Generic[_Value]):
         return entry[0]
 
     def put(self, key: Hashable, value: _Value, objects: Iterable[Any]) -> None:
-        """Keeps a value until one of the objects is gone; those without weak references stay."""
+        """Keeps a value until the given object, to which it holds a weak reference, is deleted."""
 
         def forget(_: object) -> None:
             self._entries.pop(key, None)
@@ -149,9 +149,9 @@ class _Kept(Generic[_Value]):
 
 @final
 class Programs:
-    """The programs of functions, for as long as the functions live.
+    """The programs of functions; each lives as long as its function.
 
-    Functions of one code that see the same objects, such as a lambda in a loop, share a program.
+    Functions with the same code that see the same objects, as a lambda in a loop, share a program.
     """
 
     def __init__(self) -> None:
@@ -160,8 +160,8 @@ class Programs:
         self._alike: _Kept[Program] = _Kept()
 
     def of(self, function: Callable[..., Any]) -> Program:
-        """Returns the program of a function, always the same one for one function."""
-        # Every access to a method makes a new object, so its instance and function are the key.
+        """Returns the program of a function, always the same program for the same function."""
+        # Every access to a method makes a new object, so the key is its instance with its function.
         owner = function.__self__ if isinstance(function, MethodType) else function
         code = function.__func__ if isinstance(function, MethodType) else None
         key = id(owner), id(code)
@@ -177,14 +177,15 @@ class Programs:
         code = function.__code__
         try:
             cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        except ValueError:  # one is not set yet
+        except ValueError:  # a cell of the closure is not set yet
             return Program()
         defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
         names = [function.__globals__.get(name) for name in _names(code)]
         seen = [*cells, *names, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
-            return Program()  # such as a list: it may be another one later, in the same place
+            # a list, for example, may be replaced by another at the same address
+            return Program()
         known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
         key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])
         program = self._alike.get(key)
@@ -195,14 +196,14 @@ class Programs:
 
 
 def _names(code: CodeType) -> list[str]:
-    """Returns the names of globals, and of attributes, in a function and in functions in it."""
+    """Returns the names of globals and attributes in a function and its inner functions."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return [*code.co_names, *(name for one in inner for name in _names(one))]
 
 
 @final
 class Program:
-    """A function that JAX compiles, once for each form of its arguments."""
+    """A function that JAX compiles once for each combination of shapes, types and constants."""
 
     def __init__(self) -> None:
         """Starts without compiled versions."""
@@ -228,14 +229,14 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # Code on the host, for which the launch may wait, may call other functions.
+                    # The lock is not held here, because code on the host may itself call functions.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
                 except Incomplete as found:
                     scope = found.scope
                 finally:
-                    # Also after a failure, since the layers that were built keep their variables.
+                    # Variables get values even after a failure, because built layers keep them.
                     keras_compat.initialize_waiting_variables()
                 executable = self._keep(key, executable.extended(scope), objects)
             else:
@@ -252,15 +253,16 @@ class _Arguments:
     """The arguments of one call of a program.
 
     Attributes:
-        arrays: The arrays among them, which are the program's inputs.
-        objects: Those of the other arguments, which are compiled in, that are known by identity.
+        arrays: The arguments that are arrays; these are the inputs of the program.
+        objects: The other arguments that are compared by identity; they are constants of the
+        program.
         form: The key of the compiled version: structure, shapes, types and constants.
     """
 
     def __init__(self, structure: Any) -> None:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
-        # Of unequal components each is an array: a program that reads one raises (`source_of`).
+        # If components differ in rank or type, each is an array; reading them raises (`source_of`).
         joined = map_values(in_one_array, structure)
         self._leaves, self._structure = jax.tree.flatten(joined)
         self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))
@@ -272,7 +274,7 @@ class _Arguments:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _entered(self, index: int) -> Hashable:
-        """Moves a leaf to the arrays, or leaves a constant; returns its part of `form`."""
+        """Adds a leaf to the arrays, or keeps a constant; returns the leaf's entry in `form`."""
         leaf = self._leaves[index]
         if is_traced(leaf):
             raise ScopeError(
@@ -281,7 +283,7 @@ class _Arguments:
                 "jax.jit around it, and kerasdist.value_and_grad instead of jax.grad."
             )
         if not isinstance(leaf, keras.Variable) and hasattr(leaf, "__array__"):
-            # Another framework's array, such as a batch of tf.data, becomes NumPy's.
+            # An array of another framework, such as a batch of tf.data, becomes a NumPy array.
             leaf = leaf if is_array(leaf) else np.asarray(leaf)
             self.arrays.append(leaf)
             self._leaves[index] = None
@@ -301,16 +303,16 @@ def _is_known_by_identity(leaf: object) -> bool:
 
 
 def _constant(leaf: object) -> Hashable:
-    """Returns a key that is the same for equal constants of one type; it keeps them alive."""
-    # 0.0 equals -0.0, and NaN nothing.
+    """Returns a key that is the same for equal constants of one type, and keeps them alive."""
+    # A comparison by value would treat 0.0 and -0.0 as equal, and NaN as equal to nothing.
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
-class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows
-    """A program turned out to need more than it was given: variables, or a mesh.
+class Incomplete(Exception):  # noqa: N818  not an error, because a new executable follows
+    """A traced program needs variables, or a mesh, that it was not given.
 
     Attributes:
-        scope: The scope of its trace.
+        scope: The scope of the trace.
     """
 
     def __init__(self, scope: scopes.ProgramScope) -> None:
@@ -320,14 +322,15 @@ class Incomplete(Exception):  # noqa: N818  it is no error: a new executable fol
 
 @final
 class Executable:
-    """A program, compiled for some arguments when it is first launched.
+    """A program that is compiled for some arguments at its first launch.
 
-    It keeps no variable alive: with one of them it is of no use any more.
+    The executable does not keep its variables alive. If one of its variables is deleted, the
+    executable cannot be used again.
 
     Attributes:
-        known: The variables that are its inputs, by their ids.
-        held: The ids of those known variables that have a component for each replica.
-        place: Where it runs; None: where its arguments are.
+        known: The variables that are inputs of the program, by their ids.
+        held: The ids of the known variables that have a component for each replica.
+        place: The placement on which the program runs; None if it runs where its arguments are.
     """
 
     def __init__(
@@ -337,30 +340,30 @@ class Executable:
         held: Sequence[int],
         place: Placement | None,
     ) -> None:
-        """Takes the variables that it writes, whose arrays it consumes, and the other ones."""
+        """Stores the variables that the program writes and consumes, and the other variables."""
         variables = {**consumed, **others}
         self.known = {one: weakref.ref(variable) for one, variable in variables.items()}
         self.held = held
         self.place = place
         self._trainable = {one: variable.trainable for one, variable in variables.items()}
         self._consumed = len(consumed)
-        # The function that JAX traces, set only during a call: it refers to the user's function and
-        # arguments, which this object must not keep alive.
+        # The function that JAX traces, set only during a call.
+        # The function refers to user code and arguments, which this object must not keep alive.
         self._traced: Callable[..., Any] | None = None
-        # As tracing found them: the ids of the variables whose new values it returns, of those of
-        # which it returns components, and what is no array of the results, with their structure.
+        # Found by tracing: the ids of variables whose new values, or components, are returned.
+        # So are the results that are not arrays, and the structure of all results.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
         self._structure: Any = None
-        self._digest: str | None = None  # where several workers compare their programs
+        self._digest: str | None = None  # the digest that workers compare with each other
 
     def variables(self) -> dict[int, Any]:
         """Returns the known variables, by their ids."""
         return {key: reference() for key, reference in self.known.items()}
 
     def is_outdated(self) -> bool:
-        """Returns whether a variable was frozen since, or has components that it had not then."""
+        """Returns whether a variable was frozen, or has got components, since the trace."""
         variables = self.variables()
         if any(variables[one].trainable is not was for one, was in self._trainable.items()):
             return True
@@ -370,7 +373,7 @@ class Executable:
         )
 
     def extended(self, scope: scopes.ProgramScope | None) -> Executable:
-        """Returns one with the variables, and on the mesh, that a trace has found."""
+        """Returns an executable with the other variables, or the mesh, that a trace has found."""
         known = self.variables()
         consumed = dict(list(known.items())[: self._consumed])
         held = {*self.held}
@@ -387,7 +390,7 @@ class Executable:
         return Executable(consumed, known, [one for one in known if one in held], place)
 
     def launch(self, traced: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Starts it, and gives the variables their new values. Returns its outputs."""
+        """Starts the program and gives the variables their new values; returns its outputs."""
         if self.place is not None:
             self.place.begin_step()
         variables = self.variables()
@@ -399,8 +402,9 @@ class Executable:
                 if self._digest is None:
                     self._digest = self.place.compare(self._compiled, *arguments)
                 self.place.record(self._digest[:12])
-            # In one call of C code: Python raises KeyboardInterrupt between its own instructions
-            # only, so not after the old values are consumed and before the new ones are kept.
+            # A launch is one call of C code.
+            # Python raises KeyboardInterrupt only between its own instructions.
+            # So none can come after the old values are consumed and before new values are kept.
             results.extend(map(self._compiled, *([one] for one in arguments)))
         finally:
             self._traced = None
@@ -416,7 +420,7 @@ class Executable:
         return results[0]
 
     def finish(self, outputs: tuple[Any, ...]) -> Any:
-        """Returns the results of a launch; may wait for the devices."""
+        """Returns the results of a launch, and may wait for the devices."""
         new, _, found = outputs
         if self.place is not None:
             self.place.after_launch(found, new)
@@ -453,16 +457,16 @@ class Executable:
     def _program(
         self, consumed: Sequence[Any], kept: Sequence[Any], stacks: Sequence[Any], arrays: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Is traced: returns variables' new values and components, and the arrays of results."""
+        """JAX traces this: returns new values and components of variables, and results."""
         known, place = self.variables(), self.place
         assert self._traced is not None
-        held = dict(zip(self.held, stacks, strict=False))  # without a mesh `stacks` is empty
+        held = dict(zip(self.held, stacks, strict=False))  # `stacks` is empty if there is no mesh
         scope = scopes.ProgramScope(known, [*consumed, *kept], held)
         with scope:
             results = map_values(in_one_array, self._traced(arrays))
         if scope.variables or (place is None and scope.placements):
             raise Incomplete(scope)
-        # Every variable whose array is consumed needs a new one, even if this trace writes none.
+        # Every variable whose array is consumed needs a new array, even if this trace writes none.
         written = {**dict(list(known.items())[: self._consumed]), **scope.written}
         apart = {key: v for key, v in written.items() if scope.written_stack(v) is not None}
         self._written, self._written_apart = list(written), list(apart)
@@ -477,7 +481,7 @@ class Executable:
 
 
 def _on_mesh(place: Placement, result: Any) -> Any:
-    """Constrains where the arrays of a result are: replicas' components on the replicas."""
+    """Constrains where a result's arrays are, with each replica's component on that replica."""
     is_sharded = is_distributed(result) and isinstance(result.source, Stacked)
     sharding = place.rows if is_sharded else place.whole
     return jax.tree.map(

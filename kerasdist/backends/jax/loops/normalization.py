@@ -1,11 +1,11 @@
 """Mean and variance of a batch that the replicas divide, for BatchNormalization in `fit`.
 
-`fit` is one program over the global batch. Of Keras's mean and variance XLA makes an all-reduce
-each, and two more of their gradient. Here each replica computes the mean and the squared deviations
-of its own rows, and one all-gather brings them together, as in `kerasdist.training.batch_norm`; of
-many replicas' XLA makes two all-reduces. Their derivative is given by hand: going backward it needs
-no communication. What is left there are Keras's two sums, by scale and offset, which XLA joins to
-one all-reduce.
+`fit` is one program over the global batch. XLA would compute Keras's mean and Keras's variance by
+an all-reduce each, and their gradient by two more. Here each replica computes the mean and the
+squared deviations of its own rows, and one all-gather combines them, as in
+`kerasdist.training.batch_norm`; with many replicas XLA uses two all-reduces instead. The derivative
+is given by hand, and needs no communication in the backward pass beyond Keras's own two sums for
+scale and offset, which XLA joins to one all-reduce.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kerasdist.training.batch_norm import added_to_count, combined
 
 @cache
 def install() -> None:
-    """Replaces how Keras computes the moments of a batch."""
+    """Replaces the function by which Keras computes the moments of a batch."""
     keras_compat.install(moments_of_mesh=_batch_moments)
 
 
@@ -44,14 +44,14 @@ def _batch_moments(
 def moments(
     layout: Layout, inputs: jax.Array, axes: Sequence[int], mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the mean and the variance per channel of a batch that is divided over a layout.
+    """Returns mean and variance per channel of a batch that a layout's replicas divide.
 
     Args:
         layout: The mesh.
-        inputs: Floating-point values; axis 0, which the replicas divide, has at least one row for
-            each of them.
+        inputs: Floating-point values. The replicas divide axis 0, which has at least one row for
+            each replica.
         axes: The axes to reduce, 0 among them.
-        mask: None, or which values count, of the shape of the inputs without the last axis.
+        mask: None, or which values count, in the shape of the inputs without the last axis.
     """
     axes = tuple(axes)
     weights = None
@@ -70,7 +70,7 @@ def _global_moments(
     inputs: jax.Array,
     weights: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the mean and the variance, which keep the reduced axes, of size 1."""
+    """Returns the mean and the variance; both keep the reduced axes, with size 1."""
     return combined(*_gathered(layout, inputs, weights, axes), added=epsilon)
 
 
@@ -90,7 +90,7 @@ def _change_of_moments(
     divisor = count + epsilon
     mean_change = change.sum(axes, keepdims=True) / divisor
     product = 2 * deviation * tangents[0]
-    # The weighted deviations sum to epsilon times the mean, which is 0 without a mask.
+    # The weighted deviations sum to epsilon times the mean, and to 0 without a mask.
     variance_change = product.sum(axes, keepdims=True) / divisor
     if epsilon:
         variance_change -= 2 * epsilon * mean * mean_change / divisor
@@ -104,7 +104,7 @@ def _gathered(
     replicas, rows = layout.replicas, inputs.shape[0]
     each = -(-rows // replicas)
     if rows % replicas and weights is None:
-        # Where the rows of padding are among the last replicas', they weigh nothing.
+        # Padding rows are among the rows of the last replicas; they get the weight 0.
         shape = (rows, *[1] * (inputs.ndim - 1))
         weights = jnp.ones(shape, inputs.dtype)
     local_batches = _by_replica(layout, inputs, each)
@@ -123,7 +123,7 @@ def _gathered(
 
 
 def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
-    """Divides rows into local batches along a new first axis, filled up with zeros."""
+    """Divides rows into local batches along a new first axis, padded with zeros."""
     missing = each * layout.replicas - array.shape[0]
     if missing:
         array = jnp.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)])
@@ -132,7 +132,7 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
-    """Sends every replica's row of some arrays to all replicas, in one all-gather, if few rows."""
+    """Sends all replicas' rows of some arrays to all, by one all-gather, if there are few."""
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), layout.by_replica), None)
@@ -140,7 +140,7 @@ def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
 
 
 def _sharded(layout: Layout, array: jax.Array, first: str | tuple[str, ...] | None) -> jax.Array:
-    # A replica's logical devices may divide the other axes as XLA likes.
+    # XLA may divide the other axes among a replica's logical devices in any way.
     free = None if layout.splits.logical_devices == 1 else PartitionSpec.UNCONSTRAINED
     spec = PartitionSpec(first, *[free] * (array.ndim - 1))
     return jax.lax.with_sharding_constraint(array, NamedSharding(layout.shard_mesh, spec))

@@ -1,16 +1,17 @@
 """Replicas whose batches differ in size, as the last batch of an epoch does, in one program.
 
 JAX runs one program on all devices, with one shape for each array. So the code of the replicas is
-traced once per size of batch, with batches cut to that size. Every device computes all traces, and
-selects the result for the size of its own batch. A batch that is divided as evenly as possible has
-at most two sizes.
+traced once for each size of local batch, with batches cut to that size. Every device computes all
+these traces and selects the result for the size of its own batch. A batch that is divided as evenly
+as possible has at most two sizes.
 
-Replicas exchange values while they compute. So each size is traced up to its next exchange, where
-the trace is abandoned. When all sizes have come that far, their values are exchanged, and each is
-traced again from the beginning, with the result. XLA drops abandoned traces, which are dead code.
+Replicas exchange values while they compute. So the code for each size of batch is traced up to its
+next exchange, and the trace is abandoned there. When the code for all sizes has come to its
+exchange, the values are exchanged, and the code for each size is traced again from the beginning
+with the result. The abandoned traces are dead code, which XLA drops.
 
-The cost: every device computes each size, so a ragged batch of two sizes takes the time of two
-steps. There are as many sizes as different shapes of arguments.
+Every device computes the code for each size, so a ragged batch of two sizes takes the time of two
+steps. Each different shape of the arguments counts as a different size.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Traced:
 
     Attributes:
         scope: The scope of its variables.
-        results: The leaves of what the code returned.
+        results: The leaves of the code's result.
         form: The structure of these leaves.
     """
 
@@ -51,13 +52,13 @@ class Traced:
     form: Any
 
 
-# Traces the code of the replicas in a group, given the group's number and an exchange.
+# A function that traces the code of a group's replicas, given the group's number and an exchange.
 Trace = Callable[[int, Exchange], Traced]
 
 
 @dataclass(eq=False)
-class _Pause(BaseException):  # not an Exception: user code must not catch it
-    """A replica has come to an exchange whose result is not there yet."""
+class _Pause(BaseException):  # user code that catches Exception must not catch it
+    """A replica has come to an exchange whose result is not known yet."""
 
     kind: str
     scope: Any
@@ -66,15 +67,15 @@ class _Pause(BaseException):  # not an Exception: user code must not catch it
 
 
 class _Inside(BaseException):
-    """A replica has come to an exchange in a function that is differentiated."""
+    """A replica has come to an exchange inside of a function that is differentiated."""
 
 
 @final
 class _Replay(Exchange):
-    """Returns the results of the exchanges so far, in order; at the next one raises `_Pause`.
+    """Gives the code the results of earlier exchanges, in order; the next exchange raises `_Pause`.
 
     Attributes:
-        base: The scope of the code whose exchanges these are.
+        base: The scope of the code that makes these exchanges.
     """
 
     def __init__(self, results: Sequence[tuple[str, Sequence[Any]]], group: int) -> None:
@@ -85,17 +86,17 @@ class _Replay(Exchange):
         self._derivatives = 0
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns the sums, or pauses."""
+        """Returns the sums, or raises `_Pause`."""
         for tensor in tensors:
             check_summable(tensor.dtype.name)
         return self._next("an all-reduce", None, tensors, None) if tensors else []
 
     def gather(self, tensor: Any, axis: int) -> Any:
-        """Returns the gathered tensors, or pauses."""
+        """Returns the gathered tensors, or raises `_Pause`."""
         return self._next("all_gather", None, [tensor], axis)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Returns the function's result and repeats its writes to variables, or pauses."""
+        """Returns the function's result and repeats its writes to variables, or raises `_Pause`."""
         result, written, apart = self._next("merge_call", scope, leaves, call)
         for variable, value in written:
             scope.store(variable, value, None)
@@ -105,7 +106,7 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates this size alone if the function exchanges nothing, else all together."""
+        """Differentiates for this size alone if nothing is exchanged, else for all sizes."""
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1
@@ -137,7 +138,7 @@ class Groups:
     def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
         """Traces the code of all replicas.
 
-        Returns the first group's trace, with each device's own results in it, padded where their
+        Returns the first group's trace, which has each device's own results in it, padded if their
         shapes differ; the replicas' components of written variables, by the variable's id; and the
         shapes of the padded results, by their index.
         """
@@ -162,7 +163,7 @@ class Groups:
         return Traced(first.scope, results, first.form), held, shapes
 
     def _differ(self, column: Sequence[Any]) -> bool:
-        """Returns whether the groups' values are arrays, or numbers that are not equal."""
+        """Returns whether the groups' values are arrays, or are numbers and differ."""
         if any(map(is_array, column)):
             return True
         if all(isinstance(one, str) for one in column) and len(set(column)) > 1:
@@ -188,7 +189,7 @@ class Groups:
             results.append((pauses[0].kind, self._exchanged(pauses)))
 
     def _exchanged(self, pauses: Sequence[_Pause]) -> Sequence[Any]:
-        """Returns the result of an exchange, for each group."""
+        """Exchanges values between groups; returns each group's result."""
         first = pauses[0]
         columns = list(zip(*(pause.brought for pause in pauses), strict=True))
         match first.kind:
@@ -203,7 +204,7 @@ class Groups:
         return [result] * len(self.kinds)
 
     def _merged(self, pauses: Sequence[_Pause], columns: Sequence[Any]) -> Any:
-        """Calls a function once for all replicas; returns its result and variables' new values."""
+        """Calls a function once for all replicas; returns its result and what it assigned."""
         first = pauses[0]
         if isinstance(first.scope.exchange.base, scopes.OverlayScope):
             raise UnsupportedError(
@@ -224,9 +225,9 @@ class Groups:
         return result, written, scope.apart
 
     def _derived(self, pauses: Sequence[_Pause], by: list[Any]) -> Sequence[Differentiated]:
-        """Differentiates the code of all groups together, since it exchanges values.
+        """Differentiates the code of all groups together, because the groups exchange values.
 
-        On each device the value and the derivatives are those of its own group.
+        Each device gets the value and the derivatives of its own group.
         """
         notes: list[Any] = []
 
@@ -260,7 +261,7 @@ class Groups:
         return jnp.concatenate([cut(everyone[i], shape) for i, shape in enumerate(shapes)], axis)
 
     def _own(self, column: Sequence[Any]) -> Any:
-        """Selects on each device the array of its replica's group."""
+        """Selects, on each device, the array of the group of that device's replica."""
         first = column[0]
         if all(one is first for one in column):
             return first
@@ -281,8 +282,8 @@ class Groups:
 
 
 def _alike(arrays: Sequence[Any]) -> list[Any]:
-    """Pads arrays to one shape."""
+    """Pads arrays to one common shape."""
     if len({one.ndim for one in arrays}) > 1:
-        return list(arrays)  # another check reports this mismatch
+        return list(arrays)  # another check reports arrays of different ranks
     shape = tuple(map(max, zip(*(one.shape for one in arrays), strict=True)))
     return [padded(one, shape) for one in arrays]

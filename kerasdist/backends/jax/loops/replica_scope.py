@@ -1,4 +1,4 @@
-"""The code of one replica: its variables, by ``tf.distribute``'s rules, and its collectives."""
+"""The scope of one replica's variables, by ``tf.distribute``'s rules, and its collectives."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Differentiated:
-    """A function's value and derivatives.
+    """The value and the derivatives of a function.
 
     Attributes:
         value: The value.
-        gradients: One for each value that it was differentiated by.
-        parts: Arrays that the function returned beside the value.
+        gradients: One gradient for each value by which the function was differentiated.
+        parts: Arrays that the function returned besides the value.
         notes: Python objects of the call, such as its scope.
     """
 
@@ -58,7 +58,7 @@ class Exchange(abc.ABC):
     """Exchanges values between the replicas, which must all make the same calls.
 
     Attributes:
-        base: The scope of the code that makes these calls.
+        base: The scope of the code that makes the exchanges.
     """
 
     base: Any = None
@@ -78,7 +78,7 @@ class Exchange(abc.ABC):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates a function that may exchange values; here simply by `alone`."""
+        """Differentiates a function that may exchange values; this default just calls `alone`."""
         return alone()
 
     def first(self, tensor: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ class Exchange(abc.ABC):
 
 @final
 class ByName(Exchange):
-    """JAX's own collectives over the mesh axis; JAX differentiates a `psum` to a `psum`."""
+    """Exchanges by JAX's collectives over the mesh axis; the gradient of `psum` is `psum`."""
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
         """Sums each tensor over the replicas, all of them in one `psum`."""
@@ -98,26 +98,27 @@ class ByName(Exchange):
         return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
 
     def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
-        """Concatenates the replicas' tensors, which have the same shape in one program."""
+        """Concatenates the replicas' tensors, whose shapes are equal in one program."""
         return jax.lax.all_gather(tensor, AXIS, axis=axis, tiled=True)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Calls the function inline: JAX traces it once, for all replicas."""
+        """Just calls the function, because JAX traces the code once for all replicas anyway."""
         return call(list(leaves))
 
 
 @final
 class ReplicaScope(Scope):
-    """The variables in the code of one replica.
+    """The scope of the variables in the code of one replica.
 
-    A mirrored variable has one value on all replicas, so values that they assign are combined at
-    once. Of a sync-on-read variable each replica holds a component. It also does of a variable
-    without aggregation, once replica code has assigned to it, as in ``tf.distribute``.
+    A mirrored variable has one value on all replicas, so the values that replicas assign to it are
+    combined at once. Each replica holds its own component of a sync-on-read variable. If replica
+    code has assigned to a variable without aggregation, each replica also holds its own component
+    of that variable, as in ``tf.distribute``.
 
     Attributes:
-        variables: Variables that are written.
-        read: Variables that are read.
-        apart: Variables of which this replica holds a component.
+        variables: The variables that were written.
+        read: The variables that were read.
+        apart: The variables of which this replica has a component.
         exchange: How this replica exchanges values with the others.
     """
 
@@ -137,14 +138,14 @@ class ReplicaScope(Scope):
         self._held = set(held)
         self._outer = outer
         self._replicas = replicas
-        # How to treat a write: "combined" by the variable's aggregation, "equal" on all replicas
-        # already, or "copy" if it changes only this device's copy of the variable.
+        # How writes are treated: "combined" by the aggregation, or "equal" on all replicas.
+        # Or a write changes only this device's "copy" of the variable.
         self._writes = "combined"
 
     def beside(
         self, values: Mapping[int, jax.Array], exchange: Exchange, apart: Iterable[int]
     ) -> ReplicaScope:
-        """Returns a scope for cross-replica code that this replica's code calls."""
+        """Returns a scope for cross-replica code that is called from this replica's code."""
         held = {*self._held, *apart}
         return ReplicaScope(values, held, self._outer, self._replicas, exchange)
 
@@ -166,7 +167,7 @@ class ReplicaScope(Scope):
         return value
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Returns the value to store for an assigned value, by the rules of ``tf.distribute``."""
+        """Returns the value that is stored for an assigned value, as in ``tf.distribute``."""
         apart = self.is_apart(variable)
         if self._writes == "copy":
             self.apart[id(variable)] = variable
@@ -193,7 +194,7 @@ class ReplicaScope(Scope):
 
     @contextmanager
     def writing(self, manner: Literal["equal", "copy"]) -> Generator[None]:
-        """Opens a context in which all replicas assign equal values, or each to its copy only."""
+        """Opens a context in which replicas assign equal values, or each only to its copy."""
         before, self._writes = self._writes, manner
         try:
             yield
@@ -201,7 +202,7 @@ class ReplicaScope(Scope):
             self._writes = before
 
     def is_apart(self, variable: keras.Variable) -> bool:
-        """Returns whether each replica holds a component of a variable."""
+        """Returns whether each replica holds its own component of a variable."""
         key = id(variable)
         return key in self._held or key in self.apart or is_on_read(variable)
 
@@ -212,7 +213,7 @@ class ReplicaScope(Scope):
     def aggregates(
         self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """Returns the aggregates of variables' components, by one all-sum for all of them."""
+        """Returns the aggregates of several variables' components, by one sum for all of them."""
         parts = []
         for variable, value in zip(variables, values, strict=True):
             parts.append(value if counts_all_replicas(variable) else only_first(value))
@@ -227,13 +228,13 @@ class ReplicaScope(Scope):
 
 
 def current() -> ReplicaScope | None:
-    """Returns the scope of the replica whose code is being traced in this thread, None if none."""
+    """Returns the scope of the replica whose code this thread traces, None if there is none."""
     return scopes.innermost(ReplicaScope)
 
 
 @final
 class JaxCollectives(Collectives):
-    """Collectives between the replicas of a program that is traced once for all of them."""
+    """The collectives of a program that is traced once for all its replicas."""
 
     def __init__(self, scope: ReplicaScope, replicas: int) -> None:
         self._scope = scope
@@ -241,7 +242,7 @@ class JaxCollectives(Collectives):
         self._applies = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function with distributed values, of which this replica holds a component."""
+        """Calls the function with distributed values; this replica holds one component of each."""
         leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:
@@ -256,7 +257,7 @@ class JaxCollectives(Collectives):
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
-        """Sums each tensor over the replicas, all of them in one collective."""
+        """Sums each tensor over the replicas, all tensors in one collective."""
         if options is not DEFAULT_COMMUNICATION:
             check_communication(options, "JAX", ())
         return self._scope.exchange.total(list(map(keras_compat.ops.convert_to_tensor, tensors)))
@@ -266,17 +267,17 @@ class JaxCollectives(Collectives):
         return self._scope.exchange.gather(keras_compat.ops.convert_to_tensor(tensor), axis)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so that none is sent."""
+        """Returns a context in which all replicas assign equal values, which then are not sent."""
         return self._scope.writing("equal")
 
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> Any:
         """Sums gradients over the replicas; then each replica makes the same update."""
-        if self._applies:  # a wrapping optimizer has summed them
+        if self._applies:  # an outer optimizer has already summed the gradients
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
-        # The gradient of a float8 scale and its like is its next value: take the maximum.
+        # The gradient of a float8 scale, for example, is its next value, so the maximum is taken.
         replaced = {
             index for index, variable in enumerate(known) if variable.overwrite_with_gradient
         }

@@ -49,7 +49,7 @@ class JaxReplicaSet(ReplicaSet):
     ) -> None:
         self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
-        self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
+        self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.rule is not None:
             sharded_state.add(self)
@@ -60,7 +60,7 @@ class JaxReplicaSet(ReplicaSet):
         hosts = 1
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
-        if len(devices) == 1:  # a plan has one device stand for all
+        if len(devices) == 1:  # in a plan, one device stands for all devices
             layout = Layout(devices)
         else:
             layout = Layout(devices, options.devices_per_replica, options.sharding, hosts)
@@ -78,7 +78,7 @@ class JaxReplicaSet(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """The runner of user functions on the mesh."""
+        """The object that runs user functions on the mesh."""
         if self.num_replicas == 1:
             return SoleRunner(self.placement)
         from kerasdist.backends.jax.loops.runner import JaxRunner
@@ -91,20 +91,21 @@ class JaxReplicaSet(ReplicaSet):
         return min((one["bytes_limit"] - one["bytes_in_use"] for one in known), default=None)
 
     def device_kind(self) -> str | None:
-        """Returns what the maker calls these devices, TPUs too."""
+        """Returns the maker's name of these devices, which TPUs have too."""
         return self._kind
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class of trials of a training step on the mesh."""
+        """The class that tries a training step on the mesh."""
         if self.num_replicas == 1:
             return super().trial_class
-        from kerasdist.backends.jax.fit.trial import JaxTrial  # late, as few programs need it
+        # imported here, because few programs need this module
+        from kerasdist.backends.jax.fit.trial import JaxTrial
 
         return JaxTrial
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter that places batches ahead of their step, where that saves time."""
+        """Returns an adapter that places batches before their step begins, if that saves time."""
         if not self.arrays.places_ahead and not keras_compat.STACKS_BATCHES:
             return adapter
         return placed(adapter, self.arrays, self.first_batches)
@@ -112,19 +113,20 @@ class JaxReplicaSet(ReplicaSet):
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit, in one or a few collectives.
 
-        Sharded ones are left out: workers have compared their initial values, and each assignment.
+        Sharded variables are left out, because workers compare their initial values and
+        assignments.
         """
         held = [one for one in variables if not is_sharded(keras_compat.stored_value(one))]
         if held:
             self.arrays.equalize(held)
 
     def shards(self, variable: keras.Variable) -> list[HeldShard]:
-        """Returns what this process's devices hold of a sharded variable; nothing of another."""
+        """Returns what this process's devices hold of a sharded variable, else an empty list."""
         return worker_placement.shards_of(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns along which axes of the mesh a variable is divided, why, and a device's part."""
-        layout = self.logical_devices  # in a plan, of devices that are not here
+        """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
+        layout = self.logical_devices  # the layout of a plan has devices of other machines
         [sharding], shape = layout.of_variables([variable]), tuple(variable.shape)
         if layout.rule is None and sharding.is_fully_replicated:
             return super().held(variable)
@@ -138,19 +140,19 @@ class JaxReplicaSet(ReplicaSet):
         return f"({', '.join(names)})", why, tuple(sharding.shard_shape(shape))
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
-        """Returns a checksum of each variable's value on this worker; 0 for a sharded one."""
+        """Returns a checksum of each variable's value on this worker; 0 for a sharded variable."""
         values = keras_compat.stored_values(variables)
         sums = iter(checksums_of([one for one in values if not is_sharded(one)]))
         return [0 if is_sharded(one) else next(sums) for one in values]
 
     def is_tracing(self) -> bool:
-        """Returns whether a program is traced in this thread."""
+        """Returns whether this thread is tracing a program."""
         return scopes.program() is not None
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the first device.
 
-        The first step copies them to the other devices, and they stay there.
+        The first step copies the variables to the other devices, where they then stay.
         """
         program = scopes.program()
         if program is not None:
@@ -161,8 +163,8 @@ class JaxReplicaSet(ReplicaSet):
 def _in_order_of(
     place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
 ) -> list[Device]:
-    """Returns this process's devices in the order of its replicas, which a mesh decides."""
-    if len(jax_devices) == 1:  # a plan has one device stand for all
+    """Returns this process's devices in the order of its replicas, which the mesh determines."""
+    if len(jax_devices) == 1:  # in a plan, one device stands for all devices
         return list(devices)
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))

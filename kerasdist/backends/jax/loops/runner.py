@@ -1,7 +1,8 @@
-"""Runs user functions on a mesh: replica code under ``shard_map``, collectives on values.
+"""Runs user functions on a mesh: replica code under ``shard_map``, and collectives on values.
 
-A distributed value's components lie on their replicas' devices. Each worker contributes its own
-replicas' components; all workers run the same program, so each must know the shapes of all.
+Each component of a distributed value lies on its replica's devices. Each worker contributes the
+components of its own replicas. All workers run the same program, so each must know the shapes of
+all components.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ if TYPE_CHECKING:
 
 _SHARED, _SHARDED = PartitionSpec(), PartitionSpec(AXIS)
 
-# Replica code, called with the replica's scope, its arguments and its keyword arguments.
+# The code of a replica, called with the replica's scope, its arguments and keyword arguments.
 _Body = Callable[[ReplicaScope, Any, Any], Any]
 
 
 @final
 class JaxRunner(Runner):
-    """Runs functions as one program on all devices; JAX traces each once, for all replicas."""
+    """Runs functions as one program on all devices, traced once for all replicas."""
 
     def __init__(self, replica_set: ReplicaSet, place: Placement) -> None:
         self._replica_set = replica_set
@@ -87,7 +88,7 @@ class JaxRunner(Runner):
         self._updates = Programs()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Runs the function per replica, in the program that is being traced or in its own one."""
+        """Runs the function once per replica, in the program being traced or a new program."""
         if scopes.program() is None:
             whole = partial(self._run_in_program, weakref.ref(strategy), function)
             return self._runs.of(function)(whole, *self._entering(given))
@@ -117,7 +118,7 @@ class JaxRunner(Runner):
     def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
         """Runs code on each device, as a part of the program that is being traced."""
         merging = replica_scope.current()
-        if merging is not None:  # in a merge_call, whose code is a part of each device's already
+        if merging is not None:  # the code of a merge_call already runs on each device
             return self._own_values(body(merging, own(args), own(kwargs)))
         program, outer = scopes.program(), scopes.current()
         assert program is not None
@@ -131,7 +132,7 @@ class JaxRunner(Runner):
         shared = {i: x.array for i, x in enumerate(sources) if isinstance(x, Equal)}
         shared |= {i: x for i, x in enumerate(sources) if is_array(x)}
         padded = {i: x.shapes for i, x in enumerate(sources) if isinstance(x, Stacked) and x.differ}
-        # Lists, since JAX would order dicts by the variables' ids, on each worker in another way.
+        # Lists are used, because JAX would order dicts by ids, which differ between workers.
         values = [outer.peek(one) for one in program.known.values()]
         held = [program.stack(one, self._replicas) for one in program.held.values()]
         found: list[tuple[Traced, dict[int, Any], list[int], list[int]]] = []
@@ -191,7 +192,7 @@ class JaxRunner(Runner):
         return jax.tree.unflatten(end.form, wrapped)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Returns the sum or mean of the components, and along axes of each if given."""
+        """Returns the sum or mean of the components, also along axes if these are given."""
         source = self._source(value)
         axes = None if axis is None else checked_axes(source, axis)
         return self._launched(reduced, source, op, axes)
@@ -268,7 +269,7 @@ class JaxRunner(Runner):
         return self._place.wait_until_sent(pack(values[0], self._made(columns, is_array)))
 
     def divide(self, strategy: Strategy, batch: Any) -> Any:
-        """Returns a structure of values whose components are consecutive parts of a batch."""
+        """Returns a structure of values whose components are consecutive local batches."""
         bounds = bounds_of_replicas(examples(batch), self._replicas)
         here = self._place.layout.local_replicas
 
@@ -282,15 +283,16 @@ class JaxRunner(Runner):
         return self._place.wait_until_sent(map_leaves(divide, batch))
 
     def _assembled(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
-        """Returns components in one array, to which this process contributes its own."""
+        """Returns components in one array, to which this process contributes its own components."""
         largest = largest_of(shapes) if shapes[0] else ()
         parts = [padded(self._place.copy_if_shared(part), largest)[None] for part in here]
-        with jax.ensure_compile_time_eval():  # the array outlives a program that is being traced
+        # the array lives longer than a program that is being traced
+        with jax.ensure_compile_time_eval():
             array = self._place.assemble(parts, (self._replicas, *largest))
         return stacked(array, shapes)
 
     def _joined(self, leaves: Sequence[Any]) -> Any:
-        """Returns a value of all replicas' components, which this process holds or traces."""
+        """Returns a value from the components of all replicas, if this process has all of them."""
         if not is_array(leaves[0]):
             return _of_objects(leaves)
         if replica_scope.current() is not None:
@@ -299,7 +301,7 @@ class JaxRunner(Runner):
         return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
 
     def _entering(self, structure: Any) -> Any:
-        """Returns a program's arguments, with the components of all workers' replicas."""
+        """Returns the arguments of a program, with the components of all workers' replicas."""
         if self._replica_set.job is None:
             return structure
         leaves, form = flatten(structure)
@@ -368,7 +370,7 @@ class JaxRunner(Runner):
             )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or variable; anything else as a tuple of one."""
+        """Returns the components of a value or a variable; anything else as a tuple of one."""
         if is_distributed(value):
             return value.values
         if not isinstance(value, keras.Variable):
@@ -382,7 +384,7 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components a value has: one a replica of this worker; in a program, of all."""
+        """How many components a value has: one per local replica, in programs one per replica."""
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)
@@ -401,7 +403,7 @@ class JaxRunner(Runner):
         return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
 
     def read(self, variable: keras.Variable) -> Any:
-        """Returns the variable's value, which is always the aggregate."""
+        """Returns the variable's value, which is always the aggregate of its components."""
         require_aggregate(variable)
         return keras_compat.ops.convert_to_tensor(variable)
 
@@ -441,7 +443,7 @@ class JaxRunner(Runner):
         return tensor if is_traced(tensor) else self._place.put(tensor, self._place.whole)
 
     def _whole(self, structure: Any) -> Any:
-        """Replaces every distributed value in a structure by the array of its `Source`."""
+        """Replaces each distributed value in a structure by the array of its components."""
 
         def array(leaf: Any) -> Any:
             return local_copy(leaf.source.array) if is_distributed(leaf) else leaf
@@ -450,7 +452,7 @@ class JaxRunner(Runner):
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:
-    """Returns a value from components that are not arrays, or just None if they are None."""
+    """Returns a distributed value of Python objects; just None if all objects are None."""
     first = leaves[0]
     same = all(leaf is first for leaf in leaves)
     alone = first is None or (same and is_distributed(first))

@@ -1,9 +1,9 @@
 """Nested scopes that hold the values of Keras variables while JAX traces.
 
-Every read and every write of a Keras variable passes the innermost ``keras.StatelessScope`` of its
-thread. The outermost is a `ProgramScope`, which records the variables that the program needs.
-Replica code has a `ReplicaScope`, which knows the mirrored variables and those with components. A
-function that is differentiated has an `OverlayScope`.
+Every read and every write of a Keras variable passes through the innermost ``keras.StatelessScope``
+of its thread. The outermost scope is a `ProgramScope`, which records the variables that the program
+needs. Replica code has a `ReplicaScope`, which distinguishes mirrored variables from variables with
+components. A function that is differentiated has an `OverlayScope`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Scope(keras.StatelessScope, abc.ABC):
-    """The base of the three scopes: stores the values that are assigned to variables."""
+    """The base class of the three scopes, which stores values that are assigned to variables."""
 
     def __init__(self) -> None:
-        # Variables that are made inside get their initial values after the trace.
+        # Variables that are made inside of the scope get their initial values after the trace.
         super().__init__(initialize_variables=False)
         self.variables: dict[int, keras.Variable] = {}
 
@@ -45,11 +45,11 @@ class Scope(keras.StatelessScope, abc.ABC):
 
     @abc.abstractmethod
     def peek(self, variable: keras.Variable) -> jax.Array:
-        """Returns a variable's value, without recording a read by user code."""
+        """Returns a variable's value without recording that user code has read it."""
 
     @abc.abstractmethod
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Returns the value to store when user code assigns a value."""
+        """Returns the value to store when user code assigns a value to a variable."""
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
         """Sets the value of a variable."""
@@ -59,15 +59,15 @@ class Scope(keras.StatelessScope, abc.ABC):
 
 @final
 class ProgramScope(Scope):
-    """The variables that a program takes as inputs and returns as outputs.
+    """A scope that records the variables that a program takes as inputs and returns as outputs.
 
     Attributes:
-        known: The variables that are its inputs.
+        known: The variables that are inputs of the program.
         held: The known variables of which the replicas hold components.
         variables: Other variables that the program reads or writes.
         written: Variables that the program writes.
-        apart: Variables of which it uses or makes components.
-        placements: The placements on which it computes.
+        apart: Variables of which the program uses or makes components.
+        placements: The placements on which the program computes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ProgramScope(Scope):
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
     def peek(self, variable: keras.Variable) -> jax.Array:
-        """Returns the value; zeros of the same shape for a variable that is not known yet."""
+        """Returns a variable's value; zeros of the same shape if it is not yet an input."""
         value = self.state_mapping.get(id(variable))
         if value is None:
             self.variables[id(variable)] = variable
@@ -94,7 +94,7 @@ class ProgramScope(Scope):
         return value
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Returns the value unchanged."""
+        """Returns the assigned value unchanged."""
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
@@ -109,12 +109,12 @@ class ProgramScope(Scope):
             self._stacks[key] = stack, value
 
     def written_stack(self, variable: keras.Variable) -> Any:
-        """Returns a variable's components after the program, None if it has none."""
+        """Returns a variable's components after the program, None if it has none then."""
         stack, aggregate = self._stacks.get(id(variable), (None, None))
         return stack if aggregate is self.state_mapping[id(variable)] else None
 
     def stack(self, variable: keras.Variable, replicas: int) -> jax.Array:
-        """Returns a variable's components, derived from its value if it has none."""
+        """Returns a variable's components, which are derived from its value if it has none."""
         if self.has_components(variable):
             stack, _ = self._stacks[id(variable)]
             if stack.shape[0] == replicas:
@@ -122,7 +122,7 @@ class ProgramScope(Scope):
         return derived(variable, self.peek(variable), replicas)
 
     def has_components(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable has components, whose aggregate is its value."""
+        """Returns whether a variable has components whose aggregate is the variable's value."""
         value = self.peek(variable)
         known = self._stacks.get(id(variable))
         return known is not None and known[1] is value
@@ -134,12 +134,12 @@ class ProgramScope(Scope):
 
 @final
 class OverlayScope(Scope):
-    """Replaces the values of variables by the inputs of a function that is differentiated.
+    """A scope in which variables have the values that a differentiated function gets as inputs.
 
     Attributes:
-        variables: Variables that are written inside.
+        variables: Variables that are written inside of the function.
         read: Variables that user code reads.
-        stacks: The replicas' components of variables that are written inside.
+        stacks: The replicas' components of variables that are written inside of the function.
     """
 
     def __init__(self, values: Mapping[int, jax.Array], outer: Scope | None) -> None:
@@ -150,21 +150,21 @@ class OverlayScope(Scope):
         self._outer = outer
 
     def get_current_value(self, variable: keras.Variable) -> jax.Array:
-        """Returns the value, and records that user code has read it."""
+        """Returns a variable's value, and records that user code has read it."""
         self.read[id(variable)] = variable
         return self.peek(variable)
 
     def peek(self, variable: keras.Variable) -> Any:
-        """Returns the value in this or the outer scope; None: read the variable itself."""
+        """Returns the value in this or the outer scope; None if neither has a value."""
         value = self.state_mapping.get(id(variable))
         return self._outer.peek(variable) if value is None and self._outer is not None else value
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Returns the value to store, as the outer scope would."""
+        """Returns the value to store, which the outer scope determines."""
         return value if self._outer is None else self._outer.combined(variable, value)
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
-        """Sets the value of a variable in this scope; `value_and_grad` passes it on."""
+        """Sets a variable's value in this scope; `value_and_grad` tells the outer scope."""
         super().store(variable, value, stack)
         if stack is not None:
             self.stacks[id(variable)] = stack
@@ -187,12 +187,12 @@ def current() -> Scope | None:
 
 
 def program() -> ProgramScope | None:
-    """Returns the scope of the program that is being traced in this thread, None if none is."""
+    """Returns the scope of the program that this thread is tracing, None if there is none."""
     return innermost(ProgramScope)
 
 
 def place_of(scope: ProgramScope) -> Placement | None:
-    """Returns the placement on which a program computes, None if it recorded none."""
+    """Returns the placement on which a program computes, None if no placement is recorded."""
     places = list(scope.placements.values())
     if len({tuple(map(str, place.devices)) for place in places}) > 1:
         raise ScopeError(
@@ -204,7 +204,7 @@ def place_of(scope: ProgramScope) -> Placement | None:
 
 
 def read_through(variable: keras.Variable) -> Any:
-    """Returns what a plain scope inside one of these has no value for; None: read as Keras does."""
+    """Returns a value that Keras's own inner scope lacks; None if Keras can read the value."""
     scope: Any = keras_compat.get_stateless_scope()
     if isinstance(scope, Scope) or current() is None:
         return None

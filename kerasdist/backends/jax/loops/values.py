@@ -1,4 +1,4 @@
-"""Distributed values on JAX: how an array holds their components, and reductions of them."""
+"""Distributed values on JAX: how an array holds their components, and how they are reduced."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from kerasdist.errors import UnsupportedError
 
 
 class Source(Sequence[Any]):
-    """The components of a value in one array, from which a component is read when it is needed.
+    """The components of a value in one array; a component is read when it is needed.
 
     On a mesh of several workers the array has the components of all replicas. The elements of this
-    sequence are this worker's components; inside a program, which all workers run, all components.
+    sequence are this worker's components; inside of a program, which all workers run, they are all
+    components.
 
     Attributes:
-        array: The array.
-        layout: The number of components; if they differ in shape, their shapes.
+        array: The array of the components.
+        layout: The number of components, or their shapes if these differ.
     """
 
     def __init__(self, array: Any, layout: int | tuple[tuple[int, ...], ...]) -> None:
@@ -37,12 +38,12 @@ class Source(Sequence[Any]):
 
     @property
     def replicas(self) -> int:
-        """How many components there are, on all workers."""
+        """How many components all workers have together."""
         return self.layout if isinstance(self.layout, int) else len(self.layout)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a component; if they differ, the smallest in which all fit."""
+        """The shape of a component; if the shapes differ, the smallest one in which all fit."""
         return tuple(self.array.shape)
 
     @property
@@ -60,7 +61,8 @@ class Source(Sequence[Any]):
     def _components(self) -> tuple[Any, ...]:
         if is_traced(self.array):
             return tuple(self.elements())
-        with jax.ensure_compile_time_eval():  # they outlive a program that is being traced
+        # the components live longer than a program that is being traced
+        with jax.ensure_compile_time_eval():
             return tuple(self._fetched() if isinstance(self.array, jax.Array) else self.elements())
 
     @abc.abstractmethod
@@ -69,7 +71,7 @@ class Source(Sequence[Any]):
 
     @abc.abstractmethod
     def elements(self) -> Sequence[Any]:
-        """Returns all components, from an array that can be indexed, as inside a program."""
+        """Returns all components, from an array that can be indexed, as inside of a program."""
 
     def _fetched(self) -> Sequence[Any]:
         """Returns the components that are on this process's devices."""
@@ -82,12 +84,12 @@ class Stacked(Source):
 
     @property
     def differ(self) -> bool:
-        """Whether the components' shapes differ, so that they are padded to a common shape."""
+        """Whether the shapes of components differ, so that components are padded to one shape."""
         return not isinstance(self.layout, int)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a component; if they differ, the smallest in which all fit."""
+        """The shape of a component; if the shapes differ, the smallest one in which all fit."""
         return tuple(self.array.shape[1:])
 
     def stacked(self) -> Any:
@@ -105,10 +107,10 @@ class Stacked(Source):
 
 @final
 class Equal(Source):
-    """Components that are equal: one global array, whole on each device."""
+    """Components that are equal: one global array, of which each device has a copy."""
 
     def stacked(self) -> Any:
-        """Repeats the array along a new first axis, once per component."""
+        """Returns the array, repeated along a new first axis, once per component."""
         return jnp.broadcast_to(self.array, (self.replicas, *self.shape))
 
     def elements(self) -> Sequence[Any]:
@@ -119,12 +121,12 @@ class Equal(Source):
         shards = [shard.data for shard in self.array.addressable_shards]
         if self.array.is_fully_addressable and len(shards) != self.replicas:
             return [self.array] * self.replicas
-        return shards[:: self.array.sharding.num_devices // self.replicas]  # one a replica
+        return shards[:: self.array.sharding.num_devices // self.replicas]  # one per replica
 
 
 @final
 class Own(Source):
-    """In replica code: this replica's component; an all-gather gives the others'."""
+    """In replica code: the component of this replica; an all-gather fetches the others."""
 
     def stacked(self) -> Any:
         """Gathers the components of all replicas."""
@@ -137,9 +139,9 @@ class Own(Source):
 
 
 def _shards_here(array: Any) -> list[tuple[int, Any]]:
-    """Returns an array's elements along axis 0 that are on this process's devices, by number.
+    """Returns the elements along axis 0, by number, that are on this process's devices.
 
-    The logical devices of a replica hold the same element, which is returned once.
+    All logical devices of a replica hold the same element, which is returned once.
     """
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     numbered = [(shard.index[0].start or 0, _without_axis(shard.data)) for shard in shards]
@@ -150,7 +152,7 @@ _without_axis = jax.jit(lambda shard: shard[0])
 
 
 def reduced(source: Source, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
-    """Returns the sum or mean of components."""
+    """Returns the sum or mean of a value's components."""
     check_summable(source.array.dtype.name)
     mean = op is ReduceOp.MEAN
     count = source.replicas
@@ -161,7 +163,7 @@ def reduced(source: Source, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
         total = source.array if axes is None else source.array.sum(axes, dtype=source.array.dtype)
         count, total = (1, total) if mean else (count, total * count)
     elif isinstance(source, Stacked) and source.differ and axes is not None:
-        # Padding was cut off. If the parts differ along other axes, too, `stacked` raises.
+        # The padding was cut off. If the components differ along other axes too, `stacked` raises.
         sums = [part.sum(axes, dtype=part.dtype) for part in source.elements()]
         if len({one.shape for one in sums}) > 1:
             source.stacked()
@@ -199,18 +201,18 @@ def flatten(structure: object) -> tuple[list[Any], Any]:
 
 
 def map_values(function: Callable[[Any], Any], structure: object) -> Any:
-    """Returns a pytree with ``function(leaf)`` for each leaf, as which distributed values count."""
+    """Returns a pytree with ``function(leaf)`` for each leaf; a distributed value is one leaf."""
     return jax.tree.map(function, structure, is_leaf=is_distributed)
 
 
 def in_one_array(leaf: Any) -> Any:
-    """Returns a distributed value with its components in one array, if they fit in one."""
+    """Returns a distributed value with its components in one array, if one array can hold them."""
     source = joined(leaf) if is_distributed(leaf) else None
     return leaf if source is None else type(leaf)(source)
 
 
 def own(structure: Any) -> Any:
-    """Replaces the distributed values in a structure by this replica's components of them."""
+    """Replaces each distributed value in a structure by this replica's component."""
 
     def component(leaf: Any) -> Any:
         if not is_distributed(leaf):
@@ -243,7 +245,7 @@ def joined(value: DistributedValues, replicas: int | None = None) -> Source | No
 
 
 def stacked(array: Any, shapes: Sequence[tuple[int, ...]]) -> Stacked:
-    """Returns the components of these shapes, of which an array has one in each row."""
+    """Returns components with these shapes from an array that has one component per row."""
     return Stacked(array, tuple(shapes) if len(set(shapes)) > 1 else len(shapes))
 
 
@@ -253,7 +255,7 @@ def is_number(part: object) -> bool:
 
 
 def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
-    """Returns the components of a value in one array; refuses other types and numbers of axes."""
+    """Returns a value's components in one array; refuses components of other types or ranks."""
     source = joined(value, replicas)
     if source is not None:
         return source
@@ -269,7 +271,7 @@ def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
 
 
 def _register(kind: type[DistributedValues]) -> None:
-    """Makes a kind of value a pytree, whose children are arrays that `jax.jit` takes."""
+    """Registers a kind of value as a pytree, whose children are arrays that `jax.jit` takes."""
 
     def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
         source = value.source

@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
-    """Returns an array without its padding: its first elements, in the given shape."""
+    """Returns an array without padding: the first elements along each axis, in the given shape."""
     return array[tuple(slice(size) for size in shape)]
 
 
@@ -24,7 +24,7 @@ def largest_of(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def padded(array: Any, shape: Sequence[int]) -> Any:
-    """Pads an array with zeros at the end of each axis, on JAX or on the host, where it is."""
+    """Pads an array with zeros at the end of each axis, on its device or on the host."""
     if np.shape(array) == tuple(shape):
         return array
     missing = [(0, size - own) for size, own in zip(shape, np.shape(array), strict=True)]
@@ -32,32 +32,32 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
 
 
 def is_traced(leaf: object) -> bool:
-    """Returns whether a value is a tracer of JAX, which does not know where it will be."""
-    # Asking a tracer where it is fails, and JAX looks through the whole trace for the message.
+    """Returns whether a value is a tracer of JAX, whose device is not known."""
+    # To ask a tracer for its device fails, after JAX has searched the whole trace for a message.
     return isinstance(leaf, jax.Array) and not isinstance(leaf, _class_of_arrays())
 
 
 @cache
 def _class_of_arrays() -> type:
-    with jax.ensure_compile_time_eval():  # also where the caller is traced
+    with jax.ensure_compile_time_eval():  # this works even if the calling code is traced
         return type(jnp.zeros(()))
 
 
 def is_placed(leaf: object, sharding: Sharding) -> bool:
     """Returns whether a leaf is a JAX array with this sharding."""
-    # Usually it is the same object: the test saves a slow comparison of meshes.
+    # Usually both are the same object, and then the slow comparison of meshes is not needed.
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
 def local_copy(leaf: object) -> Any:
-    """Returns this process's copy of a global array that is whole everywhere; others unchanged."""
+    """Returns this process's copy of a replicated global array; other arrays unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
         return leaf
     return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
 
 
 def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax.Array:
-    """Sends each device of this process its part of an array, in a type; there is no other copy."""
+    """Sends each device of this process its part of an array, cast to a type, without a copy."""
     places = sharding.addressable_devices_indices_map(array.shape)
     parts = [
         jax.device_put(array[index].astype(dtype, copy=False), device, may_alias=False)
@@ -70,12 +70,12 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
 
 
 def is_sharded(array: jax.Array) -> bool:
-    """Returns whether each worker holds a shard of an array."""
+    """Returns whether each worker holds only a shard of an array."""
     return not array.is_fully_addressable and not array.is_fully_replicated
 
 
 def copied(array: jax.Array) -> jax.Array:
-    """Returns a copy, which no other worker needs to help with."""
+    """Returns a copy of an array, made without the other workers."""
     if array.is_fully_addressable:
         return jnp.copy(array)
     shards = [jnp.copy(shard.data) for shard in array.addressable_shards]
@@ -88,7 +88,7 @@ def is_array(leaf: object) -> bool:
 
 
 def stack(parts: Sequence[Any]) -> Any:
-    """Stacks arrays: with JAX if they are traced or share a device, else on the host."""
+    """Stacks arrays: with JAX if they are traced or on the same device, else on the host."""
     if any(map(is_traced, parts)):
         return jnp.stack(parts)
     # `jnp.stack` refuses arrays on different devices.

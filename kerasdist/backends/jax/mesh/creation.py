@@ -1,4 +1,4 @@
-"""Hooks for code inside a program: how Keras makes variables and applies scaled gradients."""
+"""Hooks for code inside of a program: how Keras makes variables and applies scaled gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasdist.core import context
 
 @cache
 def install() -> None:
-    """Puts the hooks into Keras that only JAX needs, once in a process."""
+    """Installs the hooks that only JAX needs into Keras, once per process."""
     keras_compat.install(variable_made=_made, read=_read, apply_scaled=_apply_scaled)
     normalization.install()
 
@@ -32,7 +32,7 @@ def _made(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Allows a value, not only an initializer, for a variable that is made inside a program."""
+    """Lets a program make a variable from a value, and not only from an initializer."""
     if (
         scopes.current() is not None
         and not callable(initializer)
@@ -47,7 +47,7 @@ def _made(
     strategy = context.scoped_strategy()
     if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
         return
-    # Each replica's component starts with the initial value, so the variable starts with their sum.
+    # Each component starts with the initial value, so the variable starts with the sum.
     value = keras_compat.stored_value(variable)
     if value is None:
         keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)

@@ -1,14 +1,16 @@
-"""Sharded weights that are whole only where a step uses them (`sharding="full"`).
+"""Gathers sharded weights only where a step uses them (`sharding="full"`).
 
-JAX keeps what an operation has read for the backward pass: each gathered weight, the whole model at
-once. So a traced step is evaluated once more, operation by operation. There a gathered weight,
-and what is made of weights alone (a cast, a part), is no array but a recipe: each operation that
-reads it follows it anew, and so gathers again.
+For the backward pass JAX keeps what each operation has read. In a step these would be all gathered
+weights, so the entire model at once. Therefore a traced step is evaluated once more, operation by
+operation. In this evaluation a gathered weight is not an array but a recipe, and so is any value
+that is made only of weights, such as a cast or a slice. Each operation that reads a recipe carries
+out the recipe anew, and so gathers the weight again.
 
-Operations that read weights form groups, in their order: the weights of a group are one, or small
-together. While a group computes, the next one's weights are gathered and the gradients of the one
-before are scattered; XLA's optimization barrier keeps it to that, and keeps the gathers of both
-passes apart. So two groups of weights and one of gradients are whole at a time.
+Consecutive operations that read weights form groups: a group reads one weight, or several small
+weights. While one group computes, the weights of the next group are gathered, and the gradients of
+the previous group are scattered. XLA's optimization barrier enforces this order, and also separates
+the gathers of the forward pass from those of the backward pass. So at any time a device holds the
+gathered weights of only two groups and the full gradients of one group.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 _MARK = "gathered by kerasdist"
 
-# What is rather done again than kept: it moves elements, or changes each by itself.
+# Operations that are repeated and not kept: they move elements, or change each one by itself.
 _NAMES = (
     "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
     "split broadcast_in_dim concatenate stack pad rev copy neg abs sign add sub mul div max min "
@@ -45,13 +47,13 @@ _WITH_BODIES = frozenset({"scan", "while", "cond"})
 
 _orders = itertools.count()
 
-# An operation of a traced function: JAX has no public name for it.
+# An operation of a traced function, for which JAX has no public name.
 _Equation = Any
 
 
 @final
 class _Classes(NamedTuple):
-    """JAX's classes of traced functions, with and without their constants, and of constants."""
+    """JAX's classes of traced functions, with and without constants, and of constants."""
 
     closed: type
     open: type
@@ -65,16 +67,16 @@ def _classes() -> _Classes:
 
 
 def gather(shard: jax.Array, at_rest: NamedSharding, whole: NamedSharding) -> jax.Array:
-    """Gathers a weight in a step; its gradient is scattered as the weight is."""
+    """Gathers a weight in a step; the weight's gradient is scattered to the same shards."""
     constrain = jax.lax.with_sharding_constraint
     return constrain(constrain(checkpoint_name(shard, _MARK), at_rest), whole)
 
 
 def in_groups(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns a step, of state and batch, that gathers weights for each use, group by group."""
+    """Returns a step, a function of state and batch, that gathers weights group by group."""
 
     def run(state: object, batch: object) -> Any:
-        # A new function, since JAX would not trace again one that it knows.
+        # A new function is made, because JAX does not trace the same function again.
         traced, form = jax.make_jaxpr(partial(step), return_shape=True)(state, batch)
         own, others = jax.tree.leaves(state), jax.tree.leaves(batch)
         is_state = [True] * len(own) + [False] * len(others)
@@ -89,13 +91,13 @@ class _Value:
     """A value of a step.
 
     Attributes:
-        type: Its shape and type.
-        maker: The operation that makes it; None: it is given.
-        is_state: Whether it is made of the state alone.
-        is_constant: Whether it is a number, or an array, that the code has.
-        sources: Of which values a recipe makes it; empty: it is no recipe.
-        array: The array, if it is no recipe, once there is one.
-        order: Grows from value to value, on all workers alike.
+        type: The value's shape and type.
+        maker: The operation that makes the value; None if the value is an input.
+        is_state: Whether the value depends only on the step's state.
+        is_constant: Whether the value is a number or an array in the code.
+        sources: The weights from which a recipe makes this value; empty if it is not a recipe.
+        array: The array of a value that is not a recipe, after it was computed.
+        order: A number that grows from value to value, equally on all workers.
     """
 
     type: Any
@@ -108,20 +110,20 @@ class _Value:
 
     @property
     def form(self) -> Hashable:
-        """Its shape and type."""
+        """The value's shape and type."""
         return self.type.shape, self.type.dtype
 
 
 @final
 @dataclass(eq=False)
 class _Operation:
-    """An operation on values.
+    """An operation on values of the step.
 
     Attributes:
-        equation: JAX's; None: an optimization barrier.
-        number: Its place among those that make arrays.
-        shards: How its inputs are sharded before; None: as they are.
-        scatters: Whether it makes shards of what was whole, for which the next group waits.
+        equation: The operation in JAX's form; None for an optimization barrier.
+        number: The position among the operations that make arrays.
+        shards: How each input is sharded before the operation; None if it is left as it is.
+        scatters: Whether it makes shards of whole values, for which the next group waits.
     """
 
     equation: _Equation | None
@@ -133,11 +135,11 @@ class _Operation:
 
     @property
     def sources(self) -> frozenset[_Value]:
-        """What has to be gathered for it."""
+        """The weights that must be gathered for this operation."""
         return frozenset().union(*(one.sources for one in self.inputs))
 
     def apply(self, arrays: Sequence[object]) -> Sequence[jax.Array]:
-        """Returns what it makes of arrays."""
+        """Returns the operation's results for these inputs."""
         equation = self.equation
         if equation is None:
             return jax.lax.optimization_barrier(list(arrays))
@@ -152,7 +154,8 @@ class _Operation:
             is_state = [one.is_state for one in self.inputs]
             params = {key: _regrouped(value, is_state) for key, value in params.items()}
         bound: Any = equation.primitive.get_bind_params(params)
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)  # by JAX's version
+        # depends on JAX's version
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
         with jax.named_scope(str(equation.source_info.name_stack)), equation.ctx.manager:
             made = equation.primitive.bind(*functions, *arrays, **params)
         return made if equation.primitive.multiple_results else [made]
@@ -171,19 +174,20 @@ def _run(traced: Any, arrays: Sequence[jax.Array], is_state: Sequence[bool]) -> 
 
 @final
 class _Reader:
-    """Reads a traced function: which operations make arrays, and which are of recipes.
+    """Reads a traced function and separates operations that make arrays from recipes.
 
     Attributes:
-        operations: Those that make arrays, in their order.
+        operations: The operations that make arrays, in order.
     """
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
-        self._at_rest: dict[Hashable, NamedSharding] = {}  # by the forms of weights
-        self._products: dict[Hashable, NamedSharding] = {}  # likewise of low-rank products
+        self._at_rest: dict[Hashable, NamedSharding] = {}  # shardings by shape and type of weights
+        # shardings by shape and type of a low-rank product
+        self._products: dict[Hashable, NamedSharding] = {}
 
     def read(self, jaxpr: Any, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
-        """Adds the operations of a function to those of the step; returns its results."""
+        """Adds a function's operations to the operations of the step; returns its results."""
         known: dict[object, _Value] = dict(zip(jaxpr.invars, given, strict=True))
         known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
 
@@ -202,8 +206,8 @@ class _Reader:
 
     def _inline(self, equation: _Equation, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-            # Done again for the backward pass: kept apart from the forward pass, as JAX does it.
-            # Weights are where they are gathered.
+            # As in JAX, repeated operations of the backward pass are kept apart.
+            # Weights are left out, because they are gathered elsewhere.
             apart = [one for one in inputs if not (one.sources or _is_weight(one))]
             made = self._add(_Operation(None, apart), [one.type for one in apart])
             again = dict(zip(apart, made, strict=True))
@@ -231,7 +235,7 @@ class _Reader:
         if _scatters(equation, inputs):
             operation.scatters = True
         elif name == "dot_general" and any(one.is_state for one in inputs):
-            # The gradient of a factor, of the whole one of a low-rank product.
+            # The gradient of a factor is made from the full gradient of a low-rank product.
             shards = [None if one.is_state else self._products.get(one.form) for one in inputs]
             if any(shards):
                 operation.shards, operation.scatters = shards, True
@@ -264,7 +268,7 @@ def _recipe(
 
 
 def _recast(value: _Value) -> _Value:
-    """Lets the cast of a variable, as of a mixed policy, be a recipe too."""
+    """Lets the cast of a variable, as with mixed precision, also be a recipe."""
     cast = (
         None if value.maker is None or value.sources or not value.is_state else value.maker.equation
     )
@@ -291,14 +295,14 @@ def _expands(equation: _Equation) -> bool:
 
 
 def _scatters(equation: _Equation, inputs: Sequence[_Value]) -> bool:
-    """Returns whether it is the transpose of `gather`, of a gradient that was whole."""
+    """Returns whether an operation is the transpose of `gather` for a whole gradient."""
     before = None if not inputs or inputs[0].maker is None else inputs[0].maker.equation
     ends, begins = (_constraint(one) for one in (equation, before))
     return begins is not None and ends is not None and begins and not ends
 
 
 def _constraint(equation: _Equation | None) -> bool | None:
-    """Returns whether a constraint is to a whole array; None if it is none."""
+    """Returns whether a constraint is to a whole array; None if an operation is no constraint."""
     if equation is None or equation.primitive.name != "sharding_constraint":
         return None
     return bool(equation.params["sharding"].is_fully_replicated)
@@ -307,7 +311,7 @@ def _constraint(equation: _Equation | None) -> bool | None:
 @final
 @dataclass
 class _Group:
-    """Operations that read weights, one after another, and what is gathered for them."""
+    """Consecutive operations that read weights, and the weights that are gathered for them."""
 
     first: _Operation
     last: _Operation
@@ -334,17 +338,17 @@ def _bytes_of(values: Iterable[_Value]) -> int:
 
 @final
 class _Run:
-    """Makes the arrays of operations, group by group."""
+    """Computes the arrays of the operations, group by group."""
 
     def __init__(self, operations: Sequence[_Operation]) -> None:
         self._operations = operations
         self._groups = _groups(operations)
-        self._shards: dict[_Value, jax.Array] = {}  # of this group and the next one
+        self._shards: dict[_Value, jax.Array] = {}  # weights of this group and the next one
         self._whole: dict[_Value, jax.Array] = {}  # of this group
-        self._scattered: list[_Value] = []  # for which no group waits yet
+        self._scattered: list[_Value] = []  # gradients of groups that are not yet waited for
 
     def arrays(self, results: Sequence[_Value]) -> list[object]:
-        """Runs all operations; returns the arrays of some values."""
+        """Runs all operations; returns the arrays of the step's results."""
         begins = {group.first.number: number for number, group in enumerate(self._groups)}
         for operation in self._operations:
             if operation.number in begins:
@@ -357,12 +361,12 @@ class _Run:
         return [self._array(one) for one in results]
 
     def _begin(self, number: int) -> None:
-        """Drops the weights of the group before; lets those of the next one be gathered."""
+        """Drops the weights of the previous group, and lets the next group be gathered."""
         own = self._groups[number].sources
         self._whole = {one: array for one, array in self._whole.items() if one.sources <= own}
         self._shards = {one: array for one, array in self._shards.items() if one in own}
         following = frozenset().union(*(one.sources for one in self._groups[number + 1 :][:1]))
-        # What the step itself makes later is not there yet.
+        # Values that the step itself makes later are not available yet.
         wanted = [one for one in following - own if one.array is not None]
         wanted.sort(key=lambda one: one.order)
         ties = self._ties(number)
@@ -373,7 +377,7 @@ class _Run:
                 one.array = array
 
     def _ties(self, number: int) -> list[_Value]:
-        """Returns what is there when a group begins, but not when the one before did."""
+        """Returns values that exist when a group begins, but not when the previous one began."""
         first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
         given = [one for one in first.inputs if not (one.sources or one.is_state)]
         since = before.last.number if number else -1
@@ -418,7 +422,7 @@ def _has_mark(equation: _Equation) -> bool:
 
 
 def _regrouped(value: Any, is_state: Sequence[bool]) -> object:
-    """Returns a loop's body, or a branch, whose weights are gathered in groups."""
+    """Returns the body of a loop or branch, in which weights are gathered in groups."""
     if isinstance(value, tuple):
         return tuple(_regrouped(one, is_state) for one in value)
     if not isinstance(value, _classes().closed):

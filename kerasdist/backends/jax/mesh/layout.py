@@ -1,6 +1,7 @@
-"""How devices form a mesh, and which part of an array each device holds.
+"""Decides how devices form a mesh, and which part of an array each device holds.
 
-Also which axes of a variable the devices shard (`sharding=`), and whose an optimizer's variable is.
+This file also says which axes of a variable the devices shard (`sharding=`), and to which weight an
+optimizer's variable belongs.
 """
 
 from __future__ import annotations
@@ -32,37 +33,38 @@ from kerasdist.errors import DeviceError, UnsupportedError
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"
-_MUCH = 0.9  # of the bytes that replicas are to divide; if they divide less, a warning says so
+# If replicas divide less than this fraction of the bytes, a warning is given.
+_MUCH = 0.9
 WHOLE = PartitionSpec()
 
-# An optimizer's variable, and the weight that it belongs to; itself, if it belongs to none.
+# The weight to which each variable of an optimizer belongs, if it belongs to one.
 _weights: VariableTable[Any] = VariableTable()
 
-# The axis of a weight that the map of a model's class gives to the batch, if it does; and its key.
-# As it was when the weight was made: maps of other classes may have come since.
+# By weight: the axis that the model class's layout map gives to the batch, and the key.
+# Both are stored when the weight is made, because other classes may add their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
-# The weight for which an optimizer makes a variable in this thread.
+# The weight for which an optimizer is making a variable in this thread.
 _weight: ContextVar[Any] = ContextVar("weight", default=None)
 
-# The layout of the step of `fit` that this thread traces.
+# The layout of the step of `fit` that this thread is tracing.
 _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 @cache
 def _note_slots() -> None:
-    """Lets optimizers note from now on whose their variables are, which sharded state asks."""
+    """Makes optimizers record to which weight each of their variables belongs, from now on."""
     keras_compat.install(slot=_make_slot, slot_made=_note_new)
 
 
 def _make_slot(
     original: Callable[..., Any],
     optimizer: keras.Optimizer,
-    reference_variable: keras.Variable,  # Keras's name, by which some optimizers pass it
+    reference_variable: keras.Variable,  # some optimizers pass it by this name
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Makes an optimizer's variable for a weight; notes the weight meanwhile."""
+    """Makes an optimizer's variable for a weight; `_note_new` then knows the weight."""
     token = _weight.set(reference_variable)
     try:
         return original(optimizer, reference_variable, *args, **kwargs)
@@ -73,14 +75,14 @@ def _make_slot(
 def _note_new(
     original: Callable[..., Any], variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    """Notes a variable that is about to be made, if an optimizer makes it."""
+    """Records a variable that is about to be made, if an optimizer makes it."""
     if keras_compat.is_of_optimizer():
         _note(variable, _weight.get())
     original(variable, *args, **kwargs)
 
 
 def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
-    """Notes the variables of an optimizer that was built before the first layout that shards."""
+    """Records the variables of an optimizer that was built before the first sharding layout."""
     unknown = [one for one in optimizer.variables if not is_slot(one)]
     if unknown:
         owners = keras_compat.referenced_variables(optimizer, weights)
@@ -90,7 +92,7 @@ def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> N
 
 
 def _note(variable: keras.Variable, weight: keras.Variable | None) -> None:
-    # No entry refers to its own variable, which could never be collected then.
+    # An entry must not refer to its own variable, because the variable could then never be freed.
     _weights.put(variable, (None if weight is variable else weight,))
 
 
@@ -100,23 +102,23 @@ def is_slot(variable: keras.Variable) -> bool:
 
 
 def weight_of(variable: keras.Variable) -> Any:
-    """Returns the weight that an optimizer's variable belongs to; else the variable itself."""
+    """Returns the weight to which an optimizer's variable belongs, else the variable itself."""
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]
 
 
 @final
 class OverReplicas:
-    """The replicas divide the optimizer's variables, or these and the weights.
+    """The rule that the replicas divide the optimizer's variables, with or without the weights.
 
     Attributes:
-        gathers_weights: Whether weights are sharded over the replicas, each of which needs them
-            whole.
-        own_maps: Those that classes of models have, by the class's name, if the rule asks for them.
+        gathers_weights: Whether weights are sharded over the replicas, each of which needs full
+            weights to compute.
+        own_maps: The layout maps of models' classes by the class's name, if the rule asks for them.
     """
 
     def __init__(self, sharding: Sharding, replicas: int, axis: str) -> None:
-        """Takes how many replicas divide a variable, along which axis of the mesh of shards."""
+        """Stores how many replicas divide a variable, and along which axis of the mesh."""
         self.gathers_weights = sharding.divides_weights
         self.own_maps: dict[str, keras.distribution.LayoutMap] = {}
         self._sharding = sharding
@@ -125,18 +127,18 @@ class OverReplicas:
         self._has_warned = False
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns the axes of the mesh that divide each axis of a variable."""
+        """Returns, for each axis of a variable, the axis of the mesh that divides it."""
         return self.update_spec(variable) if self._is_meant(variable) else WHOLE
 
     def _is_meant(self, variable: keras.Variable) -> bool:
-        # Not sync-on-read variables, of which each replica has a component. Nor unsigned integers:
-        # they are bytes in transit, or the state of a random generator, which each draw reads.
+        # Sync-on-read variables are excluded, because each replica has a component.
+        # Unsigned integers are excluded, because they are bytes or states of generators.
         is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
         is_state = self.gathers_weights or is_slot(variable)
         return is_state and not (is_on_read(variable) or is_unsigned)
 
     def add_map_of(self, kind: type) -> None:
-        """Adds the map of a class of models that has one, for the weights that are made next."""
+        """Adds the layout map of a model's class, if any, for weights that are made later."""
         method = inspect.getattr_static(kind, "get_layout_map", None)
         is_asked = self._sharding.state == "auto" and kind.__name__ not in self.own_maps
         if is_asked and isinstance(method, staticmethod | classmethod):
@@ -159,7 +161,7 @@ class OverReplicas:
         return known
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns the reason for what `spec` says, for a table."""
+        """Returns the reason that a table gives for the result of `spec`."""
         shape = tuple(variable.shape)
         if not self.gathers_weights and not is_slot(variable):
             return "not the optimizer's"
@@ -174,7 +176,7 @@ class OverReplicas:
         return own if axis == wanted else f"largest dimension that {self._replicas} divides"
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Warns once if much stays whole since no dimension can be divided by the replicas."""
+        """Warns once if the replicas cannot divide many variables' dimensions evenly."""
         large = [
             (keras_compat.nbytes(one), one)
             for one in variables
@@ -196,7 +198,7 @@ class OverReplicas:
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Shards a weight's update, and its slots, along the axis that `Sharding` says."""
+        """Returns how a weight's update and slots are sharded, as `Sharding` chooses."""
         wanted, _ = self._own_axis(weight)
         axis = self._sharding.axis(tuple(weight.shape), self._replicas, wanted)
         return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
@@ -204,22 +206,22 @@ class OverReplicas:
 
 @final
 class ByLayoutMap:
-    """A ``keras.distribution.LayoutMap`` says it, by the variable's path."""
+    """The rule that a ``keras.distribution.LayoutMap`` decides, by the variable's path."""
 
     gathers_weights = False
 
     def __init__(self, layout_map: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
-        """Takes the map, the sizes of its mesh's axes, and their names in the strategy's mesh."""
+        """Stores the map, the sizes of its mesh's axes, and their names in the strategy's mesh."""
         self._map = layout_map
         self._sizes = sizes
         self._names = names
-        self._paths: set[str] = set()  # of all variables that were looked for in the map
-        self._looked_through = 0, 0  # how many paths, and keys, there were at the last look
+        self._paths: set[str] = set()  # paths of all variables that were looked up
+        self._looked_through = 0, 0  # the numbers of paths and keys at the last check
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Raises a ValueError if a key of the map belongs to no variable that there is."""
+        """Raises a ValueError if a key of the map fits no existing variable."""
         there = len(self._paths), len(self._map)
-        if there == self._looked_through:  # steps ask again and again
+        if there == self._looked_through:  # steps check this repeatedly
             return
         used = {id(self._map[path]) for path in self._paths}
         for key, layout in self._map.items():
@@ -234,7 +236,7 @@ class ByLayoutMap:
         self._looked_through = there
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns what the map has for the variable; for an optimizer's, for the weight's."""
+        """Returns the map's entry for a variable, or for the weight of an optimizer's variable."""
         owner = weight_of(variable)
         self._paths.add(owner.path)
         layout = self._map[owner.path]
@@ -252,15 +254,15 @@ class ByLayoutMap:
             )
         pairs = zip(layout.axes, counts, strict=True)
         axes = [self._names[axis] if count > 1 else None for axis, count in pairs]
-        # In specs that JAX returns there are no axes of size 1: these are to be equal to them.
+        # Specs that JAX returns leave out axes of size 1, so these do, to be equal to them.
         return PartitionSpec(*axes) if any(axes) else WHOLE
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns what the map has for the weight."""
+        """Returns the layout map's entry for the weight."""
         return self.spec(weight)
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns the reason for what `spec` says, for a table."""
+        """Returns the reason that a table gives for the result of `spec`."""
         owner = weight_of(variable)
         layout = self._map[owner.path]
         if layout is None:
@@ -271,28 +273,29 @@ class ByLayoutMap:
 
 @final
 class Layout:
-    """A mesh with an axis of replicas, and axes of a replica's logical devices if it has several.
+    """A mesh with an axis of replicas, and with axes of logical devices if a replica has several.
 
     Attributes:
         mesh: The JAX mesh of all devices.
-        shard_mesh: That of global arrays: `mesh`, or by machine if each machine has all state.
-        by_replica: The axis, or axes, of `shard_mesh` along which the replicas are.
+        shard_mesh: The mesh for global arrays: `mesh`, or a mesh with an axis of machines if each
+            machine has all state.
+        by_replica: The axis, or axes, of `shard_mesh` along which the replicas lie.
         replicas: How many replicas there are.
         local: The devices of this process.
         local_replicas: The numbers of this process's replicas.
-        spans_workers: Whether there are devices of other processes.
+        spans_workers: Whether the mesh has devices of other processes.
         splits: Which variables are cut over the logical devices.
-        sharding: The strategy's argument.
-        rule: Which variables it divides; None: it was not given.
+        sharding: The strategy's argument `sharding`.
+        rule: Decides which variables `sharding` divides; None if the argument was not given.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
-        stacked_rows: That of several such arrays, stacked along an axis before it.
+        stacked_rows: The sharding of several such arrays that are stacked along a new first axis.
     """
 
     def __init__(
         self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None, hosts: int = 1
     ) -> None:
-        """Arranges the devices; `hosts`: how many machines hold all state (`Sharding.within`)."""
+        """Arranges the devices; `hosts`: how many machines each hold all state."""
         of_workers = _are_of_workers(devices)
         self.replicas = len(devices) // logical_devices
         self.sharding = sharding
@@ -327,7 +330,7 @@ class Layout:
     def entry(self, leaves: Sequence[Any], *, stacked: bool = False) -> NamedSharding:
         """Returns a batch's sharding as an input: divided if evenly possible, else whole.
 
-        Stacked: that of a stack of such batches.
+        With `stacked` the sharding is for a stack of such batches.
         """
         shapes = map(np.shape, leaves)
         if not all(shape and shape[0] % self.replicas == 0 for shape in shapes):
@@ -335,7 +338,7 @@ class Layout:
         return self.stacked_rows if stacked else self.rows
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
-        """Returns the shardings of variables' values; None stands for one that is whole."""
+        """Returns the shardings of variables' values; None means that each device has all."""
         if not self.shards_state:
             return [self.whole] * len(variables)
         return [self.whole if one is None else self.of_variable(one) for one in variables]
@@ -351,27 +354,27 @@ class Layout:
         return NamedSharding(self.shard_mesh, spec)
 
     def adopt(self, other: Layout) -> None:
-        """Takes what a script has told another layout, besides `sharding`."""
+        """Copies the settings that a script has made on another layout, except `sharding`."""
         self.split_variables(other.splits.rules)
         if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
             self.rule.own_maps |= other.rule.own_maps
 
     def of_update(self, weight: keras.Variable) -> NamedSharding:
-        """Returns the sharding by which devices divide the update of a weight."""
+        """Returns the sharding in which devices divide the update of a weight."""
         spec = WHOLE if self.rule is None else self.rule.update_spec(weight)
         return NamedSharding(self.shard_mesh, spec)
 
     @property
     def shards_state(self) -> bool:
-        """Whether there may be variables that are not whole on every device."""
+        """Whether there may be a variable of which a device holds only a shard."""
         return self.rule is not None or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Adds rules for variables that are cut over logical devices (see `Splits.add`)."""
+        """Adds rules for variables that are cut over the logical devices (see `Splits.add`)."""
         self.splits.add(rules)
 
     def assign(self, tensor: jax.Array, device: int) -> jax.Array:
-        """Replicates a step's tensor on all logical devices, which include the requested one."""
+        """Replicates a step's tensor on all logical devices, which include the requested device."""
         if not 0 <= device < self.splits.logical_devices:
             raise ValueError(
                 "Expected logical_device_id to be one of the "
@@ -388,7 +391,7 @@ class Layout:
     def replicate(self, tensor: jax.Array) -> jax.Array:
         """Replicates a step's tensor on all logical devices of a replica."""
         rank = len(tensor.shape)
-        # Axis 0, of the examples, stays unconstrained.
+        # Axis 0, along which the examples lie, stays unconstrained.
         spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * min(rank, 1), *[None] * (rank - 1))
         return self._constrained(tensor, spec)
 
@@ -406,7 +409,7 @@ def _key_of(layout: object, layout_map: Mapping[str, object]) -> str:
 
 @contextlib.contextmanager
 def in_step(layout: Layout | None) -> Generator[None]:
-    """Lets code that is traced inside, a step of `fit`, know the layout."""
+    """Lets code that is traced inside of the block, a step of `fit`, know the layout."""
     token = _layout.set(layout)
     try:
         yield
@@ -415,14 +418,14 @@ def in_step(layout: Layout | None) -> Generator[None]:
 
 
 def layout_of_step() -> Layout | None:
-    """Returns the layout of the step that this thread traces; None in the code of one replica."""
+    """Returns the layout of the step that this thread traces; None in one replica's code."""
     replica = current.replica
     in_run = replica is not None and replica.num_replicas_in_sync > 1
     return None if in_run else _layout.get()
 
 
 def _check_hosts(replicas: int, hosts: int) -> int:
-    """Returns how many replicas a machine has, of as many on each."""
+    """Returns how many replicas a machine has, if all machines have equally many."""
     if hosts == replicas > 1:
         raise UnsupportedError(
             "Expected several devices on each machine, to shard state within a machine. Received: "
@@ -440,7 +443,7 @@ def _mapped(
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
         known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
-        fits = wanted == list(known)  # a replica's devices are neighbours in one process
+        fits = wanted == list(known)  # a replica's devices are consecutive devices of one process
     else:
         known = {f"{one.platform}:{one.id}": one for one in devices}
         fits = sorted(wanted) == sorted(known)
@@ -452,7 +455,7 @@ def _mapped(
         )
     data, *others = mesh.axis_names
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    # The user may have given an axis the same name as our axis of replicas.
+    # The user may have given an axis the same name as the strategy's axis of replicas.
     names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
     rule = ByLayoutMap(layout_map, sizes, names)
     shape = tuple(sizes[one] for one in others)
@@ -460,27 +463,28 @@ def _mapped(
 
 
 def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:
-    """Arranges devices in a grid of this shape, the logical devices of a replica being neighbours.
+    """Arranges devices in a grid of this shape, so that a replica's logical devices are neighbours.
 
-    `keep_order` is for several workers: each has whole replicas, and they divide a batch in order.
+    `keep_order` is for several workers, each of which has whole replicas and divides in order.
     """
     is_torus = len(shape) > 1 and devices[0].platform == "tpu" and not keep_order
     if is_torus and CREATE_DEVICE_MESH.is_there():
-        # The chips of a TPU slice are connected as a torus, along which they are not numbered.
-        # `jax.make_mesh` divides an axis of the torus on some kinds of TPU only.
+        # The chips of a TPU slice are connected as a torus, but not numbered along it.
+        # `jax.make_mesh` can divide an axis of the torus only on some kinds of TPU.
         create_device_mesh = CREATE_DEVICE_MESH.get()
-        with contextlib.suppress(NotImplementedError, AssertionError):  # no part of a torus
+        # the devices are not a block of a torus
+        with contextlib.suppress(NotImplementedError, AssertionError):
             return create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return np.array(devices).reshape(shape)
 
 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
-    """Returns whether several processes have the devices; no process has those of a plan."""
+    """Returns whether several processes own the devices; no process owns a plan's devices."""
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1
 
 
 def only_first(tensor: jax.Array) -> jax.Array:
-    """Returns the tensor on replica 0, zeros elsewhere, to be summed; booleans become int8."""
+    """Returns the tensor on replica 0 and zeros elsewhere, to be summed; booleans become int8."""
     number = tensor.astype("int8") if tensor.dtype == bool else tensor
     return jnp.where(is_first(), number, jnp.zeros_like(number))
 

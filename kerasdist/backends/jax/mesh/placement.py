@@ -1,4 +1,4 @@
-"""Where the arrays of a step live, on a mesh of devices."""
+"""Places the arrays of a step on a mesh of devices."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from kerasdist.backends.jax.mesh.arrays import copied, is_placed, local_copy
 from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
-# Takes state and batch, returns outputs and new state, all of them pytrees.
+# A function that takes state and batch, and returns outputs and new state, all as pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 STEPS_AHEAD = 8
 """After so many steps the host has waited for the device at least once (`_wait_sometimes`)."""
 
-# All strategies of a process launch into the same queues.
+# One counter is enough for all strategies, because all programs of a process use the same queues.
 _launches = itertools.count(1)
 
 
 class OtherStateError(Exception):
-    """A step returns a state of other shapes or types than it takes, as no loop in XLA can."""
+    """A step changes the shapes or types of its state, which XLA's loops do not support."""
 
 
 def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
-    """Counts the steps of a launch on CPU devices; waits for outputs after `STEPS_AHEAD` of them.
+    """Counts the steps of a launch on CPU devices; waits after each `STEPS_AHEAD` of them.
 
     On accelerators JAX's own limit is enough. On several CPU devices JAX can deadlock. Each device
     lets 32 programs be in flight (``max_inflight_computations_per_device`` in XLA's CPU client),
-    and the launch of the next one waits for its turn *inside* the thread pool that also runs the
-    programs. The pool has as many threads as there are cores, or devices if they are more. On two
-    cores, one thread waits there for a launch, the other in an all-reduce for its partner, and the
-    partner finds no thread: "Expected 2 threads to join the rendezvous, but only 1 of them
-    arrived", and after 40 seconds XLA aborts the process. The stacks of a stopped process show
-    ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker,
+    and the launch of the next program waits for its turn *inside* the thread pool that also runs
+    the programs. The pool has as many threads as there are cores, or as devices if these are more.
+    On two cores, one thread of the pool waits for a launch, and the other waits in an all-reduce
+    for its partner, which finds no thread: "Expected 2 threads to join the rendezvous, but only 1
+    of them arrived". After 40 seconds XLA aborts the process. The stacks of a stopped process show
+    ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker and
     ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``, before JAX
-    starts) prevents the deadlock, and so do fewer programs in flight: well below 32, since
-    callbacks and user code launch programs, too. Seen with jaxlib 0.10.2.
+    starts) prevents the deadlock. Fewer programs in flight prevent it, too; the limit must be well
+    below 32, because callbacks and user code launch programs too. Seen with jaxlib 0.10.2.
     """
     due = next(_launches) % STEPS_AHEAD == 0
     for _ in range(1, steps):
@@ -62,9 +62,10 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
 class Placement:
     """Keeps state on every device of a mesh, and divides batches along the axis of their examples.
 
-    A batch that can be divided evenly is divided before it enters a step. JAX does not divide other
-    batches there: they enter whole, on every device, and are divided inside the step, where XLA
-    pads an uneven axis without changing results: of 17 examples on 4 devices, each computes 5 rows.
+    A batch that can be divided evenly is divided before it enters a step. JAX cannot divide other
+    batches before a step. Every device gets all rows of such a batch, which the step itself
+    divides. XLA then pads an uneven axis without changing results: of 17 examples on 4 devices,
+    each device computes 5 rows.
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
@@ -74,7 +75,7 @@ class Placement:
         devices: The devices on which programs run.
         keeps_state: Whether variables keep the arrays that programs take and return.
         after_launch: Called with the outputs and the state of each program, and its number of
-            steps; limits how far the host runs ahead of the devices.
+            steps. This function limits how far the host runs ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
@@ -86,12 +87,12 @@ class Placement:
     def __init__(
         self, layout: Layout, begin_step: Callable[[], None] = lambda: None, home: Any = None
     ) -> None:
-        """Takes the mesh, and the device on which new variables are made; None: the first."""
+        """Stores the mesh, and the device on which new variables are made (None: the first one)."""
         self.layout = layout
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows
         self.devices = tuple(layout.mesh.devices.flat)
         self.begin_step = begin_step
-        # A variable that is to be cut may be too large for one accelerator: the host makes it.
+        # A variable that will be cut may be too large for one accelerator, so the host makes it.
         cut = layout.splits.logical_devices > 1
         first = _host_or(layout.local[0]) if cut else layout.local[0]
         self._home = home or first
@@ -105,47 +106,48 @@ class Placement:
         """Returns a context in which new variables are made on their device."""
         chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
         default = chosen or jax.local_devices()[0]
-        # JAX compiles a function again for another default device, so only set one if needed.
+        # A default device is set only if needed, because JAX recompiles functions for another one.
         if default == self._home:
             return contextlib.nullcontext()
         return jax.default_device(self._home)
 
     def state(self, state: Any, variables: Any) -> Any:
-        """Moves arrays to their devices, except those that are already there."""
+        """Moves arrays to their devices, unless they are already there."""
         leaves, structure = jax.tree.flatten(_apart(state))
         return jax.tree.unflatten(structure, self.enter(leaves, jax.tree.leaves(variables)))
 
     def enter(
         self, arrays: list[jax.Array], variables: Sequence[keras.Variable]
     ) -> list[jax.Array]:
-        """Moves variables' values to the mesh; returns the same list if all are there."""
+        """Moves variables' values to the mesh; returns the same list if all are already there."""
         placed = list(map(self.put, arrays, self.layout.of_variables(variables)))
         return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Returns variables' new values, which a program returned, as the variables keep them."""
+        """Returns new values, which a program returned, in the form that variables store."""
         return arrays
 
     def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
         """Returns a context for work on a sharded variable between programs.
 
-        All workers must enter it. It yields whether `fact()` is equal on all of them.
+        All workers must enter the context. The context yields whether the result of `fact` is equal
+        on all workers.
         """
         return contextlib.nullcontext(True)
 
     def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
-        """Returns the chief's value, after a test that a fact is equal on all workers."""
+        """Returns the chief's value, after a check that a fact is equal on all workers."""
         return value
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
-        """Puts a whole array on the mesh; returns one that is there unchanged."""
+        """Puts a whole array on the mesh; returns an array that is already there unchanged."""
         return array if is_placed(array, sharding) else jax.device_put(local_copy(array), sharding)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values; here there are no other workers."""
+        """Gives variables the chief's values; does nothing here, without other workers."""
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the whole value of an array. All workers must call it, if it is sharded."""
+        """Returns the whole value of an array. All workers must call it for a sharded array."""
         return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
     def constrained(
@@ -160,7 +162,7 @@ class Placement:
         return array if is_placed(array, self.rows) else self.put(array, self.whole)
 
     def assemble(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
-        """Makes an array that the replicas shard, of the rows of each replica of this process."""
+        """Makes an array that the replicas shard, from the rows of each replica of this process."""
         first, rows = self.layout.local_replicas.start, shape[0] // self.layout.replicas
 
         def part(index: Any) -> Any:
@@ -169,22 +171,22 @@ class Placement:
         return jax.make_array_from_callback(shape, self.rows, part)
 
     def copy_if_shared(self, rows: Any) -> Any:
-        """Copies rows where JAX may share NumPy's memory, which the user may overwrite."""
+        """Copies rows if JAX would share NumPy's memory, which the user may overwrite."""
         needs_copy = self.shares_memory and not isinstance(rows, jax.Array)
         return np.array(rows) if needs_copy else rows
 
     def copy_batch(self, batch: object) -> object:
-        """Copies a batch on the host, which its source may overwrite when it yields the next."""
+        """Copies a batch on the host, because its source may overwrite it for the next batch."""
         return jax.tree.map(self.copy_if_shared, batch)
 
     def wait_until_sent(self, arrays: Any) -> Any:
-        """Waits until accelerators have read NumPy's memory; steps that run there go on."""
+        """Waits until accelerators have read NumPy's memory, but not for steps on them."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
 
     def batch(self, batch: Any) -> Any:
-        """Sends each accelerator its rows; on the CPU the step itself takes them from NumPy."""
+        """Sends each accelerator its rows; on CPUs the step itself reads the rows from NumPy."""
         leaves = jax.tree.leaves(batch)
-        # JAX moves uncommitted arrays itself.
+        # JAX itself moves uncommitted arrays.
         is_bound = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
         if not self.places_ahead and not is_bound:
             return batch
@@ -192,12 +194,12 @@ class Placement:
         return jax.tree.map(lambda leaf: self.put(leaf, sharding), batch)
 
     def eager(self, step: Step) -> Step:
-        """Returns a step that runs operation by operation, each of them on all devices."""
+        """Returns a step that runs operation by operation, each operation on all devices."""
 
         def run(state: object, batch: object) -> tuple[Any, Any]:
             self._note_batch(batch)
             outputs, new = step(state, batch)
-            # A step of the user may return the state in other containers, as in plain Keras.
+            # A user's step may return the state in other containers, as in plain Keras.
             leaves, structure = jax.tree.flatten(new)
             before = [leaf.sharding for leaf in jax.tree.leaves(state)]
             state = jax.tree.unflatten(structure, map(self.put, leaves, before))
@@ -208,10 +210,10 @@ class Placement:
         return run
 
     def shard_batch(self, batch: Any) -> Any:
-        """Constrains the first axis to be sharded over the replicas."""
+        """Constrains the first axis of a batch to be sharded over the replicas."""
 
         def constrained(leaf: Any) -> Any:
-            # Fewer examples than replicas are not worth dividing.
+            # A batch with fewer examples than replicas is not divided.
             if leaf.ndim == 0 or leaf.shape[0] < self.layout.replicas:
                 return leaf
             return jax.lax.with_sharding_constraint(leaf, self.rows)
@@ -223,12 +225,13 @@ class Placement:
     ) -> Callable[..., tuple[Any, Any]]:
         """Compiles a program for batches that enter divided, and one for those that enter whole.
 
-        JAX donates the state that is passed to it. `keeps_rows`: whether its outputs are rows that
-        Keras keeps, as those of `predict`.
+        JAX consumes (donates) the state that is passed to the program. `keeps_rows`: whether the
+        outputs are rows that Keras keeps, as in `predict`.
 
-        A loop takes a list of batches, all of the same shapes and types, and a step with each. It
-        returns the outputs of the last step, or a list of all if it keeps rows. It raises
-        `OtherStateError`, before anything has run, if XLA cannot loop over the step.
+        With `in_loop` the program takes a list of batches, all of the same shapes and types, and
+        runs a step with each. The program returns the outputs of the last step, or a list of all
+        outputs if Keras keeps the rows. The program raises `OtherStateError`, before anything has
+        run, if XLA cannot loop over the step.
         """
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
@@ -250,10 +253,10 @@ class Placement:
     def _launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs a program of so many steps.
+        """Runs a program of `steps` steps.
 
-        `seen` has the programs that have run, by the shapes of their batches, where several workers
-        compare theirs.
+        If several workers compare their programs, `seen` has the programs that have run, by the
+        shapes of their batches.
         """
         with donation.launching:
             return program(state, batch)
@@ -271,7 +274,7 @@ class Placement:
         if self.layout.rule is not None and self.layout.rule.gathers_weights:
             step = in_groups(step)
             if self.shares_memory:
-                # Of CPUs, XLA removes barriers before it joins sums and orders what is computed.
+                # Without this, XLA removes barriers on CPUs before it merges sums.
                 options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
         if in_loop:
             step = partial(_take_steps, step, held, keeps_rows)
@@ -281,7 +284,7 @@ class Placement:
                 outputs, state = step(state, batch)
             return jax.tree.map(returned, outputs), state
 
-        # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
+        # All shardings are given explicitly, because XLA may choose one that JAX cannot express.
         return jax.jit(
             program,
             donate_argnums=0,
@@ -291,27 +294,27 @@ class Placement:
         )
 
     def _note_batch(self, batch: Any) -> None:
-        """Notes a batch of an eager step, if several workers compare theirs."""
+        """Records the batch of an eager step, if several workers compare their batches."""
 
     def compare(self, program: Any, *arguments: object) -> str:
-        """Compares a new program for these arguments, where there are several workers.
+        """Compares a new program for these arguments between several workers.
 
-        Returns its digest, or an empty text.
+        Returns the program's digest, or an empty text if there is one worker.
         """
         return ""
 
     def record(self, *what: object) -> None:
-        """Records a program that starts, where several workers compare theirs."""
+        """Records a program that starts, if several workers compare theirs."""
 
     def _held(self, state: Any) -> Any:
-        """Returns the sharding of the state: one for all arrays, or one for each."""
+        """Returns the sharding of the state: one for all arrays, or one for each array."""
         if not self.layout.shards_state:
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 
     def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
-        # Also of what Keras keeps, which is read on this process.
+        # Rows that Keras keeps are also constrained, because this process reads them.
         if not isinstance(leaf, jax.Array):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf]))
@@ -319,7 +322,7 @@ class Placement:
 
 @final
 class CentralPlacement(Placement):
-    """Keeps variables on one device; every program copies them to the mesh, and back."""
+    """Keeps variables on one device; every program copies them to the mesh and back."""
 
     keeps_state = False
 
@@ -328,7 +331,7 @@ class CentralPlacement(Placement):
         self._there = SingleDeviceSharding(device)
 
     def state(self, state: Any, variables: Any) -> Any:
-        """Moves arrays to the device."""
+        """Moves arrays to the device of the variables."""
         return jax.device_put(_apart(state), self._there)
 
     def enter(
@@ -338,7 +341,7 @@ class CentralPlacement(Placement):
         return jax.device_put(arrays, self.layout.of_variables(variables))
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Moves variables' new values to the device."""
+        """Moves variables' new values to the device of the variables."""
         return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
 
     def compile(
@@ -358,14 +361,14 @@ class CentralPlacement(Placement):
 def _take_steps(
     step: Step, held: object, keeps_rows: bool, state: object, batches: object
 ) -> tuple[Any, Any]:
-    """Takes a step with each batch of a stack, in one loop of XLA, between which `held` shards."""
+    """Runs a step with each batch of a stack in one XLA loop; `held` is the state's sharding."""
     structure = jax.tree.structure(state)
 
     def take_one(state: object, batch: object) -> tuple[object, object]:
         outputs, new = step(state, batch)
         if _types(new) != _types(state):
             raise OtherStateError
-        # A step of the user may return the state in other containers, as in plain Keras.
+        # A user's step may return the state in other containers, as in plain Keras.
         new = jax.tree.unflatten(structure, jax.tree.leaves(new))
         return jax.lax.with_sharding_constraint(new, held), outputs
 
@@ -381,7 +384,7 @@ def _types(state: object) -> list[object]:
 
 
 def _stack(batches: Sequence[object], sharding: Sharding) -> object:
-    """Stacks batches: on the host, or on the devices that have them."""
+    """Stacks batches, on the host or on the devices that hold them."""
     leaves = jax.tree.leaves(batches[0])
     if any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves):
         return _stacked_as(sharding)(batches)
@@ -390,7 +393,7 @@ def _stack(batches: Sequence[object], sharding: Sharding) -> object:
 
 @cache
 def _stacked_as(sharding: Sharding) -> Callable[..., object]:
-    """Returns a program that stacks batches, each of which is sharded along its first axis."""
+    """Returns a program that stacks batches which are sharded along their first axis."""
     return jax.jit(
         lambda batches: jax.tree.map(lambda *parts: jnp.stack(parts), *batches),
         out_shardings=sharding,
@@ -398,7 +401,7 @@ def _stacked_as(sharding: Sharding) -> Callable[..., object]:
 
 
 def _host_or(accelerator: object) -> Any:
-    """Returns the host as a device; an accelerator where `JAX_PLATFORMS` leaves out the CPU."""
+    """Returns the host as a device, or an accelerator if `JAX_PLATFORMS` excludes the CPU."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -406,10 +409,10 @@ def _host_or(accelerator: object) -> Any:
 
 
 def _apart(state: object) -> Any:
-    """Copies an array that is the value of two variables, since JAX donates each array only once.
+    """Copies an array that is the value of two variables, because JAX can donate it only once.
 
-    Keras assigns one variable's array to another where it overwrites weights with their moving
-    average; a second `fit` then fails in plain Keras (seen with 3.15.1).
+    Keras assigns one variable's array to another when it overwrites weights with their moving
+    average. In plain Keras a second `fit` then fails (seen with 3.15.1).
     """
     leaves, structure = jax.tree.flatten(state)
     seen: set[int] = set()

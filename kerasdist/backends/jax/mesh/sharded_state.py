@@ -1,11 +1,12 @@
-"""State that a mesh divides (`sharding=`): how it is made, read, written and used in a step.
+"""Sharded state (`sharding=`): how it is made, read, written and used in a step.
 
-Outside of compiled programs code reads whole values: each read of a sharded variable gathers it.
-With several workers all of them must make, read and write it, and they meet for that: a worker that
-does it alone would exchange its parts with another program of the others.
+Code outside of compiled programs reads whole values, so each read of a sharded variable gathers it.
+With several workers, all of them must make, read and write the variable together, and they wait for
+each other. If one worker read or wrote a variable alone, its collective would meet a different
+program of the other workers.
 
-Inside a step of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is
-gathered for each use (`gathers.py`); the optimizer updates parts.
+Inside of a step of `fit`, XLA's programs hold each device's shard. A weight that the replicas
+divide is gathered for each use (`gathers.py`), and the optimizer updates shards.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaSet
     from kerasdist.backends.jax.mesh.placement import Placement
 
-# Those whose mesh divides state.
+# The replica sets whose mesh divides state.
 _replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # So many bytes of variables may come and go before libc gives memory back.
@@ -73,7 +74,7 @@ def install() -> None:
 
 
 def _place_of(variable: keras.Variable) -> Placement | None:
-    """Returns the placement that divides a variable, None if none does."""
+    """Returns the placement that divides a variable, None if there is none."""
     weight = weight_of(variable)
     strategy = (
         ownership.strategy_of(variable)
@@ -87,11 +88,11 @@ def _place_of(variable: keras.Variable) -> Placement | None:
     return None if place.layout.of_variable(variable) == place.whole else place
 
 
-# Between programs.
+# The following functions run between programs.
 
 
 def _initialize(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
-    """Has each device draw its part of an initial value, which is nowhere whole."""
+    """Lets each device draw its shard of an initial value, so no device holds all of it."""
     place = _place_of(variable)
     if place is None:
         original(variable, initializer)
@@ -108,9 +109,9 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     kind, seed = place.chiefs(work, made, _kind_of(initializer))
     if kind:
         program = _program_of(kind, shape, dtype, sharding)
-        # As Keras makes a key of a seed.
+        # Keras turns a seed into a key in this way.
         key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
-        # One at a time: what a draw takes beside its result would be there for several at once.
+        # Draws run one at a time, to limit the memory for temporary values.
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
         _give_back(variable)
         return
@@ -129,20 +130,20 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
             return
         value, states = jax.block_until_ready(program())
     keras_compat.store_value(variable, value)
-    # An initializer may draw by a generator of its own.
+    # An initializer may draw from a generator of its own, whose state has then changed.
     keras_compat.store_values(list(written.values()), states)
 
 
 def _kind_of(initializer: Any) -> tuple[str, int]:
-    """Returns what an initializer of Keras's draws, and its seed; no kind if it is another one."""
+    """Returns how an initializer of Keras draws, and its seed; "" for any other initializer."""
     seed = getattr(initializer, "seed", None)
     if not isinstance(seed, int) or not keras_compat.is_builtin(type(initializer)):
         return "", 0
     config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
-    config["config"]["seed"] = 0  # without one it would draw one, and change those after it
+    config["config"]["seed"] = 0  # Without this, Keras would draw a seed and so change later draws.
     try:
         return json.dumps(config), seed
-    except TypeError:  # such as a tensor in place of a number
+    except TypeError:  # for example, the configuration has a tensor in place of a number
         return "", 0
 
 
@@ -150,7 +151,7 @@ def _kind_of(initializer: Any) -> tuple[str, int]:
 def _program_of(
     kind: str, shape: tuple[int, ...], dtype: str, sharding: NamedSharding
 ) -> Callable[..., jax.Array]:
-    """Returns a program of a seed: many variables differ in nothing else."""
+    """Returns a program that draws from a seed, because many variables differ only in the seed."""
     initializer: Any = keras.initializers.get(json.loads(kind))
 
     def drawn(seed: jax.Array) -> Any:
@@ -163,7 +164,7 @@ def _program_of(
 def _shard_new(
     original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    """Divides the value from which a variable was made, if that was no initializer."""
+    """Divides the value of a new variable that was made from a value, not from an initializer."""
     original(variable, *args, **kwargs)
     value = keras_compat.stored_value(variable)
     if value is None or keras_compat.get_stateless_scope() is not None:
@@ -172,7 +173,7 @@ def _shard_new(
 
 
 def _take_chiefs(variable: keras.Variable, value: object, place: Placement) -> None:
-    """Gives each worker its part of the value that the chief has drawn."""
+    """Gives each worker its shard of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
     place.equalize([variable])
     value = keras_compat.stored_value(variable)
@@ -181,15 +182,15 @@ def _take_chiefs(variable: keras.Variable, value: object, place: Placement) -> N
 
 @final
 class _Writes(keras.StatelessScope):
-    """Keeps the variables that the code inside writes."""
+    """Records the variables that the code inside of this scope writes."""
 
     def __init__(self) -> None:
-        # Else its end would initialize the other variables that wait, in the middle of a trace.
+        # Without this, the end of the scope would initialize other variables during a trace.
         super().__init__(initialize_variables=False)
         self.written: dict[int, keras.Variable] = {}
 
     def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
-        """Notes a variable and its new value."""
+        """Records a variable and its new value."""
         self.written[id(update[0])] = update[0]
         super().add_update(update)
 
@@ -203,12 +204,12 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if place is None:
         return original(variable, value)
     sharding, dtype = place.layout.of_variable(variable), variable.dtype
-    # One of NumPy's is of a file, as a rule: there is no second whole value.
+    # A NumPy array usually comes from a file, and is divided without a second copy.
     on_host = isinstance(value, np.ndarray)
     if not on_host:
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if is_placed(value, sharding) or tuple(value.shape) != tuple(variable.shape):
-        return original(variable, value)  # which refuses another shape
+        return original(variable, value)  # Keras itself refuses a value of another shape
 
     def checksum() -> Any:
         if isinstance(value, np.ndarray):
@@ -251,7 +252,7 @@ def _give_back(variable: keras.Variable) -> None:
 def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
     try:
         return original(variable)
-    except RuntimeError:  # other workers hold a part; later versions of Keras show no value then
+    except RuntimeError:  # Other workers hold shards; then later Keras shows no value.
         shape, dtype = tuple(variable.shape), variable.dtype
         return f"<Variable path={variable.path}, shape={shape}, dtype={dtype}>"
 
@@ -268,7 +269,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 
 
 def whole(variable: keras.Variable, value: object) -> Any:
-    """Returns a variable's value as a whole array. All workers must call it."""
+    """Returns a variable's value as a whole array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
     for place in [cast("Placement", replicas.arrays) for replicas in _replica_sets]:
@@ -282,7 +283,7 @@ def _work(name: str, variable: keras.Variable) -> str:
     return f"{name} of the sharded variable {unnumbered(variable.path)!r}"
 
 
-# Inside a step.
+# The following functions run inside of a step.
 
 
 def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
@@ -302,7 +303,7 @@ def _apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any],
 ) -> Any:
-    """Lets each device update its part of the weights, by its part of the gradients."""
+    """Lets each device update its shard of the weights, by its shard of the gradients."""
     layout = layout_of_step()
     if layout is None or layout.rule is None:
         return original(optimizer, optimizer_variables, grads, trainable_variables)
@@ -312,7 +313,7 @@ def _apply(
         [_constrained(value, part) for value, part in zip(given, parts, strict=True)]
         for given in (grads, trainable_variables)
     )
-    with in_step(None):  # the optimizer reads parts
+    with in_step(None):  # the optimizer reads shards
         new, own = original(optimizer, optimizer_variables, grads, values)
     at_rest = layout.of_variables(weights)
     new = [
@@ -324,5 +325,5 @@ def _apply(
 
 def _constrained(value: object, sharding: NamedSharding) -> Any:
     if not isinstance(value, jax.Array):
-        return value  # None: a weight without a gradient
+        return value  # None, for a weight without a gradient
     return jax.lax.with_sharding_constraint(value, sharding)

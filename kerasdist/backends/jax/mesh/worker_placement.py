@@ -1,4 +1,4 @@
-"""Where the arrays of a step live with several workers, whose devices form one mesh."""
+"""Places the arrays of a step on a mesh of the devices of several workers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import Job
 
-# How many bytes of variables are on the host a second time, or the largest variable.
+# The most bytes of variables that are copied to the host at a time, unless one variable is larger.
 _BUNDLE = 1 << 26
 
-# The most bytes that a device gets at a time of what workers exchange from host to host.
+# The most bytes that a device gets at a time when workers exchange data from host to host.
 _CHUNK = 1 << 26
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["count"])
 @dataclass(frozen=True)
 class _Rows:
-    """An output of `predict`: `count` rows, and others to divide it evenly over the replicas."""
+    """An output of `predict`: `count` rows, and padding that makes them evenly divisible."""
 
     array: jax.Array
     count: int
@@ -42,12 +42,12 @@ class _Rows:
 
 @final
 class WorkerPlacement(Placement):
-    """Keeps variables as global arrays, of which each process holds its devices' shards.
+    """Keeps variables as global arrays, of which each process holds the shards of its devices.
 
     All processes must take part when one of them computes with a global array. Between programs a
-    process may do something alone, such as saving, so code that reads a variable gets this
-    process's own copy, which is a view of the same memory (`arrays.local_copy`). What is sharded,
-    all workers read together (`read`).
+    process may work alone, for example to save a model. So code that reads a variable gets this
+    process's own copy, which is a view of the same memory (`arrays.local_copy`). Sharded variables
+    are read by all workers together (`read`).
 
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
@@ -59,11 +59,11 @@ class WorkerPlacement(Placement):
         begin_step: Callable[[], None],
         note_batch: Callable[[Hashable], None],
     ) -> None:
-        """Takes what is called before each user program, and with the shapes of `fit`'s batches."""
+        """Stores a function to call before each user program, and one that gets batches' shapes."""
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
-        firsts: dict[int, Any] = {}  # a device of each worker, in the workers' order
+        firsts: dict[int, Any] = {}  # the first device of each worker, by rank
         for device in layout.mesh.devices.flat:
             firsts.setdefault(device.process_index, device)
         mesh = Mesh(np.array(list(firsts.values())), ("worker",))
@@ -85,7 +85,7 @@ class WorkerPlacement(Placement):
             return self._job.broadcast_object(work, value)
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
-        """Makes a global array, to which this worker contributes its shards of a whole one."""
+        """Makes a global array, to which this worker contributes its shards of a whole array."""
         if is_placed(array, sharding):
             return array
         if isinstance(array, jax.Array) and is_sharded(array):
@@ -99,7 +99,7 @@ class WorkerPlacement(Placement):
         return made if isinstance(rows, jax.Array) else self.wait_until_sent(made)
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the whole value of an array. All workers must call it, if it is sharded."""
+        """Returns the whole value of an array. All workers must call it for a sharded array."""
         return local_copy(self._resharded(array, self.whole) if is_sharded(array) else array)
 
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
@@ -107,7 +107,7 @@ class WorkerPlacement(Placement):
         return _sharded_as(sharding)(array)
 
     def record(self, *what: object) -> None:
-        """Records a program that starts, where the user has asked for it."""
+        """Records a program that starts, if the user has asked for that."""
         if self._job.collectives is not None:
             self._job.collectives.record("program", " ".join(map(str, what)))
 
@@ -118,13 +118,13 @@ class WorkerPlacement(Placement):
         return self.rows_of_all(np.concatenate(here))[: rows.count]
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, bit by bit. All workers must call it."""
+        """Gives variables the chief's values, bit by bit. All workers must call this method."""
         for bundle in _bundles(variables):
             arrays = [keras_compat.stored_value(one) for one in bundle]
             values = [np.asarray(array.addressable_data(0)) for array in arrays]
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
             ends = np.cumsum([one.size for one in own])
-            # All but the chief contribute zeros to a sum.
+            # The values of the chief are summed with zeros of the other workers.
             data = np.concatenate(own) * np.uint8(self._job.is_chief)
             data = self._exchanged(data, _CHUNK, _summed_over_workers)
             chiefs = np.split(data, ends[:-1])
@@ -135,9 +135,9 @@ class WorkerPlacement(Placement):
                     keras_compat.store_value(variable, array)
 
     def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the rows of all workers, on the host; each worker has equally many.
+        """Returns the rows of all workers, on the host; each worker must have equally many.
 
-        All workers must call it.
+        All workers must call this method.
         """
         gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), _sharded_as)
         shape = len(rows) * self._job.num_workers, *rows.shape[1:]
@@ -149,9 +149,9 @@ class WorkerPlacement(Placement):
         most: int,
         program: Callable[[Sharding], Callable[..., Any]],
     ) -> np.ndarray[Any, Any]:
-        """Exchanges an array's bytes with the other workers, at most so many at a time.
+        """Exchanges an array's bytes with the other workers, at most `most` bytes at a time.
 
-        `program` takes the sharding of its result, and returns a function of a row of each worker.
+        `program` takes the sharding of its result and returns a function of one row per worker.
         """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         exchange = program(NamedSharding(self._of_workers.mesh, PartitionSpec()))
@@ -161,18 +161,19 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            result = jax.block_until_ready(exchange(rows))  # NumPy's own would drop a Ctrl-C
+            # NumPy's own wait would drop a Ctrl-C
+            result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows of a batch, all if it cannot be divided."""
+        """Returns the numbers of this worker's rows of a batch, or all if it is not divided."""
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]
 
     def chosen_rows(self, batch: Any, total: int) -> Any:
-        """Makes a global batch of `total` rows; `batch` has those that `chosen` selected here."""
+        """Makes a global batch of `total` rows from this worker's rows, which `chosen` selected."""
         if total % self.layout.replicas:
             return jax.tree.map(lambda leaf: self.put(leaf, self.whole), batch)
 
@@ -189,17 +190,17 @@ class WorkerPlacement(Placement):
     def _launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs a program, of which the workers compare the first; the rest is noted."""
+        """Runs a program. Runs a program; workers compare only their first programs."""
         form: Hashable = _shapes(batch)
         if steps > 1:
-            # Before the first of them: a worker whose batches differ takes them one by one.
+            # All are recorded first, since a worker with different batches runs single steps.
             form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
         else:
             if form not in seen:
-                # Without waiting for the others, whose batch may have another shape.
+                # No wait here, because the batch of another worker may have another shape.
                 seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
@@ -214,8 +215,8 @@ class WorkerPlacement(Placement):
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def compare(self, program: Any, *arguments: object) -> str:
-        """Returns a program's digest; raises DisagreementError if other workers have another."""
-        # JAX caches the lowered program, so the call does not lower it again.
+        """Returns a program's digest; raises a DisagreementError if another worker's differs."""
+        # JAX has cached the lowered program, so this does not lower the program again.
         return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
     def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
@@ -243,7 +244,7 @@ def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
 
 @cache
 def _summed_over_workers(sharding: Sharding) -> Callable[..., Any]:
-    """Returns a program that sums the rows of all workers. All of them must call it."""
+    """Returns a program that sums the rows of all workers. All workers must call this function."""
     return jax.jit(lambda rows: jnp.sum(rows, 0, dtype=rows.dtype), out_shardings=sharding)
 
 
@@ -258,7 +259,7 @@ def _sum_of_bits(value: jax.Array) -> jax.Array:
     kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
     whole = value.astype(jnp.uint8) if value.dtype == bool else value
     bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
-    # A random factor for each position, so that exchanged elements change the sum.
+    # Each position has a random factor, so that exchanged elements change the sum.
     factors = (jnp.arange(bits.size, dtype=jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
     factors = (factors ^ (factors >> 15)) * jnp.uint32(0x85EBCA77) | 1
     return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)
@@ -269,9 +270,9 @@ def _shapes(batch: object) -> tuple[Any, ...]:
 
 
 def shards_of(variable: keras.Variable) -> list[HeldShard]:
-    """Returns what this process's devices hold of a sharded variable; nothing of another.
+    """Returns what this process's devices hold of a sharded variable, else an empty list.
 
-    Nothing either of one that a LayoutMap divides along two axes.
+    The list is also empty for a variable that a LayoutMap divides along two axes.
     """
     array = keras_compat.stored_value(variable)
     if not is_sharded(array):

@@ -1,9 +1,9 @@
-"""The division of global batches into the replicas' local batches, inside the compiled step.
+"""Divides global batches into the replicas' local batches, inside of the compiled step.
 
-In `fit`, `evaluate` and `predict` an empty replica gets one stand-in row: a copy of a real row, if
-there is one. Layers then never run on 0 rows, for which TensorFlow's convolutions on the CPU return
-a wrong shape (seen with 2.21, oneDNN). The replica's weight stays 0, so nothing that it
-computes counts (ADR 12).
+In `fit`, `evaluate` and `predict` a replica without rows gets one stand-in row, which is a copy of
+a real row if there is one. So layers never run on 0 rows, for which TensorFlow's convolutions on
+the CPU return a wrong shape (seen with 2.21, oneDNN). The replica's weight stays 0, so nothing that
+it computes counts (ADR 12).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kerasdist.agreement.batches import BYTES, ELEMENTS, ROWS, names_of
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.errors import InputError
 
-# Where batches are divided, and where results for code outside of the replicas go.
+# Batches are divided on this device, and results for code outside of replicas are put there.
 HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-# How TensorFlow names the operation that failed. In ``[[name/_30]]`` it lists others, which waited.
+# How TensorFlow names the operation that failed; ``[[name/_30]]`` lists operations that waited.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
 @dataclass(frozen=True)
 class LocalRows:
-    """One replica's part of a global batch.
+    """One replica's rows of a global batch.
 
     Attributes:
         data: The replica's rows, in the structure of the batch; a stand-in row if it has none.
-        local_batch: Its size and weight, in which a stand-in row does not count.
+        local_batch: The size and the weight of the local batch; a stand-in row does not count.
     """
 
     data: Any
@@ -46,10 +46,11 @@ class LocalRows:
 
 
 class Compared(NamedTuple):
-    """What workers compare of a global batch.
+    """The parts of a global batch that workers compare.
 
     Attributes:
-        first_rows: The first rows of each array of an iteration's first batch; no rows of others.
+        first_rows: The first rows of each array of an iteration's first batch; of other batches,
+            none.
         checksums: A checksum of each array, an int32 vector.
     """
 
@@ -58,13 +59,13 @@ class Compared(NamedTuple):
 
 
 class OwnRows(NamedTuple):
-    """The part of a global batch that a process, or one of its devices, holds.
+    """The rows of a global batch that a process, or one of its devices, holds.
 
     Attributes:
         rows: The rows, in the structure of the batch; a stand-in row if there are none.
-        size: How many of the rows count: an int, or an int32 scalar tensor.
-        total: Number of examples in the global batch, like `size`.
-        compared: The result of `compared_in`; empty if workers do not compare batches.
+        size: How many of the rows count, as an int or an int32 scalar tensor.
+        total: Number of examples in the global batch, of the same type as `size`.
+        compared: The result of `compared_in`, or an empty value if workers do not compare batches.
     """
 
     rows: Any
@@ -74,11 +75,11 @@ class OwnRows(NamedTuple):
 
 
 class PlacedBatch(NamedTuple):
-    """A batch of which each device of this process holds the rows of its replica.
+    """A batch of which each device of this process holds the rows of its own replica.
 
     Attributes:
-        parts: For each device, its replica's part.
-        total: Number of examples in the global batch; 0 if a step is traced before it is known.
+        parts: For each device, the rows of its replica.
+        total: Number of examples in the global batch; 0 if a step is traced before that is known.
     """
 
     parts: tuple[OwnRows, ...]
@@ -88,12 +89,13 @@ class PlacedBatch(NamedTuple):
 def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
     """Takes the rows of some of the replicas out of a global batch.
 
-    In a graph, where one may have fewer than two rows, or the size is known in the step only, sizes
-    are tensors, and the static size of each is unknown.
+    In a graph sizes are tensors, and static sizes are unknown, if a replica may have fewer than two
+    rows, or if the size is known only in the step.
     """
     total: Any = known_size(batch)
-    # Eagerly every size is known. In a graph, no local batch may have the static size 0, since
-    # Keras does not take a loss of the shape (0,) for that of a batch, nor 1: see `is_known`.
+    # Eagerly every size is known.
+    # In a graph, no local batch may have the static size 0 or 1.
+    # Keras treats a loss of the shape (0,) in another way; for size 1 see `is_known`.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batch)
     if len(own) == replicas:
@@ -104,10 +106,10 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
 
 
 def compared_in(number: tf.Tensor, batch: object) -> Compared:
-    """Returns what workers compare of the batch with this number in an iteration.
+    """Returns the parts that workers compare of the batch with this number in an iteration.
 
-    Only the worker's pipeline sees the global batch; a step gets the worker's own rows. So the
-    pipeline adds this to its batches, and the step returns it for the comparison.
+    Only a worker's pipeline sees the global batch; a step gets only the worker's own rows. So the
+    pipeline adds these parts to its batches, and the step returns them for the comparison.
     """
 
     def beginning(leaf: object) -> tf.Tensor:
@@ -137,7 +139,7 @@ def _lines(rows: tf.Tensor) -> tf.Tensor:
 
 
 def compared_of(batch: object) -> Compared | None:
-    """Returns what workers compare of a batch, if there is something."""
+    """Returns the parts of a batch that workers compare, None if there are none."""
     batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return (batch.compared or None) if isinstance(batch, OwnRows) else None
 
@@ -148,7 +150,7 @@ def first_rows(batch: object, count: int) -> Any:
 
 
 def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
-    """Divides rows into the local batches of the replicas here, the longer ones first."""
+    """Divides rows into the local batches of the replicas of this process, longer ones first."""
     size = batch.size
     held = size if isinstance(size, int) and size else _size_in_step(batch.rows)
     bounds = list(itertools.pairwise(_begins(size, replicas, range(replicas + 1))))
@@ -165,7 +167,7 @@ def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
 def rows_on_devices(
     batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
 ) -> list[LocalRows]:
-    """Returns the local batches that the devices hold, the same as those of the global batch."""
+    """Returns the local batches that the devices hold, as `split` would make them."""
     total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
     local_rows = []
     for replica, part, device in zip(own, batch.parts, devices, strict=True):
@@ -182,14 +184,14 @@ def rows_on_devices(
 def _local_rows(rows: Any, size: Any, total: Any) -> LocalRows:
     if isinstance(size, int) and size:
         return LocalRows(rows, LocalBatch(size, total, size / total))
-    # float32 would spoil the last digits of a float64 model.
+    # In a float64 model float32 would round off the last digits.
     dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
     weight = tf.math.divide_no_nan(tf.cast(size, dtype), tf.cast(total, dtype))
     return LocalRows(rows, LocalBatch(size, total, weight))
 
 
 def on_host(batch: Any) -> Any:
-    """Puts the parts of a placed batch together again; not in a graph."""
+    """Joins the parts of a placed batch; works only outside of graphs."""
     if not isinstance(batch, PlacedBatch):
         return batch
     sizes = [int(part.size) for part in batch.parts]
@@ -206,7 +208,7 @@ def on_host(batch: Any) -> Any:
 
 
 def counted_rows(value: Any, local_batch: LocalBatch) -> Any:
-    """Returns the rows of a replica's tensor, without a stand-in row."""
+    """Returns the rows of a replica's tensor, except a stand-in row."""
     if isinstance(local_batch.weight, float):
         return value
     if isinstance(value, tf.SparseTensor):
@@ -216,20 +218,20 @@ def counted_rows(value: Any, local_batch: LocalBatch) -> Any:
 
 
 def none_for_optional(leaf: object) -> Any:
-    """Returns None for an empty ``tf.experimental.Optional``, a dataset's form of None."""
+    """Returns None for an empty ``tf.experimental.Optional``, by which datasets represent None."""
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
 @contextmanager
 def division_errors() -> Iterator[None]:
-    """Translates TensorFlow's error of a batch that could not be divided, notes why others fail."""
+    """Translates TensorFlow's error for a batch that cannot be divided; adds notes to others."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
         if not _FAILED_DIVISION.search(error.message):
             LocalBatch(None, None, None).note_in(error)
             raise
-        # Keras raises the error again ``from None``, so the message quotes the cause.
+        # The message quotes the cause, because Keras raises the error again ``from None``.
         raise InputError(
             "Expected tensors with the same number of examples in a batch. Received: another "
             "number than in the first tensor. Let the data source yield as many targets and "
@@ -238,16 +240,16 @@ def division_errors() -> Iterator[None]:
 
 
 def is_known(total: object, replicas: int) -> bool:
-    """Returns whether code may know how many rows of a batch each replica has, while it is traced.
+    """Returns whether the number of rows of each replica may be known while code is traced.
 
-    `Lookups` cannot tell by the indices whether they are repeated for each of one row.
+    With one row, `Lookups` cannot tell by the indices whether they are repeated for each row.
     """
     least = 1 if tf.executing_eagerly() else 2
     return isinstance(total, int) and total >= least * replicas
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
-    """Returns where replicas' local batches begin, like `sharding.bounds`; also on tensors."""
+    """Returns where replicas' local batches begin, like `sharding.bounds`, also for tensors."""
     each, rest = total // replicas, total % replicas
     least = min if isinstance(total, int) else tf.minimum
 
@@ -260,21 +262,21 @@ def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
 
 
 def _with_stand_in(begin: Any, end: Any, held: Any) -> tuple[Any, Any]:
-    """Returns a local batch's bounds; of an empty one those of the last row, its stand-in."""
+    """Returns a local batch's bounds; an empty batch gets the last row as its stand-in."""
     least, most = (min, max) if isinstance(held, int) else (tf.minimum, tf.maximum)
     begin = least(begin, most(held - 1, 0))
     return begin, most(end, begin + 1)
 
 
 def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
-    """Slices a batch at the bounds; each slice also gets all leaves that have no rows."""
+    """Slices a batch at the bounds; each slice also gets all leaves without rows."""
 
     def parts(leaf: Any) -> list[Any]:
         if none_for_optional(leaf) is None or leaf.shape.rank == 0:
             return [leaf] * len(bounds)
         if isinstance(leaf, tf.Tensor) and not isinstance(held, int):
-            # Fails in the step if it has another number of rows; `_batched` has compared static
-            # sizes. It is no copy, and TensorFlow would remove a split into one part.
+            # The step fails here if a leaf has another number of rows.
+            # This split does not copy; TensorFlow would remove a split into one part.
             leaf, _ = tf.split(leaf, tf.stack([held, 0]), num=2, name=_DIVISION)
         if isinstance(leaf, tf.SparseTensor):
             return [_sparse_rows(leaf, *one) for one in bounds]
@@ -300,7 +302,7 @@ def _sparse_rows(tensor: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTens
 
 
 def _batched(batch: object) -> list[Any]:
-    """The tensors of a batch that have rows."""
+    """Returns the tensors of a batch that have rows."""
     leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
     batched = [leaf for leaf in leaves if leaf is not None and leaf.shape.rank != 0]
     if not batched:
@@ -322,7 +324,7 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
 
 
 def known_size(spec: object) -> int | None:
-    """Returns the number of rows of batches with these types and shapes, if all have as many."""
+    """Returns the number of rows of batches of these types and shapes, if all leaves agree."""
     static = _static_sizes(_batched(spec))
     return static.pop() if len(static) == 1 else None
 

@@ -1,10 +1,10 @@
-"""Gradients: weighted, added up, and those of vector losses.
+"""Gradients on TensorFlow: weighted gradients, their sums, and gradients of vector losses.
 
-A vector loss has one value per example, as in keras.io's siamese network.
-``tape.gradient`` of a vector is the gradient of the sum of its values. On one device that sum goes
-over the global batch, in a replica over the replica's rows; `optimizer.apply` then multiplies each
-replica's gradients by its weight. So they are divided by the weight here: then the replicas'
-gradients add up to the gradient of the sum over all examples.
+A vector loss has one value per example, as in keras.io's siamese network. ``tape.gradient`` of a
+vector is the gradient of the sum of its values. On one device this sum is over the global batch,
+but in a replica over the replica's rows, and `optimizer.apply` then multiplies each replica's
+gradients by its weight. So here each replica's gradients are divided by the weight, and then they
+add up to the gradient of the sum over all examples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kerasdist.core.context import current
 
 
 def on_values(function: Callable[[Any], Any], gradient: object) -> Any:
-    """Applies a function to a gradient; to the values of the rows, if it is sparse."""
+    """Applies a function to a gradient, or to the values of a sparse gradient."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -35,9 +35,10 @@ def on_values(function: Callable[[Any], Any], gradient: object) -> Any:
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Returns a gradient times a replica's weight: zero where the weight is 0, even if it is NaN.
+    """Returns a gradient times a replica's weight; a weight of 0 gives 0, even for a NaN.
 
-    `training.numerics.weighted` in one operation, sparse gradients included.
+    The function does the same as `training.numerics.weighted` in one operation, and supports sparse
+    gradients.
     """
     if isinstance(weight, float):
         return on_values(lambda values: values * weight, gradient)
@@ -47,7 +48,7 @@ def weighted(gradient: Any, weight: Any) -> Any:
 
 
 def counted(value: Any, weight: Any) -> Any:
-    """Returns a replica's term of a sum: its value, or zeros (even for NaN) if it is empty."""
+    """Returns a replica's value in a sum: zeros (even for NaN) if the replica has no rows."""
     if isinstance(weight, float):
         return value
 
@@ -68,8 +69,9 @@ def slices_of_all(parts: Sequence[Any], values: Any, indices: Any) -> tf.Indexed
     """Returns the sparse gradient that one device would have for the whole batch.
 
     An optimizer may square each row, so it matters whether rows of the same index are summed first.
-    `Embedding` has one row per lookup: they stay separate. A product with a sparse tensor has one
-    row per index: the replicas' rows of the same index are summed.
+    The gradient of an `Embedding` has one row per lookup, and these rows stay separate. The
+    gradient of a product with a sparse tensor has one row per index, so the replicas' rows of the
+    same index are summed.
     """
     slices = tf.IndexedSlices(values, indices, parts[0].dense_shape)
     return merged(slices) if all(are_unique(part.indices) for part in parts) else slices
@@ -84,7 +86,7 @@ def divide(total: Any, count: Any) -> Any:
 
 @cache
 def install() -> None:
-    """Puts the hook into TensorFlow's gradient tape, once in a process."""
+    """Installs the hook into TensorFlow's gradient tape, once per process."""
     tape_class: Any = tf.GradientTape
     original = tape_class.gradient
 
@@ -104,7 +106,7 @@ def _gradient(
     **kwargs: object,
 ) -> Any:
     if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() in ours:
-        # Code in a scope reads the first copy; TensorFlow refuses to ask which one it read.
+        # Code in a scope reads the first copy; TensorFlow does not tell which copy was read.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
     replica = current.fit_replica
     if replica is None:
@@ -113,7 +115,7 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # Before the backward pass, whose collectives weight what they bring from other replicas.
+    # The factor is applied before the backward pass, whose collectives apply the weights.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [
@@ -125,7 +127,7 @@ def _gradient(
     def unscaled(source: object, gradient: object) -> Any:
         if isinstance(source, keras.Variable | tf.Variable):
             return gradient
-        # By the input, as in a gradient penalty: it has a row per example.
+        # A gradient by the input, as in a gradient penalty, has one row per example.
         return on_values(
             lambda values: tf.math.divide_no_nan(values, tf.cast(factor, values.dtype)), gradient
         )
@@ -135,9 +137,9 @@ def _gradient(
 
 
 def _factor(local_batch: LocalBatch | None, target: object) -> Any:
-    """Returns the factor for a target's gradients; None unless it has one value per example."""
+    """Returns the factor for a target's gradients; None unless it has a value per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
-    # With a scalar among the targets, the gradients of the vectors alone are not known.
+    # If one of the targets is a scalar, the vectors' own gradients are not known.
     if local_batch is None or not targets or any(one.shape.rank in (0, None) for one in targets):
         return None
     # In a graph, a static size is a number of examples only if the batch has a static size too.

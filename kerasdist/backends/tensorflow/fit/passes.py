@@ -1,8 +1,8 @@
-"""A model's calls that gradients are taken of, for some rows of a replica at a time.
+"""Calls a model for some rows of a replica at a time, so that gradients need less memory.
 
-A loop makes one pass after another and keeps their outputs alone. In the backward pass another loop
-makes each once more, and adds up its gradients. What calls the model sees the outputs of all rows:
-its loss, metrics and update are those of one call.
+A loop makes one pass after another and keeps only their outputs. In the backward pass another loop
+repeats each pass and adds up the gradients. The code that calls the model gets the outputs of all
+rows, so losses, metrics and updates are the same as after one call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kerasdist.training import passes
 def calls(
     trainer: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Calls the model of a trainer, in as many passes as it needs."""
+    """Calls the model of a trainer in as many passes as it needs."""
     model = trainer.model
     most = passes.most_rows(trainer)
     is_pass = isinstance(keras_compat.get_stateless_scope(), _PassScope)
@@ -49,11 +49,11 @@ class _PassScope(keras.StatelessScope):
 
 
 class _Divided:
-    """Which arguments of a call have a row for each example, and their rows; those of masks, too.
+    """The arguments of a call that have one row per example, with their rows and their masks.
 
     Attributes:
-        count: How many examples there are, an integer tensor.
-        rows: Tensors of so many rows.
+        count: The number of examples, as an integer tensor.
+        rows: The tensors that have that many rows.
     """
 
     def __init__(self, given: Arguments, first: tf.Tensor) -> None:
@@ -75,11 +75,12 @@ class _Divided:
 
 
 class _Pass:
-    """The call of a model as a function of rows and weights, and nothing else.
+    """The call of a model as a function of only rows and weights.
 
     Attributes:
         weights: The values of the trainable variables.
-        outputs: Takes rows and weights; returns the outputs of these rows, and their masks.
+        outputs: A function of rows and weights, which returns the outputs for the rows and their
+            masks.
     """
 
     def __init__(self, model: Any, call: Callable[..., Any], divided: _Divided) -> None:
@@ -94,16 +95,17 @@ class _Pass:
         self.outputs: Any = _trace(self._outputs, *self._specs)
 
     def gradients(self) -> Any:
-        """Returns a function of rows, weights and the gradients of outputs that have a float dtype.
+        """Returns a function of rows, weights, and gradients of the outputs that are floats.
 
-        It returns what is joined and what is added up over the passes, for `assembled`.
+        This function returns two lists for `assembled`: values to join over the passes, and values
+        to add up.
         """
         outputs = _floats(self.outputs.structured_outputs)
         upstream = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in outputs]
         return _trace(self._gradients, *self._specs, upstream)
 
     def assembled(self, joined: Sequence[Any], added: Sequence[Any]) -> list[Any]:
-        """Returns the gradients of rows with a float dtype, and of weights, of all passes."""
+        """Returns, for all passes, the gradients of weights and of the rows that are floats."""
         joined, added = list(joined), list(added)
         inputs = len(_floats(self._divided.rows))
         found, joined = joined[:inputs], joined[inputs:]
@@ -122,7 +124,7 @@ class _Pass:
         return found
 
     def structured(self, leaves: list[tf.Tensor]) -> Any:
-        """Returns outputs as the model returns them, with their masks."""
+        """Returns outputs in the structure that the model returns, with their masks."""
         given = iter(_masked(leaves, self._masked))
         form = [leaf if leaf is None else next(given) for leaf in flatten(self._form)]
         return pack(self._form, form)
@@ -177,10 +179,10 @@ class _Pass:
 
 
 class _Passes:
-    """Passes of equally many rows.
+    """Passes that all have the same number of rows.
 
-    Those that are missing repeat the last one: their outputs are left out, so that their gradients
-    are 0.
+    If rows are missing in the last pass, the last row is repeated. The outputs of repeated rows are
+    left out, so that their gradients are 0.
     """
 
     def __init__(self, one: _Pass, divided: _Divided, most: int) -> None:
@@ -259,7 +261,7 @@ def _written(
 
 
 def _joined(array: tf.TensorArray) -> tf.Tensor:
-    """Returns the rows of all passes."""
+    """Returns the rows of all passes, concatenated."""
     parts = array.stack()
     return tf.reshape(parts, tf.concat([[-1], tf.shape(parts)[2:]], 0))
 
@@ -269,7 +271,7 @@ def _floats(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
-    """Returns the terms of a gradient with no indices that are tensors of a pass."""
+    """Returns the terms of a gradient, with indices that are no tensors of a pass."""
     if terms.dense_shape is None:
         return terms
     indices = [one if one is None else constant(one) for one in terms.indices]
@@ -283,14 +285,14 @@ def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def _with_masks(leaves: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[int]]:
-    """Returns tensors and after them their masks; and which of the tensors have one."""
+    """Returns tensors followed by their masks, and which of the tensors have a mask."""
     masks = {index: keras_compat.get_keras_mask(leaf) for index, leaf in enumerate(leaves)}
     known = {index: mask for index, mask in masks.items() if mask is not None}
     return [*leaves, *known.values()], list(known)
 
 
 def _masked(found: Sequence[tf.Tensor], masked: list[int]) -> list[tf.Tensor]:
-    """Gives tensors the masks that stand after them; returns the tensors."""
+    """Gives tensors the masks that follow them in a list; returns the tensors."""
     count = len(found) - len(masked)
     for index, mask in zip(masked, found[count:], strict=True):
         keras_compat.set_keras_mask(found[index], mask)
@@ -298,7 +300,7 @@ def _masked(found: Sequence[tf.Tensor], masked: list[int]) -> list[tf.Tensor]:
 
 
 def _require_rows(leaves: Sequence[tf.Tensor], count: tf.Tensor, what: str) -> None:
-    """Has a step check sizes that its trace does not know."""
+    """Lets a step check sizes that are not known while the step is traced."""
     for leaf in leaves:
         message = str(passes.refused(f"{what} of another number of rows, of shape {leaf.shape}"))
         tf.debugging.assert_equal(tf.shape(leaf)[0], count, message)

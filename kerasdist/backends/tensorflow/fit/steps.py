@@ -1,4 +1,4 @@
-"""The step functions that Keras's loops call: each is one graph with all replicas in it."""
+"""The step functions that Keras's loops call: each is one graph that contains all replicas."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from kerasdist.core.context import current
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
 
-# What a graph can read batches from.
+# The iterators from which a graph can read batches.
 ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
-    """Compiles a function to a graph, which other batch sizes do not retrace."""
+    """Compiles a function to a graph that other batch sizes do not retrace."""
     if eagerly:
         return function
-    # AutoGraph does not convert user code in Keras's own step either.
+    # In Keras's own steps AutoGraph does not convert user code either.
     function = tf.autograph.experimental.do_not_convert(function)
     return tf.function(function, reduce_retracing=True)
 
 
 @final
 class StepsOnIterator:
-    """``train_function`` or ``test_function``: does one step, or several, and returns the logs.
+    """``train_function`` or ``test_function``: runs one or several steps and returns the logs.
 
     Attributes:
-        count: How many steps a call does, at most.
+        count: The most steps that a call runs.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class StepsOnIterator:
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
-        `step` takes a batch, and a list to fill with the variables that it reads. It returns the
-        batch's first rows, its number of examples and checksums, the logs, and the values of the
-        variables. With `trains`, the function tells a meter of its steps, if there is one.
+        `step` takes a batch, and a list to which it adds the variables that it reads. `step`
+        returns the batch's first rows, the number of examples with checksums, the logs, and the
+        values of the variables. With `trains`, the function reports its steps to a meter, if there
+        is one.
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
-        # The variables that a step reads: set while it is traced, used after every step.
+        # The variables that a step reads: recorded while it is traced, and used after every step.
         self._read: list[keras.Variable] = []
 
         count, eagerly = trainer.replicas.count_batch, model.run_eagerly
@@ -75,19 +76,19 @@ class StepsOnIterator:
 
         self._on_batch = compiled(on_batch, eagerly=eagerly)
         self._trains = trains
-        # A loop traces the step twice, so it calls a function that is traced once. A single
-        # step is not called: to put a called graph into its caller's takes as long as tracing.
+        # A loop traces the step twice, so it calls a function that is traced once.
+        # A single step is inlined, because a called graph would take as long as a trace.
         inside = partial(self._once, on_batch) if self.count == 1 else self._in_a_loop
         self._on_iterator = None if eagerly else compiled(inside, eagerly=False)
 
     def __call__(self, iterator: Any) -> Any:
-        """Does the steps. Returns the logs of the last step."""
+        """Runs the steps; returns the logs of the last step."""
         self._replica_set.begin_step()
         meter = current.meter if self._trains else None
         with division_errors():
             if self._on_iterator is not None and isinstance(iterator, ITERATORS):
                 first, totals, logs, values, measured = self._on_iterator(iterator)
-                sizes = [0] * self.count  # they are measured
+                sizes = [0] * self.count  # `measured` has the sizes
             else:
                 first, totals, logs, values = self._do_one_by_one(iterator)
                 sizes, measured = [total for total in totals if not total.shape.rank], None
@@ -100,7 +101,7 @@ class StepsOnIterator:
             return logs
 
     def _note(self, totals: Sequence[Any]) -> None:
-        """Notes numbers of examples, and vectors of checksums, for the comparison with others."""
+        """Records numbers of examples and vectors of checksums, which the workers compare later."""
         for total in totals:
             if total.shape.rank:
                 sums = total.numpy().view("uint32").tolist()
@@ -144,12 +145,12 @@ class StepsOnIterator:
 
 
 def _measured(totals: Sequence[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
-    """Returns what a meter is told of a step: its samples, the number 1, and its wait."""
+    """Returns a step's numbers for a meter: its samples, the number 1, and its wait."""
     return tf.stack([tf.cast(totals[0], tf.float64), tf.ones([], tf.float64), seconds])
 
 
 def _timed(read: Callable[[], Any]) -> tuple[Any, tf.Tensor]:
-    """Reads a batch in a graph. Returns it with the seconds that reading took."""
+    """Reads a batch in a graph; returns it with the seconds that reading took."""
     begin = tf.timestamp()
     with tf.control_dependencies([begin]):
         batch = read()
@@ -165,7 +166,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
 
 
 def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) -> None:
-    """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
+    """Compares a batch's first rows over the workers, if it is the first of an iteration."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
         replica_set.first_batches.require_equal(beginnings(first))
@@ -173,14 +174,15 @@ def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) 
 
 @final
 class FirstStepChecked:
-    """``train_function`` until its steps are checked; then `steps` replaces it on the model.
+    """``train_function`` until its steps are checked; then the model gets `steps` in its place.
 
-    The graph of a step takes its batches from Keras's iterator. The first call of all, and the last
-    one of the first epoch, whose batch may have another size, read their batches here, and pass
-    them on in an iterator of the same type, which needs no other graph.
+    The graph of a step takes its batches from Keras's iterator. In two calls this function reads
+    the batches itself: in the first call, and in the last call of the first epoch, whose batch may
+    have another size. The function passes these batches on in an iterator of the same type, so that
+    no other graph is needed.
 
     Attributes:
-        batches: How many batches an epoch has; None if that is unknown.
+        batches: How many batches an epoch has; None if that is not known.
     """
 
     def __init__(self, model: Any, steps: StepsOnIterator) -> None:
@@ -190,21 +192,21 @@ class FirstStepChecked:
         self._check = FirstBatchCheck(model)
         self._has_begun = False
         self._iterator: Callable[[], Any] = lambda: None
-        self._calls = 0  # in this epoch
+        self._calls = 0  # calls in this epoch
 
     def __call__(self, iterator: Any) -> Any:
-        """Does the steps, as `StepsOnIterator` does."""
+        """Runs the steps in the way of `StepsOnIterator`."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
-            # This call of a user-defined step builds the rest of the model: the next is checked.
+            # This call of a user-defined step builds the model, so the next call is checked.
             self._has_begun = True
             return self._steps(iterator)
         if is_placed and not is_last and not self._check.wants_any:
             return self._steps(iterator)
         batches = list(itertools.islice(_batches(iterator), self._steps.count))
         if not batches:
-            return self._steps(iterator)  # raises at the end of the data
+            return self._steps(iterator)  # this raises an error at the end of the data
         for batch in map(on_host, batches):
             if self._check.wants(_total(batch)):
                 self._check.look(batch, _total(batch))
@@ -218,7 +220,7 @@ class FirstStepChecked:
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
-        """Counts a call; returns whether it is known to be the last one of an epoch."""
+        """Counts a call; returns whether it is known to be the last call of an epoch."""
         if iterator is not self._iterator():
             if self._calls and self.batches is None:
                 self.batches = self._calls * self._steps.count
@@ -324,7 +326,7 @@ def as_tensors(batch: object) -> Any:
 
 
 def _in_a_row(*parts: Any) -> Any:
-    """Concatenates the outputs for several batches; stacks scalars."""
+    """Concatenates the outputs for several batches; scalars are stacked."""
     if parts[0] is None:
         return None
     return tf.stack(parts) if parts[0].shape.rank == 0 else concat(parts, 0)

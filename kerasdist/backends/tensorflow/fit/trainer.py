@@ -1,4 +1,4 @@
-"""The trainer that kerasdist puts before a model's own class on TensorFlow."""
+"""The trainers of models made under a strategy on TensorFlow."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class PlacedTrainer(_InPasses):
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, in passes where it has more examples than it shall at once."""
+        """Calls the model, in passes if it has more examples than allowed at once."""
         return passes.calls(self, original, args, kwargs)
 
     def find_rows(self, batch: Any, examples: int) -> None:
@@ -92,14 +92,14 @@ class PlacedTrainer(_InPasses):
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: object = None
     ) -> None:
-        """Builds the metrics before training begins, as other backends do: backups restore them."""
+        """Builds the metrics before training, as on other backends: backups restore metrics."""
         if keras_compat.has_built_layers(self.model):
             spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
-            with suppress(Exception):  # the step itself will say what does not fit
+            with suppress(Exception):  # the step itself will report data that does not fit
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
+        """Makes Keras's own function, and lets it report its steps to a meter, if there is one."""
         model = self.model
         if model.train_function is not None and not force:
             return self._finding_rows()
@@ -146,12 +146,12 @@ class TensorFlowTrainer(_InPasses):
     if TYPE_CHECKING:
         replicas: TensorFlowReplicaSet
 
-    # How many batches the data of the last call had; None if that is unknown.
+    # How many batches the data of the last call had; None if that is not known.
     _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, in passes where it has more examples than it shall at once."""
+        """Calls the model, in passes if it has more examples than allowed at once."""
         outputs = passes.calls(self, original, args, kwargs)
         trial = current.trial
         if trial is not None:
@@ -160,11 +160,12 @@ class TensorFlowTrainer(_InPasses):
 
     @staticmethod
     def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
-        """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
+        """Mirrors the variables of a model and its optimizer that are not mirrored yet."""
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
-            optimizer.build(model.trainable_variables)  # not while Keras traces a step
+            # This is done here, because Keras would do it while it traces a step.
+            optimizer.build(model.trainable_variables)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""
@@ -193,7 +194,8 @@ class TensorFlowTrainer(_InPasses):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            take_on(self.model, self.replicas)  # drops functions; not in this one's first call
+            # drops compiled functions, except in this function's first call
+            take_on(self.model, self.replicas)
             self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)
         return self.model.predict_function
@@ -210,7 +212,8 @@ class TensorFlowTrainer(_InPasses):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        step = uncompiled(step)  # replicas meet in the graph of all, not in one of the user's
+        # Replicas exchange values in one graph, not in a graph of user code.
+        step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)
 
@@ -221,7 +224,7 @@ class TensorFlowTrainer(_InPasses):
         batch: Any,
         read: list[keras.Variable],
     ) -> Any:
-        """Runs a step, see `StepsOnIterator`."""
+        """Runs a step, as `StepsOnIterator` describes."""
         own = self.note_overrides()
 
         def replica_step(data: object) -> Any:
@@ -233,13 +236,13 @@ class TensorFlowTrainer(_InPasses):
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables.
-        # Where a sum is a collective, one at the end is enough. An optimizer with an `apply` of its
-        # own may apply more than once.
+        # So if a sum is a collective, one collective at the end is enough.
+        # But an optimizer with its own `apply` may apply gradients more than once.
         is_direct = self.model.optimizer is None or keras_compat.applies_directly(
             self.model.optimizer
         )
         waits = own and is_direct and self._group.has_collectives
-        # What runs once for all replicas, in this thread, such as an optimizer's update, sees it.
+        # Code that runs once for all replicas, such as an optimizer's update, sees this.
         with whole_step(self.strategy):
             done = self.replicas.run(
                 self.strategy, replica_step, batch, kept=kept, updates_wait=waits
@@ -251,7 +254,8 @@ class TensorFlowTrainer(_InPasses):
             rows = compared.first_rows
             totals.append(compared.checksums)
         if own:
-            with KnownValues(zip(read, values, strict=True)):  # that a collective has brought
+            # their values were summed by a collective
+            with KnownValues(zip(read, values, strict=True)):
                 return rows, totals, self.model.get_metrics_result(), values
         logs = self._group.mean_over_rows(
             [logs for _, (logs, _) in done], [local_batch.weight for local_batch, _ in done]
@@ -265,7 +269,7 @@ class TensorFlowTrainer(_InPasses):
         self.model.make_train_function()
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Takes a step on the replicas, eagerly, and returns its logs."""
+        """Runs a step on the replicas eagerly, and returns the step's logs."""
         read: list[keras.Variable] = []
         _, _, logs, _ = self._step_on_batch(step, kept_state_of(self.model), batch, read)
         return logs
@@ -283,7 +287,7 @@ class TensorFlowTrainer(_InPasses):
         return self._group.find_unsummed(every.values())
 
     def predict_batch(self, batch: Any) -> Any:
-        """Returns the rows that all replicas predict; of a scalar, the mean over the examples."""
+        """Returns the rows that all replicas predict; for a scalar, the mean over the examples."""
         group = self._group
         step = uncompiled(self.model.predict_step)
         done = self.replicas.run(self.strategy, step, batch, kept=self._kept_in_predict)
@@ -336,7 +340,7 @@ class TensorFlowTrainer(_InPasses):
 
         Keras would take a batch from the iterator, which a generator would lose, and which would
         change the state of a shuffle. A user-defined step may do anything with its data, and its
-        model may have no `call`; tracing such a step builds what is missing.
+        model may have no `call`; in that case tracing the step builds what is missing.
         """
         take_on(self.model, self.replicas)
         count = None if iterator is None else iterator.num_batches
@@ -348,13 +352,13 @@ class TensorFlowTrainer(_InPasses):
         if self.has_builtin("train_step"):
             _build_from(self.model, data_batch)
         elif keras_compat.has_built_layers(self.model):
-            # Builds metrics, losses and optimizer; fails if `call` does not fit the data.
+            # This builds metrics, losses and optimizer, if `call` fits the data.
             with suppress(Exception):
                 _build_from(self.model, data_batch)
 
 
 def _require_no_state_of_rows(model: keras.Model) -> None:
-    """Refuses a stateful RNN: a single row of a replica would be taken for each of the state's."""
+    """Refuses a stateful RNN, whose state could be broadcast from one row of a replica."""
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
@@ -364,12 +368,12 @@ def _require_no_state_of_rows(model: keras.Model) -> None:
             )
 
 
-# `tf.NoneTensorSpec`, a name that TensorFlow has from 2.21 on.
+# TensorFlow has the name `tf.NoneTensorSpec` only from 2.21 on.
 _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
 def _build_from(model: keras.Model, batch: object) -> None:
-    with state_kept(model):  # plain Keras does not call the model here
+    with state_kept(model):  # Keras itself would not call the model here
         keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 
 

@@ -1,4 +1,4 @@
-"""Tries a training step on one device and on the replicas, both eagerly, on TensorFlow."""
+"""Runs a training step on one device and on the replicas, both eagerly, to compare them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kerasdist.input import sharding
 
 
 def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws random numbers; in a trial the replicas get the rows that one device has drawn."""
+    """Draws random numbers; in a trial the replicas get the rows that one device drew."""
     trial = current.trial
     if trial is None:
         return original(*args, **kwargs)
@@ -38,23 +38,23 @@ def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     return trial.draws.draw(original.__name__, lambda: original(*args, **kwargs), given)
 
 
-# Here, since few programs import this module.
+# The hook is installed here, because few programs import this module.
 keras_compat.install(draw=_draw)
 
 
 class TensorFlowTrial(Trial):
-    """Gives the step plain variables on one device, and such as the strategy's on the replicas."""
+    """Gives the step plain variables on one device, and distributed variables on the replicas."""
 
     @staticmethod
     def first_rows(batch: Any, count: int) -> Any:
-        """Returns slices of the tensors, sparse and ragged ones too."""
+        """Returns slices of the tensors, also of sparse and ragged tensors."""
         return first_rows(batch, count)
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job, group = replicas.job, replicas.group
-        if job is None and isinstance(batch, OwnRows):  # from the devices
+        if job is None and isinstance(batch, OwnRows):  # these rows were placed on devices
             batch = batch.rows
         if not isinstance(batch, OwnRows) or job is None:
             return super().gathered(replicas, batch, spares=spares)
@@ -71,7 +71,8 @@ class TensorFlowTrial(Trial):
         if spares and sharding.trial_sizes(sizes) != sizes:
             sizes = sharding.trial_sizes(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
-            rows = first_rows(batch.rows, max(here, 1))  # a worker without rows keeps a stand-in
+            # a worker without rows keeps a stand-in row
+            rows = first_rows(batch.rows, max(here, 1))
             batch = OwnRows(rows, here, sum(sizes))
         local_rows = group.split(batch)
 
@@ -90,7 +91,7 @@ class TensorFlowTrial(Trial):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """Restores afterwards the model's own ``tf.Variable`` and ``tf.random.Generator``."""
+        """Restores the model's own ``tf.Variable``s and generators when the block ends."""
         generators = keras_compat.held_by(self._model, tf.random.Generator)
         held = [*keras_compat.held_by(self._model, tf.Variable), *(one.state for one in generators)]
         parts = [part for one in held for part in copies(one)]
@@ -102,7 +103,7 @@ class TensorFlowTrial(Trial):
                 part.assign(value)
 
     def copy(self, variable: Any) -> Any:
-        """Returns a native variable with the values of the variable's own."""
+        """Returns a native variable with the values that the variable has."""
         own = keras_compat.stored_value(variable)
         if own is None:
             return None
@@ -112,7 +113,7 @@ class TensorFlowTrial(Trial):
             return plain_copy(copies(own)[0], _whole(variable, own))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Assigns to the copy of a variable, as code of a replica does where this is one's."""
+        """Assigns to the copy of a variable; in a replica, by the rules for replica code."""
         replica = current.replica
         if replica is None:
             self._assign(variable, value)
@@ -130,7 +131,7 @@ class TensorFlowTrial(Trial):
         return keras_compat.copy_of_optimizer(optimizer, tf.distribute.get_strategy())
 
     def take(self, batch: TriedBatch) -> Any:
-        """Takes the step on the first device, or on the replicas as with ``run_eagerly=True``."""
+        """Runs the step on the first device, or on the replicas as with ``run_eagerly=True``."""
         with _eager_functions:  # compiled functions would keep the trial's copies of variables
             return self._take(self._model, self._replicas, batch)
 
@@ -145,7 +146,7 @@ class TensorFlowTrial(Trial):
 
     @staticmethod
     def as_array(value: Any) -> Any:
-        """Returns a tensor as a NumPy array; an empty one for a tensor of an inner graph."""
+        """Returns a tensor as a NumPy array; an empty array for a tensor of an inner graph."""
         value = copies(value)[0]
         if isinstance(value, tf.RaggedTensor):
             value = value.to_tensor()
@@ -197,7 +198,7 @@ _eager_functions = _EagerFunctions()
 
 
 def _whole(variable: Any, own: Any) -> Any:
-    """Returns a variable's value, as one device has it."""
+    """Returns the value that one device would have of a variable."""
     parts = [one.read_value() for one in copies(own)]
     if isinstance(own, SharedSum) and not own.is_whole_here and own.known is not None:
         return own.known
@@ -205,6 +206,6 @@ def _whole(variable: Any, own: Any) -> Any:
 
 
 def _form(rows: object) -> list[str]:
-    """The types and shapes of a batch, without its number of rows."""
+    """Returns the types and shapes of a batch, without its number of rows."""
     leaves = [leaf for leaf in map(none_for_optional, keras.tree.flatten(rows)) if leaf is not None]
     return [f"{leaf.dtype.name} {leaf.shape[1:] if leaf.shape.rank else ()}" for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Private API of ``tf.function`` and AutoGraph."""
+"""Uses private functions of ``tf.function`` and AutoGraph."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user function; AutoGraph converts it if it converted the calling code.
+    """Returns a user function, which AutoGraph converts if it has converted the calling code.
 
-    It also converts what the function calls that is compiled by itself, eagerly too.
+    Compiled functions that the function calls are also converted, even eagerly.
     """
     here = internals.CONTROL_STATUS.get()()
     return internals.CONVERT.get()(function, here, convert_by_default=False)
 
 
 def error_with_own_type(error: Exception) -> Exception:
-    """Returns the user's error for the one that AutoGraph raised in its place.
+    """Returns the user's own error for the error that AutoGraph raised in its place.
 
-    AutoGraph recreates errors of common types, with a message that shows the user's lines. Errors
-    of other types it replaces by its own types.
+    AutoGraph recreates errors of common types with a message that shows the user's lines. AutoGraph
+    replaces errors of other types by types of its own.
     """
     own = error.__context__
     if type(error).__module__.startswith("tensorflow.") and hasattr(own, "ag_error_metadata"):
@@ -37,7 +37,7 @@ def error_with_own_type(error: Exception) -> Exception:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the code of a ``tf.function``, as AutoGraph converts it there; others as they are."""
+    """Returns the code of a ``tf.function``, converted by AutoGraph; other functions unchanged."""
     if not isinstance(function, tf.types.experimental.PolymorphicFunction):
         return function
     code: Any = function.python_function  # type: ignore[attr-defined]
@@ -62,14 +62,14 @@ def asks_for_xla(function: Callable[..., Any]) -> bool:
 
 
 def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
-    """Returns a ``tf.function`` with the options of another one."""
+    """Returns a ``tf.function`` with the options of another ``tf.function``."""
     return internals.FUNCTION_CLONE.of(compiled)(python_function=function)
 
 
 def explained(compiled: object) -> Any:
-    """Makes a ``tf.function`` raise an error that names the lost worker, if one is lost.
+    """Makes a ``tf.function`` raise an error that names the lost worker, if a worker was lost.
 
-    It stays a ``tf.function``, so that users can get its graphs or save it.
+    The object stays a ``tf.function``, so that users can get its graphs or save it.
     """
     compiled.__class__ = _explained_class(type(compiled))
     return compiled

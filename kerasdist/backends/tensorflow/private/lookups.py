@@ -1,10 +1,11 @@
-"""Tells which entries of a sparse gradient one device would have once for the whole batch.
+"""Finds the entries of a sparse gradient that one device would have once for the whole batch.
 
 The gradient of a lookup in a table is a ``tf.IndexedSlices`` with one entry per index. Keras's
-optimizers square and clip entry by entry, so it matters which entries there are. Indices from the
-batch, such as tokens, are looked up for each row: one device has the entries of all replicas, one
-after another. Indices that are not from the batch, such as the positions ``ops.arange(n)``, are the
-same in all replicas: one device looks them up once, and has the sums of the replicas' entries.
+optimizers square and clip entry by entry, so the result depends on how the gradient is divided into
+entries. Indices from the batch, such as tokens, are looked up for each row, so one device has the
+entries of all replicas, one after another. Indices that do not depend on the batch, such as the
+positions ``ops.arange(n)``, are the same in all replicas; one device looks them up once, and has
+the sums of the replicas' entries.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow.internals import ADD_OP_CALLBACK, REMOVE_OP_CALLBACK
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 
-# Parts of the names of operations that return other values on each replica.
+# Parts of the names of operations that return different values on each replica.
 _DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
-# Of integers that an eager operation has made from floats: more often tokens than positions.
+# Marks integers that were made from floats eagerly, which are mostly tokens, not positions.
 _OF_FLOATS = "Floats"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the replicas add up for the gradient of one variable.
+    """The terms that the replicas add up for the gradient of one variable.
 
     Attributes:
         added: This replica's terms.
-        indices: For each term, the indices of its rows; None if the sum needs none.
-        dense_shape: The shape of the variable, for indices.
+        indices: For each term, the indices of its rows; None if the sum needs no indices.
+        dense_shape: The shape of the variable, which indices refer to.
         is_merged: Whether one device has one row for each index.
     """
 
@@ -43,7 +44,7 @@ class Terms:
     is_merged: bool = False
 
     def gradient(self, sums: Sequence[Any]) -> Any:
-        """Returns the gradient, given the sums of the terms; with a component on each device."""
+        """Returns the gradient for given sums of the terms, with a component on each device."""
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]
         held = [
@@ -70,22 +71,22 @@ class Terms:
 
 @final
 class Lookups:
-    """Knows from which tensors a replica's code makes indices, in a graph or eagerly."""
+    """Finds the tensors from which a replica's code makes indices, in a graph or eagerly."""
 
     def __init__(self, batch: Any, total: Any, replicas: int) -> None:
-        """Takes the replica's rows of the batch, and the number of rows of all replicas."""
+        """Stores the replica's rows of the batch, and the number of rows of all replicas."""
         leaves = tf.nest.flatten(batch, expand_composites=True)
         self._batch = {id(leaf): leaf for leaf in leaves if tf.is_tensor(leaf)}
-        # How many rows replicas have, where it is known. From 1 on nothing can be told.
+        # The possible numbers of a replica's rows, if known. A number of 1 would say nothing.
         known = int(tf.get_static_value(total) or 0)
         sizes = {known // replicas, -(-known // replicas)}
         self._sizes = sizes if min(sizes) > 1 else set()
-        # Eagerly, for each tensor of integers: itself, the operation that made it, its inputs.
+        # For each eager tensor of integers: the tensor, the operation that made it, and its inputs.
         self._made: dict[int, tuple[Any, str, Sequence[Any]]] = {}
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Records which operations make indices; a graph knows it by itself."""
+        """Records which operations make indices; a graph has this information anyway."""
         if not (tf.executing_eagerly() and _can_record()):
             yield
             return
@@ -96,21 +97,21 @@ class Lookups:
             REMOVE_OP_CALLBACK.get()(self._record)
 
     def terms(self, gradient: Any) -> Terms:
-        """Divides a gradient into terms that are summed as they are on one device."""
+        """Divides a gradient into terms, each of which is summed as on one device."""
         if not isinstance(gradient, tf.IndexedSlices):
             return Terms((gradient,))
         if tf.executing_eagerly() and not _can_record():
             ADD_OP_CALLBACK.require()
             REMOVE_OP_CALLBACK.require()
         lookups = self._lookups(gradient.indices)
-        # Whether one device looks up indices for each row of the whole batch.
+        # For each lookup, whether one device makes it for each row of the whole batch.
         of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
-        if all(of_rows):  # in a graph, whoever sums gradients sees by itself what is to be merged
+        if all(of_rows):  # In a graph the code that sums gradients finds out what to merge.
             is_merged = tf.executing_eagerly() and are_unique(gradient.indices, self._made_by)
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        # Eagerly, indices may come from NumPy, and differ: there the sum has all replicas' entries.
+        # Eager indices may come from NumPy and differ, so all replicas' entries are kept.
         added = [
             tf.IndexedSlices(value, rows, gradient.dense_shape)
             if own or tf.executing_eagerly()
@@ -121,7 +122,7 @@ class Lookups:
         return Terms(added, indices, gradient.dense_shape)
 
     def _lookups(self, indices: Any) -> list[Any]:
-        """Returns the indices of each lookup; TensorFlow concatenates those in one table."""
+        """Returns the indices of each lookup; TensorFlow concatenates lookups in one table."""
         kind, inputs = self._made_by(indices)
         if kind != "ConcatV2":
             return [indices]
@@ -146,7 +147,7 @@ class Lookups:
         return False
 
     def _is_other_size(self, inputs: Sequence[Any]) -> bool:
-        """Returns whether inputs of a slice take the size of an axis that is not the batch's."""
+        """Returns whether inputs of a slice select the size of an axis other than the batch's."""
         kind, _ = self._made_by(inputs[0])
         begin, end = (tf.get_static_value(one) for one in inputs[1:3])
         if kind != "Shape" or begin is None or end is None:
@@ -154,9 +155,10 @@ class Lookups:
         return begin.size == 1 and begin[0] != 0 and end[0] in (0, begin[0] + 1)
 
     def _is_repeated(self, indices: Any) -> bool:
-        """Returns whether indices are repeated for each row of a batch of a known size.
+        """Returns whether indices are repeated for each row of a batch whose size is known.
 
-        Such a size is a number in user code: no operation tells that it comes from the batch.
+        User code uses a known size as a number, so no operation shows that the number is the size
+        of the batch.
         """
         count = indices.shape.num_elements()
         sizes = [size for size in self._sizes if count and count % size == 0]
@@ -167,14 +169,14 @@ class Lookups:
         return any((block == block[0]).all() for block in blocks)
 
     def _given(self, indices: Any) -> Any:
-        """Returns the indices that user code gave, before `keras.ops.take` counts from the end."""
+        """Returns the indices that user code gave, before `keras.ops.take` changed them."""
         kind, inputs = self._made_by(indices)
         if kind in ("Cast", "Identity", "Reshape"):
             return self._given(inputs[0])
         return self._given(inputs[2]) if kind == "SelectV2" else indices
 
     def _made_by(self, tensor: Any) -> tuple[str, Sequence[Any]]:
-        """Returns an operation's name and inputs."""
+        """Returns the name and the inputs of the operation that made a tensor."""
         return self._made[id(tensor)][1:] if id(tensor) in self._made else made_in_graph(tensor)
 
     def _record(
@@ -186,20 +188,20 @@ class Lookups:
         op_name: str | None = None,
         graph: tf.Graph | None = None,
     ) -> None:
-        if graph is not None:  # of a function that is traced meanwhile
+        if graph is not None:  # this is the graph of a function that is being traced
             return
         name = kind.decode() if isinstance(kind, bytes) else kind
         if name in ("Shape", "ReadVariableOp"):
             inputs = ()
         elif any(one.dtype.is_floating for one in inputs):
-            name, inputs = _OF_FLOATS, ()  # so as not to keep them
+            name, inputs = _OF_FLOATS, ()  # this does not keep the inputs alive
         for one in outputs:
             if one.dtype.is_integer or one.dtype == tf.bool:
                 self._made[id(one)] = one, name, inputs
 
 
 def made_in_graph(tensor: Any) -> tuple[str, Sequence[Any]]:
-    """Returns the name and inputs of the operation of a graph that makes a tensor."""
+    """Returns the name and the inputs of the operation in a graph that makes a tensor."""
     if not tf.is_symbolic_tensor(tensor):
         return "Const", ()
     inputs = list(tensor.op.inputs)
@@ -210,7 +212,7 @@ def made_in_graph(tensor: Any) -> tuple[str, Sequence[Any]]:
 def are_unique(
     indices: Any, made_by: Callable[[Any], tuple[str, Sequence[Any]]] = made_in_graph
 ) -> bool:
-    """Returns whether indices are the result of a `Unique` operation, as of a sparse product."""
+    """Returns whether indices come from a `Unique` operation, as for a sparse product."""
     kind, inputs = made_by(indices)
     while kind in ("Cast", "Identity", "Reshape"):
         kind, inputs = made_by(inputs[0])
@@ -218,19 +220,19 @@ def are_unique(
 
 
 def merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns slices with one row for each index, the sum of its rows."""
+    """Returns slices with one row for each index, which is the sum of the rows of this index."""
     indices, places = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _can_record() -> bool:
-    """Returns whether operations can be recorded that are executed eagerly."""
+    """Returns whether eagerly executed operations can be recorded."""
     return ADD_OP_CALLBACK.is_there() and REMOVE_OP_CALLBACK.is_there()
 
 
 def _once(total: Any, indices: Any) -> tf.IndexedSlices:
-    """Returns the entries of all replicas, given their sum, with each index of one replica once."""
+    """Returns, from the sum of all replicas' entries, a gradient with each index only once."""
     if not isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(total, indices)
     if total.indices.shape[0] % max(indices.shape.num_elements(), 1):
@@ -243,7 +245,7 @@ def _once(total: Any, indices: Any) -> tf.IndexedSlices:
 
 
 def constant(indices: Any) -> np.ndarray | None:
-    """Returns the value of indices that are made from constants only, else None."""
+    """Returns the value of indices that are made only from constants; otherwise None."""
     if not tf.is_symbolic_tensor(indices):
         return indices.numpy()
     nodes: dict[str, Any] = {}
@@ -254,7 +256,7 @@ def constant(indices: Any) -> np.ndarray | None:
             return None
         if op.name not in nodes:
             node = nodes[op.name] = op.node_def
-            # Without what must run before, such as the batch's arrival, or nearby.
+            # Control inputs (the batch's arrival, for example) and colocations are removed.
             node.attr.pop("_class", None)
             inputs = [one for one in node.input if not one.startswith("^")]
             del node.input[:]
@@ -266,5 +268,5 @@ def constant(indices: Any) -> np.ndarray | None:
         return tf.graph_util.import_graph_def(graph, return_elements=[indices.name])[0]
 
     with tf.init_scope():
-        # A concrete function stays a graph under `tf.config.run_functions_eagerly`.
+        # A concrete function stays a graph even under `tf.config.run_functions_eagerly`.
         return tf.function(value, autograph=False).get_concrete_function()().numpy()

@@ -1,4 +1,4 @@
-"""Patches of TensorFlow, applied for good when something is made that needs them."""
+"""Permanent patches of TensorFlow, applied when the first object is made that needs them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kerasdist.errors import KerasdistError
 
 @cache
 def install() -> None:
-    """Patches TensorFlow, once in a process."""
-    # The package's errors leave compiled functions; AutoGraph would raise a `StagingError` instead.
+    """Patches TensorFlow, once per process."""
+    # AutoGraph lets kerasdist's errors pass, instead of raising a `StagingError` in their place.
     KerasdistError.ag_pass_through = True  # type: ignore[attr-defined]
     pass_over_own_code()
     let_variables_be_read()
@@ -28,10 +28,10 @@ def install() -> None:
 
 
 def pass_over_own_code() -> None:
-    """Lets AutoGraph not convert the package's code, like that of TensorFlow and Keras.
+    """Keeps AutoGraph from converting kerasdist's code, as it treats TensorFlow and Keras.
 
-    Functions of users that it calls are still converted (`converted_as_here`), which
-    `do_not_convert` would exclude, too.
+    Users' functions that kerasdist calls are still converted (`converted_as_here`), which
+    `do_not_convert` would prevent.
     """
     rules, do_not_convert = internals.CONVERSION_RULES, internals.DO_NOT_CONVERT
     if rules.is_there() and do_not_convert.is_there():
@@ -40,11 +40,11 @@ def pass_over_own_code() -> None:
 
 
 def let_variables_be_read() -> None:
-    """Gives our mirrored variables the conversions to numbers that ``tf.Variable`` has.
+    """Lets the mirrored variables of kerasdist be converted to numbers, as ``tf.Variable`` can.
 
-    ``int``, ``float``, ``bool`` and ``np.array`` of a mirrored or sync-on-read variable then give
-    what ``.numpy()`` gives. TensorFlow leaves them out, and a user's own strategy has it so:
-    ``bool`` is always true, the others raise.
+    ``int``, ``float``, ``bool`` and ``np.array`` of a mirrored or sync-on-read variable then return
+    the value of ``.numpy()``. TensorFlow does not define these conversions. Variables of a user's
+    own strategy stay unchanged: their ``bool`` is always True, and the other conversions raise.
     """
     if not internals.DISTRIBUTED_VARIABLE.is_there():
         return
@@ -61,8 +61,8 @@ def let_variables_be_read() -> None:
 
 def _array(variable: Any) -> Callable[..., np.ndarray]:
     if variable.distribute_strategy not in ours:
-        raise AttributeError("__array__")  # Python then asks TensorFlow's own `__getattr__`
-    # `numpy()` returns a copy.
+        raise AttributeError("__array__")  # Python then calls TensorFlow's own `__getattr__`
+    # `numpy()` already returns a copy.
     return lambda dtype=None, copy=None: np.asarray(variable.numpy(), dtype)
 
 
@@ -73,9 +73,9 @@ def _number(variable: Any) -> Any:
 
 
 def _truth(variable: Any) -> bool:
-    """Returns whether a mirrored variable's value is true, as ``tf.Variable`` does.
+    """Returns whether a mirrored variable's value is true, as for ``tf.Variable``.
 
-    TensorFlow's own code always gets True: it tests whether there is a variable at all
+    TensorFlow's own code always gets True, because it tests whether there is a variable at all
     (`check_destinations`).
     """
     asks = sys._getframe(1).f_globals["__name__"]
@@ -85,5 +85,5 @@ def _truth(variable: Any) -> bool:
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
-    """Whether a warning is not that of a trial, which is eager, of eager replicas."""
+    """Filters out a warning about eager replicas in a trial, which is meant to run eagerly."""
     return current.trial is None or "eagerly has significant overhead" not in str(record.msg)

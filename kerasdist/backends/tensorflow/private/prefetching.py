@@ -1,8 +1,8 @@
-"""Puts each replica's rows on its device before the step that takes them.
+"""Puts each replica's rows on its device before the step that uses them.
 
-One pipeline on the host feeds a pipeline on each device in turn, by TensorFlow's
-``MultiDeviceIterator``, as in ``tf.distribute``. That traces six functions for each device in each
-epoch; here a dataset keeps them for all its epochs.
+One pipeline on the host feeds one pipeline on each device in turn, by TensorFlow's
+``MultiDeviceIterator``, as in ``tf.distribute``. TensorFlow traces six functions for each device in
+each epoch; here a dataset keeps these functions for all its epochs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow import internals
 from kerasdist.backends.tensorflow.fit.batches import HOST, PlacedBatch
 
-# The functions of a generator on a device, by the names that the operation gives them.
+# The functions of a generator on a device, by the names of the operation's arguments.
 _FUNCTIONS = {
     "init_func": internals.GENERATOR_BEGIN,
     "next_func": internals.GENERATOR_NEXT,
     "finalize_func": internals.GENERATOR_END,
 }
 
-# How many local batches wait on each device, beside the one that a step works on.
+# How many local batches wait on each device, besides the one that a step uses.
 _AHEAD = 1
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset without autotuning, where there is nothing to tune.
+    """Returns a dataset without autotuning, for a pipeline that has nothing to tune.
 
-    TensorFlow runs a thread for it, which sometimes misses the request to stop: the end of an epoch
-    then takes up to as long as the epoch did (seen with 2.21).
+    TensorFlow runs a thread for autotuning, which sometimes misses the request to stop. Then the
+    end of an epoch takes up to as long as the epoch itself (seen with 2.21).
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -42,8 +42,8 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def can_prefetch(spec: object) -> bool:
     """Returns whether batches of these types and shapes can wait on devices.
 
-    TensorFlow keeps strings on the host. Sparse and ragged tensors are left there as well. So are
-    all batches where TensorFlow has other generators for devices.
+    TensorFlow keeps strings on the host. Sparse and ragged tensors stay on the host as well, and so
+    do all batches if TensorFlow's generators on devices have changed.
     """
     generator = internals.DEVICE_GENERATOR, *_FUNCTIONS.values()
     if not all(one.is_there() for one in generator):
@@ -57,7 +57,7 @@ def can_prefetch(spec: object) -> bool:
 
 
 def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
-    """Returns a dataset of the elements; `spec` may leave open sizes that theirs do not."""
+    """Returns a dataset of the elements; `spec` may leave sizes open that the elements fix."""
 
     def of_one(element: object) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(element)
@@ -72,7 +72,7 @@ def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
 def in_local_batches(
     dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]
 ) -> tf.data.Dataset:
-    """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
+    """Returns a dataset of the parts into which `cut` divides each batch."""
     # tf.data passes the members of a tuple as arguments, and any other element as one argument.
     is_tuple = type(dataset.element_spec) is tuple
 
@@ -83,10 +83,10 @@ def in_local_batches(
 
 
 class PlacedIterator(tf.experimental.ExtensionType):
-    """Yields `PlacedBatch`es; a graph can take it as an argument.
+    """Yields `PlacedBatch`es. A graph can take this iterator as an argument.
 
     Attributes:
-        source: What feeds the devices' iterators, which lives as long as they do.
+        source: The object that feeds the devices' iterators, and lives as long as they do.
         iterators: The iterators of the devices.
         devices: The names of the devices.
         total: How many examples each global batch has; 0 if that is not known.
@@ -100,8 +100,9 @@ class PlacedIterator(tf.experimental.ExtensionType):
     def get_next(self) -> PlacedBatch:
         """Returns the next batch.
 
-        An error of the pipeline reaches the first device, and for the others the data may just end.
-        They wait for the first one, or the error would be taken for the end now and then.
+        An error of the pipeline reaches the first device, while for other devices the data may just
+        end. So the other devices wait for the first device, because they could mistake the error
+        for the end.
         """
         parts: list[Any] = []
         for device, iterator in zip(self.devices, self.iterators, strict=True):
@@ -111,7 +112,7 @@ class PlacedIterator(tf.experimental.ExtensionType):
         return PlacedBatch(tuple(parts), self.total)
 
     def get_next_as_optional(self) -> PlacedOptional:
-        """Returns the next batch, if there is one."""
+        """Returns the next batch, or the end of the data."""
         parts: list[Any] = []
         for device, iterator in zip(self.devices, self.iterators, strict=True):
             with tf.device(device):
@@ -136,7 +137,7 @@ class PlacedIterator(tf.experimental.ExtensionType):
 
 @dataclass(frozen=True)
 class PlacedOptional:
-    """A batch, or the end of the data, which all devices have at once."""
+    """A batch, or the end of the data, which comes at the same time on all devices."""
 
     iterator: PlacedIterator
     parts: Sequence[Any]
@@ -155,9 +156,9 @@ class PlacedBatches:
     """A dataset of `PlacedBatch`es."""
 
     def __init__(self, parts: Any, devices: Sequence[str], total: int) -> None:
-        """Takes a dataset of the `OwnRows` of each device in turn.
+        """Stores a dataset that yields the `OwnRows` for each device in turn.
 
-        `total` is how many examples each global batch has; 0 if that is not known.
+        `total` is the number of examples of each global batch; 0 if that is not known.
         """
         self._parts = parts
         self._devices = tuple(devices)
@@ -178,8 +179,9 @@ class PlacedBatches:
 
     def __iter__(self) -> PlacedIterator:
         with tf.device(HOST):
-            # Of this iterator alone: in a source that is begun again, random operations go on where
-            # they were, and an epoch of plain Keras begins them anew.
+            # The source belongs to this iterator alone.
+            # In a source that is used again, random operations would continue where they were.
+            # In plain Keras each epoch starts them anew.
             source = self._source()
             begun = tf.raw_ops.MultiDeviceIteratorInit(
                 dataset=tf.data.experimental.to_variant(self._parts),

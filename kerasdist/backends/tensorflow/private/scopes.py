@@ -1,4 +1,4 @@
-"""Opens and leaves the scopes of ``tf.distribute``'s strategies in a thread."""
+"""Enters and leaves the scopes of ``tf.distribute``'s strategies in a thread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kerasdist.core.internals import Internal
 
 @final
 class NativeScope(context.Placement):
-    """``strategy.scope()`` of a ``tf.distribute`` strategy, which outlives ``clear_session``.
+    """``strategy.scope()`` of a ``tf.distribute`` strategy, which survives ``clear_session``.
 
-    TensorFlow stores the open scope on its default graph, which Keras's ``clear_session`` drops:
-    the scope would silently not be in force any more, and its exit would fail.
+    TensorFlow stores the open scope on its default graph, which Keras's ``clear_session`` drops.
+    The scope would then silently no longer be in force, and leaving it would fail.
     """
 
     def __init__(self, native_strategy: tf.distribute.Strategy) -> None:
@@ -35,7 +35,7 @@ class NativeScope(context.Placement):
         self._scope.__exit__(*(error or (None, None, None)))
 
     def renew(self) -> None:
-        """Enters the scope, on the current default graph."""
+        """Enters the scope, on the default graph of the moment."""
         self._scope = self._native_strategy.scope()
         self._scope.__enter__()
 
@@ -53,14 +53,14 @@ def _renew_scopes_after_reset() -> None:
 
 
 def run_without_merge_call(function: Callable[[], Any]) -> Any:
-    """Runs code that would call ``merge_call`` in cross-replica context.
+    """Runs code that would otherwise call ``merge_call`` in cross-replica context.
 
-    Keras's optimizers update variables by `tf.__internal__.distribute.interim.maybe_merge_call`,
-    which fails in cross-replica context, and in the branches of ``ops.cond`` everywhere: that is
-    why gradient accumulation crashes under ``tf.distribute.MirroredStrategy`` (TRAPS, 9). Here the
-    code runs in the cross-replica context of TensorFlow's default strategy, as if no scope were
-    open. Keras then calls the update directly, and the update enters the scope of its variables'
-    strategy by itself.
+    Keras's optimizers update variables by `tf.__internal__.distribute.interim.maybe_merge_call`.
+    That call fails in cross-replica context, and anywhere in the branches of ``ops.cond``, which is
+    why gradient accumulation crashes under ``tf.distribute.MirroredStrategy``. Here the code runs
+    in the cross-replica context of TensorFlow's default strategy, as if no scope were open. Keras
+    then makes the update directly, and the update itself enters the scope of its variables'
+    strategy.
     """
 
     def merged(_: object) -> Any:
@@ -73,14 +73,14 @@ def run_without_merge_call(function: Callable[[], Any]) -> Any:
 
 @final
 class OneCopy:
-    """Stands in for a strategy, and updates one copy of each variable."""
+    """Replaces a strategy, and updates only one copy of each variable."""
 
     def __init__(self, index: int) -> None:
         self._index = index
 
     @property
     def extended(self) -> OneCopy:
-        """Itself: it has the method of a strategy's `extended` that optimizers call."""
+        """This object itself, which has the method of `extended` that optimizers call."""
         return self
 
     def update(
@@ -94,7 +94,7 @@ class OneCopy:
 def on_one_copy(index: int) -> Iterator[OneCopy]:
     """In the block, each variable of a strategy stands for one of its copies, as in ``update``.
 
-    Yields a stand-in for the strategy: an optimizer that is given it updates that copy alone.
+    Yields a replacement for the strategy: an optimizer that has it updates only that copy.
     """
     with internals.UPDATE_CONTEXT.get()(index):
         yield OneCopy(index)
@@ -109,7 +109,7 @@ def outside_strategies() -> Iterator[None]:
 
 @contextmanager
 def _without(stack: Internal) -> Iterator[None]:
-    """Empties a stack of this thread in the default graph, in the block."""
+    """Empties a stack of this thread in the default graph, until the block ends."""
     graph = tf.compat.v1.get_default_graph()
     before = stack.of(graph)
     stack.set(graph, [])

@@ -1,4 +1,4 @@
-"""The native strategies, of one process and of many workers, and the values that they make."""
+"""The native strategies of ``tf.distribute``, for one process and for many workers."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ import tensorflow as tf
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
 
-# Those that kerasdist made. A user's own are left as they are.
+# The strategies that kerasdist made; a user's own strategies are not changed.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# In place of TensorFlow's classes, which are looked for as the first object is made.
+# A substitute for TensorFlow's base classes, which are looked up for the first object.
 _Native: Any = object
 
-# The collective keys reserved per strategy, which needs far fewer: one per group of devices.
+# The collective keys reserved per strategy, which needs only one per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
-# What the package's own kinds of distributed variables hold beside TensorFlow's attributes.
+# Attributes that kerasdist's own kinds of distributed variables have in addition.
 _OWN = ("is_equal", "known")
 
 
-# The name of the workers' job in TensorFlow's cluster description.
+# The name of the workers' job in TensorFlow's description of the cluster.
 _JOB = "worker"
 
-# Read by TensorFlow's server when it starts (grpc_server_lib.cc).
+# TensorFlow's server reads this variable when it starts (grpc_server_lib.cc).
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 
 def strategy_on_devices(
     devices: list[str], *, share_memory: bool
 ) -> tf.distribute.MirroredStrategy:
-    """Returns a ``MirroredStrategy`` that works beside others in the same process."""
+    """Returns a ``MirroredStrategy`` that works together with others in the same process."""
     _reserve_keys(tf.distribute.MirroredStrategy)
     reduction = tf.distribute.ReductionToOneDevice() if share_memory else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
 
 
-# How many strategies of each native class have reserved keys.
+# For each native class, how many strategies have reserved keys so far.
 _reserved: dict[type, int] = {}
 
 
 def _reserve_keys(native_class: type) -> None:
-    """Reserves collective keys for the next strategy.
+    """Reserves collective keys for the next strategy of a class.
 
-    TensorFlow gives the devices of each strategy the same key, so that a collective of a second
-    strategy with other devices fails: "Device CPU:0 is joining a group with size 3, but that group
-    has size 2".
+    TensorFlow gives the devices of each strategy the same key. So a collective of a second strategy
+    with other devices fails: "Device CPU:0 is joining a group with size 3, but that group has size
+    2".
     """
     base, number = internals.COLLECTIVE_KEY_BASE, _reserved.get(native_class, 0) + 1
     if number > 1 or base.is_there():
@@ -61,9 +61,9 @@ def _reserve_keys(native_class: type) -> None:
 
 
 def group_key(native_class: type = tf.distribute.MirroredStrategy) -> int:
-    """Returns the group key of kerasdist's own collectives under the newest strategy of a class.
+    """Returns the group key of kerasdist's own collectives, for the newest strategy of a class.
 
-    It is the last one reserved; TensorFlow numbers its own groups from the first one on.
+    The key is the last of the reserved range; TensorFlow numbers its own groups from the first key.
     """
     return (_reserved[native_class] + 1) * KEYS_OF_A_STRATEGY - 1
 
@@ -90,7 +90,7 @@ def is_distributed(variable: object) -> bool:
 
 
 def _is_central(variable: object) -> bool:
-    """Returns whether a native variable is the one copy of a central storage."""
+    """Returns whether a native variable is the single copy of a central storage."""
     is_one = isinstance(variable, tf.Variable) and not isinstance(
         variable, tf.distribute.DistributedValues
     )
@@ -99,11 +99,11 @@ def _is_central(variable: object) -> bool:
 
 @contextmanager
 def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Restores the devices of a strategy's input pipelines at the end.
+    """Restores the devices of a strategy's input pipelines when the block ends.
 
-    A dataset with one pipeline per replica changes them for good: every later dataset of the
-    strategy would get one pipeline per replica too, and each replica the same batches (seen with
-    2.21). A central storage keeps none.
+    A dataset with one pipeline per replica changes these devices permanently. Then every later
+    dataset of the strategy would also get one pipeline per replica, and all replicas would get the
+    same batches (seen with 2.21). A central storage strategy does not store the devices.
     """
     if keeps_one_copy(native_strategy):
         yield
@@ -118,7 +118,7 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
 def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
     """Returns a plain copy of a variable, which Keras's optimizers identify with the original."""
     copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
-    # The id by which an optimizer finds the variable's slots.
+    # An optimizer finds the variable's slots by this id.
     internals.UNIQUE_ID.set(copy, internals.UNIQUE_ID.of(variable))
     return copy
 
@@ -144,11 +144,11 @@ def _copy(variable: Any) -> tf.Variable:
 
 
 def has_started() -> bool:
-    """Returns whether TensorFlow's runtime has started, so that it cannot join others any more."""
+    """Returns whether TensorFlow's runtime has started and cannot join other workers any more."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
-    except RuntimeError:  # a started one has its threads
+    except RuntimeError:  # a started runtime already has its threads
         return True
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     return False
@@ -157,8 +157,8 @@ def has_started() -> bool:
 def start_server(addresses: Sequence[str], rank: int) -> None:
     """Starts TensorFlow's runtime as one server of the job's cluster.
 
-    `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
-    for waits, and again for a second strategy.
+    `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but sets no time-outs
+    for waits, and does it again for a second strategy.
     """
     runtime: Any = internals.EAGER_CONTEXT.get()()
     internals.CONFIGURE_COLLECTIVES.of(runtime)(
@@ -166,8 +166,9 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
         scoped_allocator_enabled_ops=("CollectiveReduce",),
         device_filters=(f"/job:{_JOB}/task:{rank}",),
     )
-    # No service: kerasdist's job detects lost workers. TensorFlow's own service would catch SIGTERM
-    # for good, abort the process when a worker is late, and wait for lost workers at exit.
+    # TensorFlow's coordination service is not used, because kerasdist's job detects lost workers.
+    # TensorFlow's service would catch SIGTERM permanently and abort if a worker is late.
+    # At exit it would also wait for lost workers.
     internals.CONFIGURE_COORDINATION.of(runtime)(service_type="")
     internals.ENABLE_COLLECTIVES.of(runtime)(
         tf.train.ServerDef(
@@ -202,24 +203,24 @@ def _cluster(addresses: Sequence[str]) -> tf.train.ClusterSpec:
 class SharedSum(_Native):
     """A sync-on-read variable that caches its aggregated value.
 
-    TensorFlow reads such a variable by a collective, so all workers must read it at the same time:
-    a callback that reads a metric on the chief alone would wait forever, and so would a chief that
-    saves a layer's moving statistics. If the value is cached, reading it needs no collective.
+    TensorFlow reads such a variable by a collective, so all workers must read it at the same time.
+    A callback that reads a metric only on the chief would wait forever, and so would a chief that
+    saves a layer's moving statistics. If the value is cached, reading needs no collective.
 
     Attributes:
         known: The value aggregated over all replicas; None if it is not known.
-        is_equal: Whether all replicas assign equal values in `fit`, so that their values are equal
-            as long as no custom loop has run.
+        is_equal: Whether all replicas assign equal values in `fit`, so that their components are
+            equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`: TensorFlow makes the object. Then its class is changed to one of this
-    # class and TensorFlow's own (`_shared_sum_class`).
+    # There is no `__init__`, because TensorFlow makes the object.
+    # Then its class becomes a subclass of this class and TensorFlow's own (`_shared_sum_class`).
 
     known: tf.Tensor | None = None
     is_equal = False
 
     def remember_first(self) -> None:
-        """Caches the aggregate, given that all replicas have the first local replica's value."""
+        """Caches the aggregate, if all replicas have the value of the first local replica."""
         first = self.values[0].read_value()
         is_sum = self.aggregation == tf.VariableAggregation.SUM
         replicas = self.distribute_strategy.num_replicas_in_sync
@@ -227,13 +228,13 @@ class SharedSum(_Native):
 
     @property
     def is_whole_here(self) -> bool:
-        """Whether reading needs no sum: all values are equal, or only the first one counts."""
+        """Whether reading needs no sum, as all components are equal or only the first counts."""
         return self.is_equal or self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
 
     def assign(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Assigns without reading; TensorFlow's own also reads the variable, by a collective."""
+        """Assigns without reading; TensorFlow's own method also reads, by a collective."""
         if not _in_cross_replica_code():
             return super().assign(value, use_locking, name, read_value)
         super().assign(value, use_locking, name, read_value=False)
@@ -251,7 +252,7 @@ class SharedSum(_Native):
 
 
 def remember_sum(variable: object, total: tf.Tensor) -> None:
-    """Notes what a variable's components add up to, if it caches that; in a graph, forgets it."""
+    """Caches the sum of a variable's components, if it is a `SharedSum`; a graph clears it."""
     if isinstance(variable, SharedSum):
         variable.known = total if tf.executing_eagerly() else None
 
@@ -271,8 +272,8 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """``tf.distribute.MultiWorkerMirroredStrategy`` on given devices.
 
     Attributes:
-        replicas_are_known: Returns whether only steps of `fit`, `evaluate` and `predict` can have
-            written to variables, so that cached values are valid.
+        replicas_are_known: Returns whether variables were written only in steps of `fit`,
+            `evaluate` and `predict`, so that cached values are valid.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         devices: Sequence[str],
         options: CommunicationOptions,
     ) -> None:
-        """Makes the strategy, after `start_server`."""
+        """Makes the strategy; `start_server` must have been called before."""
         extended_class = _extended_class()
         _reserve_keys(WorkersStrategy)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -296,7 +297,7 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
 
 class _Extended(_Native):
-    """What differs from TensorFlow's own strategy."""
+    """The methods in which this strategy differs from TensorFlow's own."""
 
     _enable_check_health = False
     _std_server_started = True
@@ -306,16 +307,16 @@ class _Extended(_Native):
         super().__init__(strategy, resolver, options)
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
-        # TensorFlow's own method would use one CPU device, or all GPUs.
+        # TensorFlow's own method would choose one CPU device, or all GPUs.
         kind = tf.DeviceSpec.from_string(self._chosen[0]).device_type
         return tuple(worker_device + device for device in self._chosen), kind
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: object
     ) -> Any:
-        # TensorFlow broadcasts the chief's value of each variable alone, and waits forever if
-        # workers make different variables. `InitialBroadcast` compares them first, then
-        # broadcasts all together.
+        # TensorFlow broadcasts the chief's value of each variable separately.
+        # TensorFlow then waits forever if workers make different variables.
+        # `InitialBroadcast` compares the variables first, and then broadcasts all values together.
         return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
 
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:

@@ -12,17 +12,19 @@ from kerasdist.api.options import CommunicationImplementation, CommunicationOpti
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.collectives import CollectiveLog, described
 
-# One value: a tensor per lane. A lane is a participant of a collective: a device of this process,
-# or the whole process if its devices share memory.
+# A value has a tensor per lane.
+# A lane is a participant of a collective: one device of this process.
+# If devices share memory, the process is a single lane.
 Column = Sequence[tf.Tensor]
 
-# Between GPUs a sum goes in packs of so many bytes at most, so that those of the last layers are on
-# their way while the backward pass works on the first ones. PyTorch takes 25 MiB.
+# The most bytes that GPUs sum together.
+# So gradients of the last layers are sent during the backward pass of the first layers.
+# PyTorch's limit is 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
 
 _HOST = "/device:CPU:0"
 
-# Types that TensorFlow's collectives take.
+# The types that TensorFlow's collectives support.
 _TRAVELLING = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
@@ -43,9 +45,9 @@ class AllReduce:
         seconds_to_wait: Callable[[], float] = lambda: 0.0,
         collectives: CollectiveLog | None = None,
     ) -> None:
-        """Prepares sums over `workers` processes with equally many lanes, as one group, `key`.
+        """Prepares sums over `workers` processes with equal numbers of lanes, as the group `key`.
 
-        `collectives` records them as they start.
+        `collectives` records the sums as they start.
         """
         self.devices = devices
         self._lanes = workers * len(devices)
@@ -71,7 +73,7 @@ class AllReduce:
     def _sums_of_pack(
         self, columns: Sequence[Column], options: CommunicationOptions
     ) -> list[Column]:
-        """Sums values of one type, packed into one vector."""
+        """Sums values of one type, which are packed into one vector."""
         dtype = columns[0][0].dtype
         travelling = _travelling(dtype)
         by_lane = [list(lane) for lane in zip(*columns, strict=True)]
@@ -109,17 +111,19 @@ class AllReduce:
         if self._collectives is not None:
             placed = self._recorded(placed, self._collectives)
         if len(placed) > 1 and tf.executing_eagerly():
-            # Eagerly, the first lane would wait for the second, which has not started. A graph runs
-            # both. A concrete function stays a graph under `tf.config.run_functions_eagerly`.
+            # Eagerly, the first lane would wait for the second lane, which has not started.
+            # A graph runs both.
+            # A concrete function stays a graph even under `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
-            with self._one_at_a_time:  # the devices would mix up two threads' sums
+            with self._one_at_a_time:  # otherwise devices could mix up the sums of two threads
                 return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
 
     def _recorded(self, vectors: Sequence[tf.Tensor], log: CollectiveLog) -> list[tf.Tensor]:
-        """Returns vectors that are there once their collective is recorded, in a graph too.
+        """Returns vectors that exist only after their collective was recorded, also in a graph.
 
-        The order of records is that of collectives: a read of the token waits for the one before.
+        Records have the order of the collectives, because a read of the token waits for the last
+        one.
         """
         first, order = vectors[0], self._orders[0]
         entry = described("all_reduce", f"{first.dtype.name} with key {self._key}")
@@ -136,11 +140,11 @@ class AllReduce:
     def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
         """Runs one collective, in which each lane takes part once.
 
-        ``tf.distribute`` asks the chief for a new instance key for each call. That takes a
-        millisecond, and fails with ``steps_per_execution``, since functions in loops get no such
+        ``tf.distribute`` asks the chief for a new instance key for each call. Asking takes a
+        millisecond, and fails with ``steps_per_execution``, because functions in loops get no such
         keys. Here the ordering token runs the collectives one after another, so that a key can be
-        reused. A key depends on type and size alone, so that it is equal on all workers, even if
-        only some of them retrace.
+        reused. A key depends only on type and size, so that it is equal on all workers even if only
+        some of them retrace.
         """
 
         def collective(vector: tf.Tensor, order: tf.Variable) -> tf.Tensor:
@@ -162,15 +166,15 @@ class AllReduce:
 
 
 def communication_hint(options: CommunicationOptions, devices: Sequence[str]) -> str:
-    """Returns the name of an implementation in TensorFlow's runtime.
+    """Returns the name of an implementation of collectives in TensorFlow's runtime.
 
-    The runtime knows lower-case names only. For any other name, and for ``auto``, it uses a ring
+    The runtime knows only lower-case names. For any other name, and for ``auto``, it uses a ring
     through the host's memory.
     """
     chosen = CommunicationImplementation(options.implementation).name.lower()
     if not _on_gpus(devices):
         return "ring" if chosen == "nccl" else chosen
-    # NCCL refuses several virtual devices on one GPU.
+    # NCCL does not support several virtual devices on one GPU.
     apart = len(devices) <= len(tf.config.list_physical_devices("GPU"))
     return "nccl" if chosen == "auto" and apart else chosen
 
@@ -180,10 +184,11 @@ def _on_gpus(devices: Sequence[str]) -> bool:
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
-    """Returns packs of the values' indices: one type per pack, up to `bytes_per_pack` (0: any).
+    """Returns packs of indices of values: one type per pack, and at most `bytes_per_pack` (0: any).
 
-    A larger value is a pack of its own. The last values come first: the collectives run in the
-    order of the packs, and the backward pass computes the gradients of the last layers first.
+    A value with more bytes is a pack of its own. The last values come first, because the
+    collectives run in the order of the packs, and the backward pass computes the last layers'
+    gradients first.
     """
     packs: list[list[int]] = []
     open_packs: dict[tf.DType, tuple[list[int], int]] = {}

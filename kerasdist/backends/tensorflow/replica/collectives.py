@@ -1,4 +1,4 @@
-"""The collectives that one replica's code calls, on TensorFlow."""
+"""The collectives of one replica's code on TensorFlow."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
-# For each value of a call, its components on the replicas of this process.
+# The values of a call, each as its components on the replicas of this process.
 Columns = list[tuple[Any, ...]]
 
-# Keras's own assignment: takes a variable and a value.
+# Keras's own assignment, which takes a variable and a value.
 Write = Callable[[Any, Any], Any]
 
 # The key of an optimizer's step in `TensorFlowCollectives._deferred`.
@@ -54,7 +54,7 @@ _UPDATE = "update"
 
 @dataclass(frozen=True)
 class Given:
-    """What a replica brings to a call.
+    """The call of a replica, with the tensors that it gives to the call.
 
     Attributes:
         call: The name of the call.
@@ -66,7 +66,7 @@ class Given:
 
 
 def columns_of(everyone: Sequence[Given]) -> Columns:
-    """Returns what all replicas have given, tensor by tensor."""
+    """Returns the tensors of all replicas, one column per tensor of the call."""
     calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
     if len(set(calls)) > 1:
         raise ReplicaError(
@@ -84,7 +84,7 @@ class Deferred:
     Attributes:
         call: The name of the call, for error messages.
         given: This replica's tensors, weighted.
-        finish: Called with the sums.
+        finish: A function that is called with the sums.
     """
 
     call: str
@@ -93,13 +93,14 @@ class Deferred:
 
 
 def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and variance of each channel of a replica's rows; zeros without rows.
+    """Returns mean and variance of each channel of a replica's rows; zeros if it has no rows.
 
-    They are the operations of plain Keras, whose gradient takes one pass: it does not follow the
-    mean into the variance, on which it has no effect.
+    The operations are the same as in plain Keras. The gradient of the moments takes one pass over
+    the rows, because the mean inside of the variance counts as a constant, for which its gradient
+    is zero.
     """
     mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
-    if inputs.shape.num_elements():  # known, and not zero
+    if inputs.shape.num_elements():  # the number is known and not zero
         return mean, variance
     has_rows = tf.size(inputs) > 0
     return tf.where(has_rows, mean, 0), tf.where(has_rows, variance, 0)
@@ -122,7 +123,7 @@ class TensorFlowCollectives(Collectives):
         waits: bool = False,
     ) -> None:
         self._replica = replica
-        # Weakly: TensorFlow keeps functions of `tf.custom_gradient`, which refer to us, for good.
+        # Referred to weakly, because TensorFlow keeps functions of `tf.custom_gradient` forever.
         self._kept = None if kept is None else weakref.ref(kept)
         self._local_batch = local_batch
         self._lookups = lookups
@@ -131,11 +132,11 @@ class TensorFlowCollectives(Collectives):
         self._group = group
         self._native_strategy = group.native_strategy
         self._waits = waits
-        # Keys: the id of an assigned variable, or `_UPDATE`.
+        # The keys are ids of assigned variables, or `_UPDATE`.
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss; differentiating it records that it has been weighted."""
+        """Returns the loss; its backward pass records that it has been weighted."""
         if not is_weighted:
             return loss
 
@@ -150,9 +151,10 @@ class TensorFlowCollectives(Collectives):
         return marked(loss)
 
     def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a tape's ``gradient``, for a loss that is weighted or not.
+        """Calls a tape's ``gradient`` for a loss, which may be weighted or not.
 
-        Recomputed code calls it while another one goes back: that one's loss decides.
+        If recomputed code calls this method inside of another backward pass, the loss of that pass
+        decides.
         """
         is_outermost = not self._differentiates
         if is_outermost:
@@ -170,14 +172,14 @@ class TensorFlowCollectives(Collectives):
 
         def merged(parts: Columns) -> Any:
             [merging] = (regrouped(native_strategy, one) for one in parts)
-            # As in cross-replica code elsewhere, TensorFlow chooses the device.
+            # TensorFlow chooses the device, as in other cross-replica code.
             with replica_scope(None), tf.device(None):
                 return to_native(native_strategy, merging.call(function, strategy))
 
         return _own(self._combine("merge_call", [given], merged))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum divided by the number of replicas; of integers a float."""
+        """Returns a sum divided by the number of replicas; for integers a float."""
         return gradient_sums.divide(total, replicas)
 
     def all_sum(
@@ -185,8 +187,8 @@ class TensorFlowCollectives(Collectives):
     ) -> list[Any]:
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        ``tf.IndexedSlices`` are concatenated, without a gradient. In `fit`, an empty replica adds
-        nothing.
+        ``tf.IndexedSlices`` are concatenated, without a gradient. In `fit` a replica without rows
+        adds nothing.
         """
         tensors = [self._counted(tensor) for tensor in tensors]
         sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
@@ -206,7 +208,7 @@ class TensorFlowCollectives(Collectives):
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Concatenates the replicas' tensors along an axis; the result is differentiable.
 
-        In `fit`, an empty replica adds no rows along axis 0.
+        In `fit` a replica without rows adds no rows along axis 0.
         """
         if self._local_batch is not None and axis == 0 and not isinstance(tensor, tf.IndexedSlices):
             tensor = counted_rows(tensor, self._local_batch)
@@ -215,13 +217,13 @@ class TensorFlowCollectives(Collectives):
     def all_stack(self, tensor: Any) -> Any:
         """Stacks the replicas' tensors; the result is differentiable.
 
-        In `fit`, an empty replica adds zeros.
+        In `fit` a replica without rows adds zeros.
         """
         return self._gathered(self._counted(tensor)[tf.newaxis], 0)
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
         def together(parts: Columns) -> tuple[Any, list[Any]]:
-            # In a graph of `fit`, a static size cannot depend on the batch: all replicas have it.
+            # In a graph of `fit` static sizes do not depend on the batch, so they are equal.
             known = self._local_batch is not None and not tf.executing_eagerly()
             equal_sizes = known and parts[0][0].shape[axis] is not None
             return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
@@ -250,7 +252,7 @@ class TensorFlowCollectives(Collectives):
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> None:
-        """Weights the gradients, sums them, and updates every copy of the variables, in one go."""
+        """Weights and sums the gradients, and updates every copy of the variables, in one call."""
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         replaced = [gradient_replaces(variable) for variable in known]
         weight = self._local_batch and numerics.weight_of_gradients(
@@ -288,9 +290,9 @@ class TensorFlowCollectives(Collectives):
         self._sum_then(_UPDATE, Deferred("apply", tensors, update))
 
     def end_step(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Finishes deferred work and reads variables in one collective; all replicas must call it.
+        """Finishes deferred work and reads variables by one collective; all replicas must call it.
 
-        The variables are those that the step's logs need.
+        The variables are needed for the step's logs.
 
         Returns the variables' values, aggregated over all replicas.
         """
@@ -314,7 +316,7 @@ class TensorFlowCollectives(Collectives):
         return self._combine(call, [*given, *own], update)
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Returns the sums, over the replicas, of variables with ``aggregation="sum"``."""
+        """Returns the sums over the replicas of variables with ``aggregation="sum"``."""
         if keeps_one_copy(self._native_strategy):
             return [tf.convert_to_tensor(variable.value) for variable in variables]
         return self.end_step(variables)
@@ -322,8 +324,8 @@ class TensorFlowCollectives(Collectives):
     def before_read(self, variable: keras.Variable) -> None:
         """Finishes a deferred assignment to the variable, so that the new value is read.
 
-        In a custom loop, a variable that was made outside of the scope gets a copy on every device
-        before it is first read.
+        In a custom loop, a variable made outside of the scope gets a copy on every device before it
+        is first read.
         """
         waiting = self._deferred.pop(id(variable), None)
         if waiting is not None:
@@ -339,10 +341,11 @@ class TensorFlowCollectives(Collectives):
     def assign(self, variable: keras.Variable, value: Any, write: Write) -> Any:
         """Assigns to a variable; in `fit`, as one device would for the global batch.
 
-        There, the replicas' changes are combined. ``tf.distribute`` combines the assigned values:
-        a sum would count the old value once per replica, and a mean would ignore how many rows
-        each replica has. Custom loops keep that behaviour, which users expect; but for a sum on
-        read with one copy, such as a metric's, to which each replica adds.
+        In `fit` the replicas' changes are combined. ``tf.distribute`` combines the assigned values
+        instead: a sum would count the old value once per replica, and a mean would ignore how many
+        rows each replica has. Custom loops keep that behaviour, which users expect. An exception is
+        a variable that is summed on read and has one copy, such as a variable of a metric: each
+        replica adds to it.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
@@ -358,7 +361,7 @@ class TensorFlowCollectives(Collectives):
         return self._assign_changes(variable, value, write)
 
     def _own_part(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns this replica's new part of a sum; an empty replica keeps its old part."""
+        """Returns this replica's new component of a sum; without rows it keeps the old one."""
         weight = self._local_batch.weight  # type: ignore[union-attr]
         if isinstance(weight, float) or self._writes_equal:
             return value
@@ -367,7 +370,7 @@ class TensorFlowCollectives(Collectives):
 
     @contextmanager
     def equal_writes(self) -> Iterator[None]:
-        """Returns a context in which an empty replica assigns what the others do."""
+        """Returns a context in which a replica without rows assigns the others' values."""
         outer, self._writes_equal = self._writes_equal, True
         try:
             yield
@@ -375,7 +378,7 @@ class TensorFlowCollectives(Collectives):
             self._writes_equal = outer
 
     def _assign_once(self, variable: keras.Variable, value: Any, write: Write) -> None:
-        """Assigns a value that is equal on all replicas to a variable with a single copy."""
+        """Assigns a value that is equal on all replicas to a variable that has a single copy."""
 
         def update(parts: Columns) -> None:
             write(variable, parts[0][0])
@@ -409,20 +412,20 @@ class TensorFlowCollectives(Collectives):
             self._finish(what.call, [what])
 
     def _combine(self, call: str, given: Sequence[Any], function: Callable[[Columns], Any]) -> Any:
-        """Calls a function once with all replicas' tensors; all replicas must call it.
+        """Calls a function once with all replicas' tensors; all replicas must call this method.
 
-        Returns the function's result; of a distributed value, the replica's component.
+        Returns the function's result; a distributed value is replaced by the replica's component.
         """
-        # Another thread issues it.
+        # Another thread issues the collective.
         issued = issued_for(code_here()) if self._group.is_recorded else nullcontext()
 
         def merged(native_strategy: tf.distribute.Strategy, everyone: object) -> Any:
-            # Without a device, operations would go to the first GPU of the machine.
+            # Without a device, operations would run on the first GPU of the machine.
             with issued, tf.device(native_strategy.extended.worker_devices[0]):
                 return function(columns_of(copies(everyone)))
 
         replica_context = tf.distribute.get_replica_context()
-        # As one object: merge_call does not group a tensor that is the same in all replicas.
+        # The tensors are passed as one object, because merge_call does not group equal tensors.
         kept = self._kept and self._kept()
         taken = kept.take() if kept else {}
         result = replica_context.merge_call(
@@ -443,12 +446,13 @@ class TensorFlowCollectives(Collectives):
         return self._combine("all_reduce", given, sums)
 
     def _gradients_of_sums(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the gradients of sums over the replicas, by this replica's terms.
+        """Returns the gradients of sums over the replicas with respect to this replica's terms.
 
         In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is their
-        mean, weighted by the replicas' weights, and so is its gradient by a sum. `apply_gradients`
-        multiplies this replica's gradients by its weight again, so they are divided by it here. A
-        loss that was weighted before it was differentiated passes its weight on to `upstream`.
+        mean, weighted by the replicas' weights, and its gradient with respect to a sum has the same
+        weights. `apply_gradients` multiplies this replica's gradients by its weight again, so they
+        are divided by it here. A loss that was weighted before it was differentiated has its weight
+        already in `upstream`.
         """
         if self._local_batch is None:
             return self.all_sum(upstream)
@@ -459,7 +463,7 @@ class TensorFlowCollectives(Collectives):
         return [numerics.per_weight(total, weight) for total in sums]
 
     def _counted(self, value: Any) -> Any:
-        """Returns the value; on an empty replica in `fit`, zeros."""
+        """Returns the value, or zeros on a replica without rows in `fit`."""
         return (
             value
             if self._local_batch is None
@@ -476,7 +480,7 @@ def collectives_here() -> TensorFlowCollectives:
 
 
 def _own(structure: object) -> Any:
-    """Copies tensors, since `regrouped` would not wrap an object that all replicas share."""
+    """Copies tensors, because `regrouped` does not wrap an object that all replicas share."""
 
     def own(leaf: object) -> Any:
         if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):

@@ -1,4 +1,4 @@
-"""Lets Keras's losses and optimizers compute in a scope, outside of replicas, as on one device."""
+"""Lets Keras's losses and optimizers work in a scope outside of replicas, as on one device."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _install() -> None:
 
 
 def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
-    """Does not scale a loss outside of replicas, where it covers the whole batch.
+    """Leaves a loss unscaled outside of replicas, where it covers the whole batch.
 
-    Keras divides it by the number of replicas wherever a strategy's scope is open.
+    Keras divides a loss by the number of replicas in any open scope of a strategy.
     """
     if current.replica is None and tf.distribute.get_strategy() in ours:
         return value
@@ -57,9 +57,9 @@ def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
 def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    """Gives all copies of the variables the same update, from one set of gradients.
+    """Updates all copies of the variables equally, by a single list of gradients.
 
-    Keras's own ``apply`` calls ``merge_call``, which only replicas can call.
+    Keras's own ``apply`` would call ``merge_call``, which only replicas can call.
     """
     if current.replica is not None or _is_applying.get():
         return original(optimizer, grads, trainable_variables)
@@ -74,7 +74,7 @@ def _apply(
 
 
 def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
-    """Mirrors variables from outside of the scope before an optimizer indexes them."""
+    """Mirrors variables made outside of the scope before an optimizer indexes them."""
     variables = list(variables)
     native_strategy = _native_strategy_of([*variables, *optimizer.variables[:1]])
     if native_strategy is not None:
@@ -84,7 +84,7 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
 
 
 def _scope_of(native_strategy: tf.distribute.Strategy) -> AbstractContextManager[Any]:
-    """Opens a native strategy's scope, if it is not open."""
+    """Opens the scope of a native strategy, unless it is already open."""
     is_open = tf.distribute.get_strategy() is native_strategy
     return nullcontext() if is_open else NativeScope(native_strategy)
 
@@ -92,10 +92,10 @@ def _scope_of(native_strategy: tf.distribute.Strategy) -> AbstractContextManager
 def apply_everywhere(
     native_strategy: tf.distribute.Strategy, optimizer: Any, gradients: list[Any], variables: Any
 ) -> Any:
-    """Updates every copy of the variables by gradients that are summed over all replicas.
+    """Updates every copy of the variables by gradients that are sums over all replicas.
 
-    Of gradients with a sum on each device, each device updates its own copy: it clips, scales and
-    accumulates by itself. A single gradient is changed once, and the result is copied.
+    If a gradient has a sum on each device, each device updates its own copy, and clips, scales and
+    accumulates by itself. A single gradient is processed once, and the result is copied.
     """
     known = keras_compat.optimized_variables(optimizer) if variables is None else variables
     with tf.init_scope():
@@ -110,7 +110,7 @@ def apply_everywhere(
         if is_one and (trial is None or keeps_one_copy(native_strategy)):
             return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
         devices = native_strategy.extended.worker_devices
-        # In a trial, which is eager, the first device computes for all.
+        # A trial runs eagerly, and its first device computes for all devices.
         for index, device in enumerate(devices if trial is None else devices[:1]):
             own = [held[index % len(held)] for held in map(copies, gradients)]
             with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
@@ -122,7 +122,7 @@ def apply_everywhere(
                     other.assign(first)
         return None
 
-    # Keras's own ``apply`` does the rest, for the inner optimizer of a LossScaleOptimizer too.
+    # Keras's own ``apply`` does the rest, also for the inner optimizer of a LossScaleOptimizer.
     token = _is_applying.set(True)
     try:
         return run_without_merge_call(apply)
@@ -132,7 +132,7 @@ def apply_everywhere(
 
 @contextmanager
 def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
-    """Makes the optimizer update variables of another strategy, in the block."""
+    """Lets the optimizer update variables of another strategy until the block ends."""
     before = [(one, keras_compat.move_optimizer(one, strategy)) for one in with_inner(optimizer)]
     try:
         yield
@@ -144,13 +144,13 @@ def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
 def _make_state(
     original: Callable[..., Any],
     optimizer: Any,
-    reference_variable: Any,  # Keras's name, by which some optimizers pass it
+    reference_variable: Any,  # some optimizers pass it by this name
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Makes an optimizer's variable in the scope of its strategy, or of the model's strategy.
+    """Makes an optimizer's variable in the scope of the optimizer's or the model's strategy.
 
-    So users need not call ``optimizer.build`` in the scope.
+    So users need not call ``optimizer.build`` inside of the scope.
     """
     if tf.distribute.has_strategy():
         return original(optimizer, reference_variable, *args, **kwargs)
@@ -165,7 +165,7 @@ def _make_state(
 
 
 def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
-    """Returns the strategy whose scope is open, else the variables'; None for plain Keras."""
+    """Returns the strategy whose scope is open, else the variables' strategy; None for neither."""
     here = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
         is_ours = here in ours and tf.distribute.in_cross_replica_context()

@@ -53,12 +53,12 @@ class SoleDevice(ReplicaSet):
         self.trainer_class = trainer_class
 
     def is_tracing(self) -> bool:
-        """Returns whether a graph is made."""
+        """Returns whether a graph is being traced."""
         return not tf.executing_eagerly()
 
     @cached_property
     def runner(self) -> Runner:
-        """The runner that runs user functions on the device."""
+        """The object that runs user functions on the device."""
         return SoleRunner(self.placement)
 
     def data_adapter(self, adapter: Any) -> Any:
@@ -66,17 +66,17 @@ class SoleDevice(ReplicaSet):
         return TensorFlowAdapter(adapter)
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns a scope in which TensorFlow works on this device."""
+        """Returns a scope in which TensorFlow computes on this device."""
         return tf.device(_tensorflow_name(self.devices[0]))
 
 
 @final
 class TensorFlowReplicaSet(ReplicaSet):
-    """Several devices, of this process or of many workers, with a copy of every variable on each.
+    """Several devices, of one process or of many workers, each with a copy of every variable.
 
     Attributes:
         group: The replicas and their native strategy.
-        count_batch: Counts a batch that a step has read, in its graph; None without other workers.
+        count_batch: Counts, in its graph, a batch that a step has read; None without other workers.
     """
 
     count_batch: Callable[[], object] | None = None
@@ -102,23 +102,24 @@ class TensorFlowReplicaSet(ReplicaSet):
         gradients.install()
 
     def is_tracing(self) -> bool:
-        """Returns whether a graph is made."""
+        """Returns whether a graph is being traced."""
         return not tf.executing_eagerly()
 
     @cached_property
     def runner(self) -> Runner:
-        """The runner that runs user functions on the devices."""
+        """The object that runs user functions on the devices."""
         return TensorFlowRunner(self, self.group)
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class of trials of a step on one device and on the replicas."""
-        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial  # few programs need it
+        """The class that tries a step on one device and on the replicas."""
+        # imported late, because few programs need it
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial
 
         return TensorFlowTrial
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter whose global batches Keras does not divide by itself."""
+        """Returns an adapter whose global batches Keras does not divide itself."""
         return TensorFlowAdapter(adapter, self.group)
 
     def placement(self) -> AbstractContextManager[Any]:
@@ -126,7 +127,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         return NativeScope(self.group.native_strategy)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, eagerly even while a function is traced."""
+        """Gives variables the chief's values, eagerly even while a function is being traced."""
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)
 
@@ -141,8 +142,8 @@ class TensorFlowReplicaSet(ReplicaSet):
     ) -> list[tuple[LocalBatch, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
-        What its code keeps in Python is each replica's own. Returns for each replica of
-        this process its local batch, and what the function returned.
+        Each replica has its own copy of the state that the function keeps in Python objects.
+        Returns, for each replica of this process, its local batch and the function's result.
         """
         local_rows = self.group.split(batch)
 
@@ -177,7 +178,7 @@ def mirrored_replicas(
         native_strategy = central_storage_strategy(names, _tensorflow_name(home))
     else:
         native_strategy = strategy_on_devices(names, share_memory=shares_memory)
-    # On CPUs, and where variables have one copy, gradients are summed on one device.
+    # On CPUs, or if variables have a single copy, gradients are summed on one device.
     one_place = shares_memory or len(devices) == 1 or home is not None
     own = native_strategy.extended.worker_devices
     all_reduce = None if one_place else AllReduce(own, workers=1, key=group_key())
@@ -188,7 +189,7 @@ def mirrored_replicas(
 def worker_replicas(
     devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any], job: Job
 ) -> TensorFlowReplicaSet:
-    """Returns replicas on devices of each worker."""
+    """Returns replicas on the devices of each worker."""
     _check_communication(options.communication, devices)
     seconds = options.communication.timeout_seconds or job.timeouts.meeting
     communication = replace(options.communication, timeout_seconds=seconds)
@@ -222,11 +223,11 @@ def _share_memory(devices: Sequence[Device]) -> bool:
 
 @contextmanager
 def _after(data: object) -> Iterator[None]:
-    """Makes the operations inside wait for the data.
+    """Makes the operations inside of the block wait for the data.
 
     At the end of the data, a step fails when it asks for the next batch. Operations that do not use
     the batch, such as the increment of the optimizer's counter, must not run before that. (In plain
-    Keras they do: with an unknown number of batches, the optimizer counts one step too many.)
+    Keras they do: if the number of batches is unknown, the optimizer counts one step too many.)
     """
     leaf = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
     components = tf.nest.flatten(leaf, expand_composites=True)

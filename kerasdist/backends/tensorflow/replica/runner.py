@@ -1,4 +1,4 @@
-"""Runs user functions on the replicas, and moves values in and out of them (contract C2)."""
+"""Runs user functions on the replicas, and moves values into and out of these functions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kerasdist.core.context import StrategyLike
     from kerasdist.input.distributed import DistributedDataset
 
-# Parts of TensorFlow's error messages, and what kerasdist's errors say in their place.
+# Parts of TensorFlow's error messages, and kerasdist's messages for these errors.
 _MISFITS = {
     "made a different number of replica_context().merge_call() calls": (
         "Expected the same collectives and assignments in every replica, and as many. Received: "
@@ -78,8 +78,9 @@ def in_replicas(
 ) -> list[Any]:
     """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
 
-    Each call runs in its replica's context, in a graph or eagerly; in `fit` with its replica's
-    local batch of the batch, and what its code keeps. Returns one result per replica.
+    Each call runs in its replica's context, in a graph or eagerly. In `fit` each replica has its
+    own local batch, and its own copy of what the code keeps in Python. Returns one result per
+    replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)
@@ -139,7 +140,7 @@ def in_replicas(
     finally:
         if kept:
             kept.end(is_last=not tf.executing_eagerly())
-        for variable, value in contexts[0].items():  # what the first replica has set stays
+        for variable, value in contexts[0].items():  # the first replica's context variables stay
             if variable.get(None) is not value:
                 variable.set(value)
     return results
@@ -155,21 +156,21 @@ class TensorFlowRunner(Runner):
         self._native_strategy = group.native_strategy
         self._shares_memory = group.shares_memory
         self.places_ahead = not self._shares_memory
-        # For each user `tf.function`, the function that runs its code on all replicas in one graph.
+        # By user's `tf.function`: the function that runs its code on all replicas in one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls a function once per replica, each in a thread of ``tf.distribute``."""
+        """Calls a function once per replica, each time in a thread of ``tf.distribute``."""
         self._group.runs_loops = self._replica_set.reads_need_all_workers = True
         given = to_native(self._native_strategy, given)
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
-            # Replicas cannot call collectives from separate graphs: compile one graph for all.
+            # One graph has all replicas, because separate graphs cannot call collectives.
             return given.call(self._compiled_around(strategy, function))
         _refuse_xla()
         if tf.executing_eagerly():
             self._replica_set.begin_step()
         elif self._replica_set.job is not None:
-            # One worker may trace more often than another, so that is no step of them all.
+            # A trace does not count as a step, because workers may trace differently often.
             self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 
@@ -197,7 +198,7 @@ class TensorFlowRunner(Runner):
             return total if op is ReduceOp.SUM else gradient_sums.divide(total, count)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Concatenates the components, on the host."""
+        """Returns the components, concatenated on the host."""
         parts = self._tensors(value)
         axis = axis_of_rows(parts[0], axis)
         with tf.device(HOST):
@@ -215,10 +216,10 @@ class TensorFlowRunner(Runner):
         return [self.broadcast(one) for one in sums]
 
     def _fitting(self, parts: Sequence[Any], axis: int | None = None) -> Sequence[Any]:
-        """Checks that components have equal shapes, eagerly on all workers, and returns them.
+        """Returns the components; in eager code, first checks that all shapes are equal.
 
-        Collectives of different sizes would wait for each other. Scalars are not compared over the
-        workers: that takes a fifth of a millisecond, and a loop reduces one scalar per step.
+        Collectives of different sizes would wait for each other forever. Scalars are not compared
+        between workers, because that takes 0.2 ms, and a loop reduces one scalar per step.
         """
         here = [shape_of(part) for part in parts]
         check_shapes(here, axis)
@@ -229,7 +230,7 @@ class TensorFlowRunner(Runner):
         return parts
 
     def broadcast(self, tensor: Any) -> Any:
-        """Returns a value with an equal component on every device."""
+        """Returns a value that has an equal component on every device."""
         if isinstance(tensor, tf.distribute.DistributedValues):
             return tensor
         return mirrored_on(self._native_strategy, tensor)
@@ -237,10 +238,10 @@ class TensorFlowRunner(Runner):
     def update(
         self, variable: Any, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
-        """Calls the function once per copy of a variable; each call sees that copy alone.
+        """Calls the function once per copy of a variable; each call sees only that copy.
 
-        The function gets the copy of a ``tf.Variable``. It gets a Keras variable itself, which
-        stands for the copy during the call.
+        For a ``tf.Variable`` the function gets the copy. For a Keras variable the function gets the
+        variable itself, which stands for the copy during the call.
         """
         converted = converted_as_here(function)
         is_native = native(variable) is variable
@@ -255,7 +256,7 @@ class TensorFlowRunner(Runner):
         return results
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a value with these components; arrays become tensors on their devices."""
+        """Returns a value with these components, in which arrays become tensors on the devices."""
 
         def placed(index: int, structure: object) -> Any:
             return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)
@@ -267,16 +268,16 @@ class TensorFlowRunner(Runner):
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 
     def native_dataset(self, dataset: DistributedDataset) -> Any | None:
-        """Returns the equivalent ``tf.distribute`` dataset of a ``tf.data`` source."""
+        """Returns the equivalent ``tf.distribute`` dataset of a ``tf.data`` source, or None."""
         return native_dataset(self._group, dataset)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components."""
+        """Returns the components of a value in this process."""
         value = to_native(self._native_strategy, native(value))
         return tuple(self._native_strategy.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:
-        """Returns the variable's value; the aggregate, if the variable is sync-on-read."""
+        """Returns a variable's value, which is the aggregate of a sync-on-read variable."""
         variable = native(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
             variable = self._native_strategy.extended.read_var(variable)
@@ -301,7 +302,7 @@ class TensorFlowRunner(Runner):
 
     def _tensors(self, value: Any) -> list[Any]:
         parts = copies(to_native(self._native_strategy, native(value)))
-        if len(parts) == 1:  # one value for all replicas
+        if len(parts) == 1:  # the function has only one such value for all replicas
             parts = [parts[0]] * len(self._group.local)
         return [
             part if isinstance(part, _COMPOSITE) else tf.convert_to_tensor(part) for part in parts

@@ -32,7 +32,7 @@ def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: object) -> Any:
 
 
 def per_replica(native_strategy: tf.distribute.Strategy, parts: Iterable[Any]) -> Any:
-    """Returns a ``tf.distribute`` value with these components on the replicas of this process."""
+    """Returns a ``tf.distribute`` value with these components on this process's replicas."""
     remaining = iter(parts)
     return native_strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 
@@ -40,7 +40,7 @@ def per_replica(native_strategy: tf.distribute.Strategy, parts: Iterable[Any]) -
 def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
     """Merges one structure per replica into one structure of distributed values.
 
-    A leaf that is the same object in all replicas is kept as it is.
+    A leaf that is the same object in all replicas is not wrapped.
     """
 
     def merged(parts: Sequence[Any]) -> Any:
@@ -52,7 +52,7 @@ def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]
 
 
 def to_native(native_strategy: tf.distribute.Strategy, structure: object) -> Any:
-    """Converts kerasdist's own distributed values in a structure to ``tf.distribute``'s."""
+    """Converts kerasdist's distributed values in a structure to ``tf.distribute``'s values."""
     replicas = len(native_strategy.extended.worker_devices)
 
     def converted(leaf: object) -> Any:
@@ -79,7 +79,7 @@ def tensor_of_array(leaf: object) -> Any:
 
 
 def check_alike(parts: Sequence[Any], axis: int | None = None) -> None:
-    """Refuses tensors of the replicas that cannot be combined, as far as their shapes are known."""
+    """Refuses tensors of the replicas that cannot be combined, if their shapes are known."""
     if len({part.dtype for part in parts}) > 1:
         raise ReplicaError(
             "Expected tensors of one type from all replicas. Received: "
@@ -89,7 +89,7 @@ def check_alike(parts: Sequence[Any], axis: int | None = None) -> None:
 
 
 def concat(parts: Sequence[Any], axis: int) -> Any:
-    """Concatenates tensors along an axis, sparse ones too."""
+    """Concatenates tensors along an axis; sparse tensors are supported too."""
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(axis, parts)
     return tf.concat(parts, axis)
@@ -101,7 +101,7 @@ def shape_of(part: Any) -> list[int | None] | None:
 
 
 def among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
-    """Pads a tensor with zeros, so that the replicas' tensors add up to their concatenation."""
+    """Pads a tensor with zeros, so that the sum over the replicas is the concatenation."""
     around = [[0, 0]] * part.shape.rank
     around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
     return tf.pad(part, around)

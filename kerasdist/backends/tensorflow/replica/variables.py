@@ -1,4 +1,4 @@
-"""Keras variables: native ones, copies, listeners to reads; those made outside of the scope."""
+"""Keras variables on TensorFlow: native variables, copies, and hooks on reads and writes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kerasdist.training.metrics import metrics_of
 
 
 def native(variable: object) -> Any:
-    """Returns the framework's variable in a Keras variable."""
+    """Returns the TensorFlow variable inside of a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def copies(variable: object) -> Sequence[Any]:
-    """Returns the components in this process of a variable or of another distributed value."""
+    """Returns the components that this process has of a variable or another distributed value."""
     held = native(variable)
     return held.values if isinstance(held, tf.distribute.DistributedValues) else (held,)
 
 
 def gradient_replaces(variable: keras.Variable) -> bool:
-    """Returns whether the "gradient" of a variable is its next value, as with float8 scales."""
+    """Returns whether a variable's "gradient" is its next value, as for float8 scales."""
     return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
 
 
@@ -42,12 +42,12 @@ def averaged(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
     read_as_mean = (
         v for v in variables if v.synchronization == "on_read" and v.aggregation == "mean"
     )
-    # Central storage has one copy for all replicas.
+    # Central storage has one copy for all replicas, so there is no mean.
     return [v for v in read_as_mean if isinstance(native(v), tf.distribute.DistributedValues)]
 
 
 def statistics_of(layers: Iterable[keras.Layer]) -> list[keras.Variable]:
-    """Returns BatchNormalization's moving statistics that are read as the replicas' mean."""
+    """Returns the moving statistics of BatchNormalization that are read as the replicas' mean."""
     norms = (
         one for one in layers if isinstance(one, keras.layers.BatchNormalization) and one.built
     )
@@ -59,7 +59,7 @@ def check_mirrored(
 ) -> None:
     """Refuses variables that were not made in the strategy's scope.
 
-    ``tf.distribute`` would fail on them in the middle of a step, with a message about internals.
+    ``tf.distribute`` would fail in the middle of a step, with a message about internals.
     """
     strangers = [
         variable.path
@@ -77,7 +77,7 @@ def check_mirrored(
 
 _Listener = Callable[[keras.Variable], None]
 
-# Those to this thread's reads of Keras variables.
+# The listeners to this thread's reads of Keras variables.
 _listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=())
 
 
@@ -92,12 +92,12 @@ def reads_preceded(listener: _Listener) -> Iterator[None]:
 
 
 def install() -> None:
-    """Puts the hook into Keras, once in a process."""
+    """Installs the hooks into Keras, once per process."""
     keras_compat.install(read=_tell_listeners, assign=_assign, store=_store)
 
 
 def _assign(original: Callable[..., Any], variable: keras.Variable, value: object) -> Any:
-    """Combines what replicas assign; on the other frameworks their scopes do."""
+    """Combines values that replicas assign; on other backends the replicas' scopes do so."""
     replica = current.replica
     if replica is None or keras_compat.get_stateless_scope() is not None:
         return original(variable, value)
@@ -114,11 +114,11 @@ def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
-    """Makes an integer variable that is read as a sum return the value that was assigned to it.
+    """Makes an integer variable that is read as a sum return the value assigned to it.
 
-    TensorFlow assigns the value, divided by the number of replicas and rounded down, to each
-    replica: with two replicas, a confusion matrix of ones would be read as zeros. Here the first
-    replica also gets the remainder.
+    TensorFlow would divide the value by the number of replicas, round it down, and assign the
+    result to each replica. With two replicas a confusion matrix of ones would then be read as
+    zeros. With this hook the first replica also gets the remainder.
     """
     in_scope = keras_compat.get_stateless_scope() is not None
     if in_scope or current.replica is not None or not is_sum_on_read(variable):
@@ -137,7 +137,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 
 def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a Keras variable was made outside of all scopes: it has a single copy."""
+    """Returns whether a Keras variable was made outside of every scope, with a single copy."""
     if not isinstance(variable, keras.Variable):
         return False
     held = keras_compat.stored_value(variable)
@@ -149,9 +149,10 @@ def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy
 
 
 def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy) -> bool:
-    """Recreates variables that `is_foreign` with a copy on every device, keeping their values.
+    """Recreates each `is_foreign` variable with the same value and a copy on every device.
 
-    Returns whether any was recreated; functions compiled before still hold the old variables.
+    Returns whether any variable was recreated. Functions compiled earlier still hold the old
+    variables.
     """
     recreated = False
     for variable in variables:
@@ -161,7 +162,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            # Such a variable is read as the sum of its components: only the first gets the value.
+            # A read adds the components, so only the first one gets the value.
             first, *others = copies(variable)
             first.assign(
                 value if native_strategy.extended.should_checkpoint else tf.zeros_like(first)
@@ -178,7 +179,7 @@ def adopt(
     *,
     recreated: bool = False,
 ) -> None:
-    """Assigns an optimizer that was made outside of the scope to it, keeping its state."""
+    """Moves an optimizer, with its state, into the scope outside of which it was made."""
     recreated |= adopt_all(variables, native_strategy)
     optimizers = with_inner(optimizer)
     for one in optimizers:
@@ -190,17 +191,17 @@ def adopt(
 
 
 def with_inner(optimizer: keras.Optimizer) -> list[Any]:
-    """Returns an optimizer and, if it scales losses, the one that it wraps."""
+    """Returns an optimizer and, for a LossScaleOptimizer, also its inner optimizer."""
     if isinstance(optimizer, keras_compat.LossScaleOptimizer):
         return [optimizer, optimizer.inner_optimizer]
     return [optimizer]
 
 
 def take_on(model: Any, replicas: Any) -> None:
-    """Mirrors a model's layers, metrics and optimizer that were made outside of the scope.
+    """Mirrors the layers, metrics and optimizer of a model that were made outside the scope.
 
-    If any variable is recreated, the compiled functions of the model, and of models among its
-    layers, are dropped, since they hold the old variables.
+    If a variable is recreated, the compiled functions of the model, and of models among its layers,
+    are dropped, because they hold the old variable.
     """
     recreated = False
     native_strategy: tf.distribute.Strategy = replicas.group.native_strategy

@@ -1,4 +1,4 @@
-"""Datasets of global batches for Keras's loops, and of per-replica batches for custom loops."""
+"""Datasets of global batches for Keras's loops, and of local batches for custom loops."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from kerasdist.input.options import InputOptions
 
 @final
 class TensorFlowAdapter(WrappedAdapter):
-    """A Keras data adapter for TensorFlow, whose batches a group divides among its replicas."""
+    """A Keras data adapter for TensorFlow; a group divides its batches among replicas."""
 
     def __init__(self, inner: Any, group: Group | None = None) -> None:
-        """Without a group, the batches are those of Keras's own adapter."""
+        """Makes an adapter; without a group, it yields the batches of Keras's own adapter."""
         super().__init__(inner)
         self._group = group
 
     def get_tf_dataset(self, begin: Callable[[Callable[[], Any]], Any] | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
-        If given, `begin` makes each iterator; it gets the function that would make it otherwise.
+        If `begin` is given, it makes each iterator; its argument is the function that makes
+        iterators otherwise.
         """
         inner, group = self._inner, self._group
         if group is not None:
@@ -82,15 +83,15 @@ def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
 
 
 def _has_scalars(dataset: tf.data.Dataset) -> bool:
-    """Returns whether elements have parts without rows, of which TensorFlow asks how many."""
+    """Returns whether elements have parts without rows, whose rows TensorFlow would count."""
     return any(one.shape.rank == 0 for one in tf.nest.flatten(dataset.element_spec))
 
 
 def _of_pipelines(
     native_strategy: tf.distribute.Strategy, pipelines: Sequence[Any], options: InputOptions
 ) -> Any:
-    """Returns a distributed dataset of pipelines of per-replica batches."""
-    # TensorFlow calls the function once per pipeline of this worker, in their order.
+    """Returns a distributed dataset over pipelines of local batches, one per replica."""
+    # TensorFlow calls the function once per pipeline of this worker, in the pipelines' order.
     remaining = iter(pipelines)
     with keeping_input_devices(native_strategy):
         dataset = native_strategy.distribute_datasets_from_function(
@@ -102,8 +103,8 @@ def _of_pipelines(
 def _with_length(dataset: object) -> Any:
     """Adds ``len`` to a ``tf.distribute`` dataset.
 
-    It changes the object's class to a subclass: a change of the class itself would also affect the
-    datasets that users get from ``tf.distribute`` directly.
+    The class of the object is replaced by a subclass, because a change of the class itself would
+    also affect datasets that users get from ``tf.distribute`` directly.
     """
     dataset.__class__ = _sized_class(type(dataset))
     return dataset
@@ -114,7 +115,7 @@ def _sized_class(own: type[Any]) -> type[Any]:
     def describe(body: dict[str, Any]) -> None:
         body.update(__module__=own.__module__, __qualname__=own.__qualname__, __doc__=own.__doc__)
         body["__len__"] = lambda dataset: len(equivalent(dataset))
-        body["__bool__"] = lambda _: True  # like a `tf.data.Dataset`, even an empty one
+        body["__bool__"] = lambda _: True  # an empty dataset is also true, as for `tf.data`
 
     return types.new_class(own.__name__, (own,), exec_body=describe)
 
@@ -123,9 +124,9 @@ def _native_options(
     options: InputOptions, native_strategy: tf.distribute.Strategy
 ) -> tf.distribute.InputOptions | None:
     """Converts kerasdist's input options to ``tf.distribute``'s; a central storage takes none."""
-    if keeps_one_copy(native_strategy):  # it reads a field that they do not have (2.21)
+    if keeps_one_copy(native_strategy):  # TensorFlow would read a field that options lack (2.21)
         return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
     mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]
-    # With PER_REPLICA, TensorFlow refuses to both fetch to the device and place the dataset there.
+    # With PER_REPLICA, TensorFlow refuses both to fetch to the device and to place datasets there.
     return tf.distribute.InputOptions(**fields | {"experimental_replication_mode": mode})

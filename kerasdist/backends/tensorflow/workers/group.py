@@ -1,6 +1,6 @@
 """All replicas of a strategy: how they divide a batch, and how their values are combined.
 
-On many workers all-reduce is the only collective by which replicas exchange tensors.
+With many workers, replicas exchange tensors only by all-reduce.
 """
 
 from __future__ import annotations
@@ -50,25 +50,27 @@ from kerasdist.training.numerics import weighted
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
 
-# One value's components on the replicas of this process, in the replicas' order.
+# The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
 
 @final
 class GlobalBatchDataset(tf.distribute.DistributedDataset):
-    """A dataset of global batches that Keras treats as distributed already.
+    """A dataset of global batches that Keras treats as already distributed.
 
-    Keras would hand a plain dataset to ``experimental_distribute_dataset``, which cuts it into
-    unequal steps (TRAPS, 2), shards it by file, and warns about that.
+    Keras would pass a plain dataset to ``experimental_distribute_dataset``, which cuts it into
+    unequal steps, shards it by file, and warns about that.
 
     Attributes:
-        begin: If set, makes each iterator; it gets the function that would make it otherwise.
-        prefetched: Makes an iterator whose batches wait on the devices. Its state lacks the batches
-            that it has read ahead, so a run that keeps its position cannot use it.
+        begin: If set, this function makes each iterator; its argument is the function that makes
+        iterators otherwise.
+        prefetched: Makes an iterator whose batches wait on the devices. The saved state of such an
+            iterator lacks the batches that were read ahead, so a run that saves its position in the
+            data cannot use the iterator.
     """
 
     def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:
-        """Takes a function that makes an iterator, and the ``element_spec`` of a batch."""
+        """Stores a function that makes an iterator, and the ``element_spec`` of a batch."""
         self._iterate = self.prefetched = iterate
         self._spec = spec
         self.begin: Callable[[Callable[[], Any]], Any] | None = None
@@ -78,18 +80,18 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
 
     @property
     def element_spec(self) -> Any:
-        """The types and shapes of a global batch, as TensorFlow describes them."""
+        """The types and shapes of a global batch, in TensorFlow's form."""
         return self._spec
 
 
 def read_alike(
     pipeline: Any, cut: Callable[[tf.Tensor, Any], Any] = lambda _, batch: batch
 ) -> tf.data.Dataset:
-    """Returns a dataset of ``cut(number, batch)`` of a pipeline's batches.
+    """Returns a dataset of ``cut(number, batch)`` for the batches of a pipeline.
 
-    It has the same operations for any number of workers, so that a backup of its iterator serves
-    another number, too. What is read ahead are whole batches, which all workers need, so TensorFlow
-    must not read ahead what `cut` returns.
+    The dataset has the same operations for any number of workers, so that a backup of its iterator
+    can be restored with another number. The batches that are read ahead are whole, because all
+    workers need them; therefore TensorFlow must not read ahead the results of `cut`.
     """
     whole = pipeline.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -98,18 +100,19 @@ def read_alike(
 
 
 class Group:
-    """All replicas of a native strategy, in one process; `WorkerGroup` spans several workers.
+    """All replicas of a native strategy in one process; `WorkerGroup` is for several workers.
 
     All workers must call the methods that take `Parts`, in cross-replica context.
 
     Attributes:
-        native_strategy: The native strategy.
+        native_strategy: The strategy of ``tf.distribute``.
         is_of_workers: Whether other workers have replicas too.
         local: The numbers of the replicas in this process.
-        shares_memory: Whether the replicas of this process read each other's tensors for free.
+        shares_memory: Whether the replicas of this process can read each other's tensors at no
+            cost.
         is_recorded: Whether the user has asked for a record of collectives.
-        has_collectives: Whether sums are collectives, not operations on one device.
-        runs_loops: Whether a custom loop has run; replicas' values may differ after one.
+        has_collectives: Whether sums are collectives, and not operations on one device.
+        runs_loops: Whether a custom loop has run, after which the replicas' values may differ.
     """
 
     is_of_workers = False
@@ -122,7 +125,7 @@ class Group:
         shares_memory: bool,
         communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> None:
-        """Takes the native strategy; without `all_reduce`, values are summed on one device."""
+        """Stores the native strategy; without `all_reduce`, values are summed on one device."""
         self.native_strategy = native_strategy
         self._communication = communication
         self._replicas = native_strategy.num_replicas_in_sync
@@ -134,14 +137,14 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; of a followed one a backup keeps the place."""
+        """Returns a dataset of an adapter's batches; if followed, a backup saves its position."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset))
         return self._iterated(read_alike(dataset) if is_followed else dataset)
 
     def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
-        """Returns a dataset whose batches go to the devices ahead, unless these share memory."""
+        """Returns a dataset that moves its batches to the devices ahead, if that is useful."""
         spec = dataset.element_spec
         is_whole = not isinstance(spec, OwnRows)
         plain = GlobalBatchDataset(partial(iter, dataset), spec if is_whole else spec.rows)
@@ -167,12 +170,12 @@ class Group:
     def split(self, batch: Any) -> list[LocalRows]:
         """Divides a batch for a step of `fit`, `evaluate` or `predict`.
 
-        Returns one local batch for each replica of this process, each with at least one row.
+        Returns a local batch for each replica of this process, each with at least one row.
         """
         if isinstance(batch, PlacedBatch):
             devices = self.native_strategy.extended.worker_devices
             return rows_on_devices(batch, self._replicas, self.local, devices)
-        # Without a device, the whole batch would go to the first GPU, and from there to the others.
+        # Without a device, the whole batch would go to the first GPU and from there to the others.
         with tf.device(HOST):
             return self._cut(batch)
 
@@ -181,7 +184,7 @@ class Group:
         return split(own, len(self.local), stand_ins=True)
 
     def own_rows(self, batch: Any) -> OwnRows:
-        """Takes the rows of this process out of a global batch."""
+        """Returns the rows of this process from a global batch."""
         return own_rows(batch, self._replicas, self.local)
 
     def sums(
@@ -191,7 +194,7 @@ class Group:
         *,
         here: bool = True,
     ) -> list[Any]:
-        """Returns the sum over all replicas of each of several values, on one device if `here`."""
+        """Returns each value's sum over all replicas; on one device if `here`."""
         results: list[Any] = [None] * len(columns)
         if self._all_reduce is not None:
             travelling = [i for i, parts in enumerate(columns) if self._travels(parts, here)]
@@ -207,7 +210,7 @@ class Group:
         ]
 
     def _travels(self, parts: Parts, here: bool) -> bool:
-        """Whether `sums` adds up a value by a collective rather than on one device."""
+        """Returns whether `sums` adds up a value by a collective and not on one device."""
         first = next((part for part in parts if part is not None), None)
         if first is None or _are_slices(parts):
             return False
@@ -215,7 +218,7 @@ class Group:
         return self.is_of_workers or not (here or first.dtype in (tf.int32, tf.bool))
 
     def _column(self, parts: Parts) -> Column:
-        """Converts a value's parts to the tensors that the collective takes."""
+        """Converts a value's parts to the tensors for the collective."""
         tensors = [tf.convert_to_tensor(part) for part in parts]
         check_alike(tensors)
         if not self.shares_memory:
@@ -224,7 +227,7 @@ class Group:
             return [gradients.summed(tensors)]
 
     def _put_together(self, parts: Parts) -> Any:
-        """Combines the parts of a value for which `_travels` is false; None if there are none."""
+        """Combines a value's parts without a collective; None if there are no parts."""
         parts = [part for part in parts if part is not None]
         if not parts or not _are_slices(parts):
             return gradients.summed(parts) if parts else None
@@ -235,7 +238,7 @@ class Group:
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Concatenates all replicas' tensors; returns the result and each tensor's size."""
+        """Concatenates all replicas' tensors; returns the result and the size of each tensor."""
         check_alike(parts, axis)
         is_dense = not isinstance(parts[0], tf.SparseTensor | tf.RaggedTensor)
         return concat(parts, axis), [tf.shape(part)[axis] for part in parts] if is_dense else []
@@ -249,14 +252,14 @@ class Group:
 
     def find_unsummed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
-        # Not `native`: that is a read, before which deferred assignments are finished one by one.
+        # `native` is not used, because it would finish deferred assignments singly.
         held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
     def aggregate(
         self, variables: Sequence[keras.Variable], sums: Sequence[Any]
     ) -> list[tf.Tensor]:
-        """Returns the variables' aggregated values, given the sums of their components."""
+        """Returns the aggregated values of variables, given the sums of their components."""
         totals = [copies(total)[0] for total in sums]
         return [
             tf.cast(total / self._replicas, total.dtype) if one.aggregation == "mean" else total
@@ -264,9 +267,10 @@ class Group:
         ]
 
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
-        """Combines what the steps of this process's replicas returned: floats by their mean.
+        """Combines the results of the steps of this process's replicas: floats by their mean.
 
-        Of all else, and of what is equal on all replicas, it is the first replica's value.
+        For other types, and for results that are equal on all replicas, the first replica's result
+        is returned.
         """
 
         def to_sum(parts: Parts) -> Parts:
@@ -289,13 +293,13 @@ class Group:
         return keras.tree.pack_sequence_as(structures[0], results)
 
     def mark_equal(self, variables: Iterable[keras.Variable]) -> None:
-        """Lets this process read the variables without a collective until a custom loop has run."""
+        """Lets this process read the variables without a collective until a loop has run."""
         for own in map(native, variables):
             if isinstance(own, SharedSum):
                 own.is_equal = True
 
     def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
-        """Caches the values of `costly` variables, so that reading them needs no collective."""
+        """Caches the values of `SharedSum` variables, so that reading them needs no collective."""
         for variable, value in zip(variables, values, strict=True):
             native(variable).known = value
 
@@ -305,7 +309,7 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # Replica 0's part serves all, even for a sum: `assign` divides its value equally.
+                # Replica 0's value is enough, because `assign` divides a sum equally.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
@@ -319,7 +323,7 @@ class Group:
                 own.remember_first()
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
-        """Sets each component of sync-on-read variables to the mean of all workers' components."""
+        """Sets each component of sync-on-read variables to the mean over all workers."""
         sums = self.sums([[part.read_value() for part in copies(one)] for one in variables])
         for variable, value in zip(variables, self.aggregate(variables, sums), strict=True):
             variable.assign(value)
@@ -327,7 +331,7 @@ class Group:
 
 @final
 class WorkerGroup(Group):
-    """The replicas of all workers, equally many on each."""
+    """The replicas of all workers; each worker has the same number of replicas."""
 
     native_strategy: WorkersStrategy
     is_of_workers = True
@@ -344,12 +348,12 @@ class WorkerGroup(Group):
         timeout = communication.timeout_seconds or 0.0
 
         def seconds_to_wait() -> float:
-            """Returns a collective's time-out: 0 (none) where the job itself watches the call.
+            """Returns a collective's time-out: 0 (none) if the job itself watches the call.
 
-            For each collective with a time-out, TensorFlow starts two threads that sleep until
-            the time-out is over, even if the collective is done. 50 steps a second with 10 minutes
-            each make 60,000 threads, which kill the process (seen with 2.21,
-            base_collective_executor.cc).
+            For each collective with a time-out, TensorFlow starts two threads that sleep until the
+            time-out is over, even if the collective is done before. With 50 steps a second and
+            time-outs of 10 minutes that makes 60,000 threads, which kill the process (seen with
+            2.21, base_collective_executor.cc).
             """
             return 0.0 if job.is_watched else timeout
 
@@ -369,7 +373,7 @@ class WorkerGroup(Group):
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
 
     def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of this worker's rows; no other rows are read from arrays."""
+        """Returns a dataset of this worker's rows; of arrays, only these rows are read."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter)
         if not keras_compat.takes_rows(adapter):
@@ -388,10 +392,10 @@ class WorkerGroup(Group):
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None
     ) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of this worker's local batches, divided as by `fit`.
+        """Returns a dataset of this worker's local batches, divided as in `fit`.
 
-        ``tf.distribute`` would shard the files or examples over the workers before it batches
-        them, which makes other batches than on one device.
+        ``tf.distribute`` would shard the files or examples over the workers before it batches them,
+        which would give other batches than on one device.
         """
         local_rows = in_local_batches(
             dataset, lambda batch: rows_of_replicas(batch, self._replicas, self.local)
@@ -465,7 +469,7 @@ class WorkerGroup(Group):
 
 
 def dataset_of_shards(batches: WorkerBatches) -> GlobalBatchDataset:
-    """Returns a dataset of this worker's rows, where each worker reads a shard of its own."""
+    """Returns a dataset of this worker's rows, if each worker reads a shard of the data."""
 
     def iterate() -> Iterator[OwnRows]:
         for own in batches:
@@ -491,7 +495,7 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
-    """Returns the rows of each of some replicas, none of them a stand-in."""
+    """Returns the rows of each of the given replicas, without stand-in rows."""
     local_rows = split(own_rows(batch, replicas, own), len(own), stand_ins=False)
     return [local.data for local in local_rows]
 

@@ -1,8 +1,9 @@
-"""Code of Keras or the user that runs in the backward pass, in the replica of its forward pass.
+"""Lets code that runs in the backward pass find its replica.
 
-On a GPU torch runs the backward pass in a thread of the device, which knows nothing of Keras's
-scopes and of the replica. Two things of Keras call Python code there: `keras.remat` and
-`keras.RematScope`, which compute a layer once more, and `keras.ops.custom_gradient`.
+On a GPU torch runs the backward pass in a thread of the device, which does not have the replica and
+Keras's scopes of the forward pass. In two cases Keras calls Python code in that thread:
+`keras.remat` and `keras.RematScope` compute a layer once more there, and
+`keras.ops.custom_gradient` computes a gradient.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from kerasdist.core.context import ReplicaLike, current, replica_scope
 
 @cache
 def install() -> None:
-    """Puts the hooks into Keras, once in a process."""
+    """Installs the hooks into Keras, once per process."""
     keras_compat.install(remat=_rematerialized, custom_gradient=_with_custom_gradient)
 
 
 @final
 class _Place:
-    """A replica, and Keras's scopes, at one point of its step."""
+    """The replica and the Keras scopes at one point of a step."""
 
     def __init__(self, replica: ReplicaLike) -> None:
         self._replica = replica
@@ -49,7 +50,7 @@ class _Place:
 
 
 def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """Keras's ``remat``: the function's result is computed once more in the backward pass."""
+    """Replaces Keras's ``remat``, which computes a result again in the backward pass."""
     outside = original(function)
 
     def wrapped(*args: object, **kwargs: object) -> Any:
@@ -85,7 +86,7 @@ class _Repeated:
 def _with_custom_gradient(
     original: Callable[..., Any], decorated: Any, *args: object, **kwargs: object
 ) -> Any:
-    """The call of a function that brings its own gradient."""
+    """Calls a function that has its own gradient, which may run in another thread."""
     collectives = collectives_here()
     if collectives is None:
         return original(decorated, *args, **kwargs)
@@ -95,7 +96,7 @@ def _with_custom_gradient(
 
     def placed(*args: object, **kwargs: object) -> Any:
         result = forward(*args, **kwargs)
-        if not isinstance(result, tuple):  # Keras lets a function have no gradient
+        if not isinstance(result, tuple):  # Keras allows functions that return no gradient
             return result
         output, gradient = result
         # It holds what the function has read: each quantized weight until the backward pass.

@@ -1,9 +1,10 @@
 """Batch normalization with fewer passes over memory.
 
-Keras composes it of elementary operations, and torch differentiates each of them: some twenty
-passes over memory. On GPUs the kernels of ``torch.nn.SyncBatchNorm`` make four. They compute the
-statistics themselves, but here these may also come from the global batch. So computing statistics
-(`_Moments`, on CPUs too) and normalizing by them (`_Normalized`) are separate functions.
+Keras computes batch normalization by elementary operations, and torch differentiates each of them.
+These operations need about twenty passes over the memory, while on GPUs the kernels of
+``torch.nn.SyncBatchNorm`` need four. The layers of torch compute the statistics themselves, but
+here the statistics may come from the global batch. Therefore two functions compute the statistics
+(`_Moments`, on CPUs too) and normalize (`_Normalized`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _GPU = "cuda"
 
 @cache
 def install() -> None:
-    """Puts the hook into Keras, once in a process."""
+    """Installs the hook into Keras, once per process."""
     keras_compat.install(nn_normalization=_normalized)
 
 
@@ -96,7 +97,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool:
-    """Whether torch's kernels apply: to contiguous float32 rows, not in compiled code."""
+    """Returns whether torch's kernels apply: to contiguous float32 rows, in uncompiled code."""
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False
@@ -112,7 +113,7 @@ def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool
 
 
 class _Moments(torch.autograd.Function):
-    """Computes mean and variance of each column."""
+    """Computes the mean and the variance of each column."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,7 +130,7 @@ class _Moments(torch.autograd.Function):
 
 
 class _Normalized(torch.autograd.Function):
-    """Normalizes rows by a given mean and variance of each column."""
+    """Normalizes rows by a given mean and a given variance of each column."""
 
     @staticmethod
     def forward(
@@ -146,7 +147,8 @@ class _Normalized(torch.autograd.Function):
         [gradient] = gradients
         rows, mean, variance, scale = ctx.saved_tensors
         inverse = (variance + ctx.epsilon).rsqrt()
-        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+        # with create_graph=True torch also differentiates this backward pass
+        if torch.is_grad_enabled():
             of_rows = gradient * (scale * inverse)
             of_offset = gradient.sum(0)
             of_scale = (gradient * (rows - mean)).sum(0) * inverse

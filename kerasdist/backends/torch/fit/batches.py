@@ -1,9 +1,9 @@
 """Divides a global batch into one local batch per replica, and joins the replicas' outputs.
 
-Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that changes the
-batch's own weights, so code that reads them later in the step, such as a weighted metric, gets them
-masked and, for a mean, times ``total / valid`` (seen in Keras 3.15). To give one device's numbers,
-this factor must be computed over the global batch.
+Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch this operation changes
+the weights of the batch itself. So code that reads the weights later in the step, such as a
+weighted metric, gets masked weights, which for a mean are also multiplied by ``total / valid``
+(seen in Keras 3.15). To match one device, this factor must be computed over the global batch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Part:
 
     Attributes:
         argument: The argument of the replica's function.
-        local_batch: The replica's local batch in `fit`, `evaluate` and `predict`, else
-            None.
+        local_batch: The replica's local batch in `fit`, `evaluate` and `predict`; otherwise None.
     """
 
     argument: Any
@@ -57,20 +56,21 @@ class Part:
 def divide(
     batch: object, replicas: int, local: range, devices: Sequence[torch.device]
 ) -> list[Part] | None:
-    """Cuts a batch into consecutive local batches, as equal as can be, for this process.
+    """Cuts a batch into consecutive local batches of sizes as equal as possible.
 
-    Every replica gets None and scalars. A batch with fewer examples than replicas gives fewer
-    local batches.
+    Every replica gets all Nones and scalars. If a batch has fewer examples than replicas, there are
+    fewer local batches than replicas.
 
     Args:
-        batch: A global batch, or this worker's part of one.
+        batch: A global batch, or this worker's rows of one.
         replicas: How many replicas there are.
-        local: The numbers of those in this process.
-        devices: Their devices, to which the local batches are copied.
+        local: The numbers of the replicas in this process.
+        devices: The devices of these replicas, to which the local batches are copied.
 
     Returns:
-        One part per replica; None if the batch is not divided: it has no array or fewer than two
-        examples, or with several workers fewer examples than replicas.
+        One part per replica of this process. None if the batch is not divided, because it has no
+        array or fewer than two examples, or because several workers have fewer examples than
+        replicas.
     """
     if isinstance(batch, WorkerShard):
         local_batch = LocalBatch(batch.size, batch.total, batch.size / batch.total)
@@ -99,15 +99,16 @@ def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:
     """Returns the examples from `begin` to `end`, on a device."""
     if has_rows(leaf):
         leaf = leaf[begin:end]
-        # Slices of a tensor share its version counter. If Keras changed one replica's mask in
-        # place, torch would refuse another replica's backward pass. `data` has its own counter.
+        # Slices of a tensor share its version counter.
+        # If Keras changed a replica's mask, torch would refuse another replica's backward pass.
+        # `data` has its own counter.
         if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
             leaf = leaf.data
     return move(device, leaf)
 
 
 def join(outputs: Sequence[Any]) -> Any:
-    """Concatenates the replicas' predictions, or those of several batches."""
+    """Concatenates predictions of several replicas or of several batches."""
     if len(outputs) == 1:
         return outputs[0]
     return keras.tree.map_structure(lambda *parts: _joined(parts), *outputs)
@@ -115,7 +116,7 @@ def join(outputs: Sequence[Any]) -> Any:
 
 def _joined(parts: Sequence[Any]) -> Any:
     if not has_rows(parts[0]):
-        return parts[0]  # None, or a scalar that belongs to no example
+        return parts[0]  # None, or a scalar, which has no rows
     if all(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat([part.to(parts[0].device) for part in parts])
     return keras_compat.ops.concatenate(parts)
@@ -123,7 +124,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 @cache
 def install() -> None:
-    """Puts the hook for masked weights into Keras, once in a process."""
+    """Installs the hook for masked weights into Keras, once per process."""
     keras_compat.install(apply_mask=_apply_mask)
 
 
@@ -138,9 +139,10 @@ def _apply_mask(
     replica = current.fit_replica if is_masked else None
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
-    if not isinstance(sample_weight, torch.Tensor):  # of `train_on_batch`: they stay the user's
+    # the user's weights (`train_on_batch`) must not change
+    if not isinstance(sample_weight, torch.Tensor):
         sample_weight = keras_compat.ops.convert_to_tensor(np.array(sample_weight))
-    # A copy, which the loss keeps for its backward pass; the batch's own weights change below.
+    # The loss keeps this copy for its backward pass; the weights of the batch change below.
     merged = original(sample_weight.clone(), mask, dtype=dtype, reduction=reduction)
     with torch.no_grad():
         float_mask = mask.to(merged.dtype)
@@ -148,6 +150,6 @@ def _apply_mask(
             counts = torch.stack([float_mask.new_full((), math.prod(mask.shape)), float_mask.sum()])
             [[total, valid]] = replica.collectives.all_sum([counts])
             float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
-        if merged.dtype == sample_weight.dtype:  # Keras casts others to a copy
+        if merged.dtype == sample_weight.dtype:  # Keras makes a copy of weights of another type
             sample_weight *= float_mask.reshape(sample_weight.shape)
     return merged

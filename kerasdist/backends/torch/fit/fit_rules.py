@@ -1,18 +1,19 @@
-"""How a step of `fit` combines what replicas assign to variables, for contract C1.
+"""Combines the values that replicas assign in a step of `fit`, to match one device.
 
-A replica keeps what it assigns until the step ends. Then the values of a process's replicas are
-combined, by the variable's aggregation:
+A replica's assignments are kept apart until the step ends. Then the values that the replicas of a
+process assigned are combined by the aggregation of the variable:
 
-- ``"sum"``, as the state of metrics: the sum; replica 0 starts from the value before the step, the
-  others from zero; of a variable that is not sync-on-read each starts from the value, and what they
-  have changed is added;
+- ``"sum"``, as for the state of metrics: the sum. Replica 0 starts from the value before the step
+  and the others from zero. If the variable is not sync-on-read, every replica starts from the value
+  before the step, and the changes are added;
 - ``"mean"``, of floats: the mean, weighted by the replicas' weights;
 - any other: the first replica's value;
 - buffers of torch's own modules, which have no aggregation: the weighted mean.
 
-Then the workers combine their values likewise, in one message per step. Sums may wait for a later
-step; until then the variable holds this worker's part. Values that all replicas compute alike are
-not sent: seed generators, and the moving statistics of a synchronized BatchNormalization.
+Then the workers combine their values by the same rules, in one message per step. Sums may wait for
+a later step; until then the variable holds only this worker's own sum. Values that are equal on all
+replicas are not sent: seed generators, and the moving statistics of a synchronized
+BatchNormalization.
 """
 
 from __future__ import annotations
@@ -38,27 +39,29 @@ class FitRules(Rules):
     """The rules for the steps of one model.
 
     Attributes:
-        reducer: Sums gradients over the workers during the backward pass; None: after it.
-        sums_are_parts: Whether variables that are sums hold only this worker's part.
+        reducer: Sums gradients over the workers during the backward pass; None if they are summed
+            later.
+        sums_are_parts: Whether variables with the aggregation "sum" hold only this worker's own
+        sum.
     """
 
     is_fit = True
     reducer: GradientReducer | None = None
 
     def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
-        """Takes the sums that steps of a model write."""
+        """Stores the sums that the steps of a model write."""
         self.kept = kept_state_of(model)
         self._group = group
         self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
         self.sums_are_parts = False
-        # Variables and buffers that were combined in this process, not yet over the workers.
+        # Variables and buffers that were combined in this process, but not yet over the workers.
         self._committed: dict[int, keras.Variable] = {}
         self._buffers: list[torch.Tensor] = []
-        self._weight = 1.0  # of a worker's replica
+        self._weight = 1.0  # the weight of a worker's only replica
 
     @torch.no_grad()
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Starts a step: sums become parts, which start from zero on all workers but the chief."""
+        """Starts a step: sets sums to zero on all workers but the chief, to add them up later."""
         self._weight = scopes[0].weight
         self._committed.clear()
         self._buffers.clear()
@@ -100,23 +103,23 @@ class FitRules(Rules):
         return list(written)
 
     def _adds_changes(self, variable: keras.Variable) -> bool:
-        """Returns whether replicas read a sum as it is, so that what they change is added up.
+        """Returns whether replicas start from a sum's value, so that their changes are added up.
 
-        Not in compiled code, which writes to the variable itself, so that its old value is lost.
+        Compiled code is excluded, because it overwrites the variable's old value.
         """
         if variable.aggregation != "sum" or variable.synchronization == "on_read":
             return False
         return self.compiled is None and keras_compat.stored_dtype(variable) != "bool"
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Makes all but the sums equal on all workers, before cross-replica code runs."""
+        """Makes all variables but the sums equal on all workers, before cross-replica code runs."""
         written = self.commit(scopes, sums=False)
         self.exchange(sums=False)
         return written
 
     @torch.no_grad()
     def end(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Ends a step in this process; the caller then calls `exchange`."""
+        """Ends a step in this process; the caller must then call `exchange`."""
         self.commit(scopes, sums=True)
         self._buffers += commit_buffers(scopes)
 
@@ -124,7 +127,7 @@ class FitRules(Rules):
     def exchange(
         self, logs: Sequence[torch.Tensor] = (), *, sums: bool = True
     ) -> list[torch.Tensor]:
-        """Makes the variables equal on all workers, in one message. Returns the sums of `logs`."""
+        """Makes the variables equal on all workers by one message; returns the sums of `logs`."""
         committed, self._committed = list(self._committed.values()), {}
         buffers, self._buffers = self._buffers, []
         if self._group.size == 1:
@@ -169,7 +172,7 @@ def combined(
         equal = scope.written_equal
         brought: dict[int, torch.Tensor] = {}
         for key in scope.written:
-            # Of equal values, the first replica's are enough.
+            # If the replicas' values are equal, the first replica's value is enough.
             if key in stored and not (key in values and key in equal):
                 brought[key] = scope.state_mapping[key].detach()
         here = move_together(targets[0].device, list(brought.values()))
@@ -177,12 +180,12 @@ def combined(
             target, aggregation = stored[key], written[key].aggregation
             own = value.to(target.device)
             if aggregation == "sum":
-                # Replica 0 adds to the value itself, the others to zero, or bring their changes.
+                # Replica 0 gives its new value; the others give only their changes.
                 if scope.rank and key not in equal and adds_changes(written[key]):
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # By its part of the weights: 1, which does not round, of a single value.
+                # The value's share of all weights, which is exactly 1 for a single value.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

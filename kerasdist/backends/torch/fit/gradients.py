@@ -11,7 +11,7 @@ from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.errors import ReplicaError
 
-# A replica's gradients, one per variable; None for a variable without gradient.
+# The gradients of a replica, one per variable; None for a variable without a gradient.
 Gradients = Sequence[torch.Tensor | None]
 
 
@@ -22,13 +22,13 @@ def weighted_sum(
     variables: Sequence[keras.Variable],
     home: torch.device,
 ) -> list[torch.Tensor | None]:
-    """Returns the weighted sum, in the order of ranks, of the gradients of a process's replicas.
+    """Returns the weighted sum of the gradients of a process's replicas, added by rank.
 
-    It is on `home`, the device of the variables.
+    The sum is on `home`, which is the device of the variables.
     """
     is_sum = len(all_gradients) > 1
     totals: list[torch.Tensor | None] = [None] * len(all_gradients[0])
-    # Those whose gradient is the next value (float8: scales, maxima) get the maximum.
+    # Variables that their gradient overwrites (scales and maxima for float8) get the maximum.
     overwritten = {i for i, one in enumerate(variables) if one.overwrite_with_gradient}
     for gradients, weight in zip(all_gradients, weights, strict=True):
         given = {index: one for index, one in enumerate(gradients) if one is not None}
@@ -55,7 +55,7 @@ def weighted_sum(
 def check_same(
     all_gradients: Sequence[Gradients], all_variables: Sequence[list[keras.Variable] | None]
 ) -> None:
-    """Checks that the replicas bring gradients of the same variables."""
+    """Checks that all replicas have gradients of the same variables."""
     keys = [None if variables is None else [*map(id, variables)] for variables in all_variables]
     sizes = [*map(len, all_gradients)]
     if keys.count(keys[0]) < len(keys) or len(set(sizes)) > 1:

@@ -1,8 +1,8 @@
-"""Collectives as operations of torch, which ``torch.compile`` takes into its graphs.
+"""Collectives as custom operations of torch, which ``torch.compile`` takes into its graphs.
 
-Compiled code cannot contain Python objects, so an operation finds its replica by a number. What it
-sends is what the replica sends without a compiler, so workers need not compile alike. The tag keeps
-the compiler from joining two equal operations.
+Compiled code cannot contain Python objects, so an operation gets a number and finds its replica by
+that. An operation sends the same messages as uncompiled code, so not all workers need to compile.
+A tag keeps the compiler from merging two equal operations.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _replicas: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def numbered(replica: object) -> int:
-    """Returns a number for the collectives of a replica, by which operations find them."""
+    """Returns a new number, by which operations find the collectives of a replica."""
     number = next(_numbers)
     _replicas[number] = replica
     return number
 
 
 def replica_of(number: int) -> Any:
-    """Returns the collectives of a replica."""
+    """Returns the collectives of the replica that has this number."""
     return _replicas[number]
 
 

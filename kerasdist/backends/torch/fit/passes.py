@@ -1,7 +1,8 @@
-"""A model's calls that gradients are taken of, for some examples at a time, to need less memory.
+"""Calls a model for some examples at a time, so that gradients need less memory.
 
-A call keeps the inputs of each pass alone, and makes the pass once more in the backward pass. What
-calls the model sees the outputs of all rows: its loss, metrics and update are those of one call.
+Each pass keeps only its inputs, and is computed once more in the backward pass. The code that calls
+the model gets the outputs for all rows, so losses, metrics and updates are the same as after one
+call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kerasdist.training import passes
 def calls(
     model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], most: int
 ) -> Any:
-    """Calls a model, in as many passes as it needs for at most so many rows in each."""
+    """Calls a model in as many passes as needed for at most `most` rows in each."""
     count = passes.rows_of(args)
     number = -(-count // most)
     is_symbolic = any(getattr(one, "is_meta", False) for one in flatten(list(args[:1])))
@@ -55,7 +56,7 @@ def calls(
 
 
 def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
-    """Returns some rows of each tensor that has a row for each example, and of its mask."""
+    """Returns some rows, and their masks, of each tensor that has one row per example."""
 
     def rows(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != count:
@@ -70,7 +71,7 @@ def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
 
 
 def _joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Returns the outputs of all passes, one after another, with their masks."""
+    """Returns the outputs of all passes, concatenated, with their masks."""
     leaves: list[Any] = []
     for column in zip(*map(flatten, parts), strict=True):
         if column[0] is None:

@@ -1,4 +1,4 @@
-"""How the steps of `fit`, `evaluate` and `predict` run on the replicas."""
+"""Runs the steps of `fit`, `evaluate` and `predict` on the replicas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.input.sharding import WorkerShard, examples
 from kerasdist.training.metrics import metrics_of, prepare
 
-# A step of Keras or the user, called with a batch.
+# A step of Keras or the user, which is called with a batch.
 Step = Callable[[Any], Any]
 
 # A function that Keras's loops call with a list of batches; each batch is one step.
@@ -37,8 +37,8 @@ Function = Callable[[Sequence[Any]], Any]
 class Steps:
     """Runs the steps of one model, and divides each global batch over the replicas.
 
-    Every worker takes plain Keras's step with the whole batch if the batch cannot be divided, if
-    another model's replica calls this model, or if the strategy has one replica.
+    Every worker runs plain Keras's step on the whole batch in three cases: the batch cannot be
+    divided, a replica of another model calls this model, or the strategy has one replica.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -46,7 +46,7 @@ class Steps:
         self._model = trainer.model
         self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
-        # Set while metrics are not summed over workers yet, as no callback needed logs.
+        # Set as long as metrics are not yet summed over the workers, for callbacks.
         self._unsummed: FitRules | None = None
         self._calls: CompiledCalls | None = None
 
@@ -59,7 +59,7 @@ class Steps:
         return self._calls
 
     def make_train_function(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes training steps and returns the last one's logs."""
+        """Returns a function that takes training steps and returns the logs of the last step."""
         if self._replicas.job is not None:
             alone = self._with_chiefs_draws(alone)
         reducer, total = None, self._replicas.gradient_sum
@@ -68,7 +68,7 @@ class Steps:
         return self.make_function(step, alone, reducer, trains=True)
 
     def run_trial(self, step: Step, batch: Any) -> Any:
-        """Takes a step of a trial on the replicas; returns the logs of the global batch."""
+        """Runs a step of a trial on the replicas; returns the logs of the global batch."""
         rules, replicas = FitRules(self._model, self._group, _sums_of(self._model)), self._replicas
         parts = divide(
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
@@ -85,9 +85,9 @@ class Steps:
         *,
         trains: bool = False,
     ) -> Function:
-        """Returns a function that takes steps and returns the last one's logs.
+        """Returns a function that takes steps and returns the logs of the last step.
 
-        With `trains`, it tells a meter of its steps, if there is one.
+        With `trains`, it reports each step to the meter, if there is one.
         """
         model = self._model
         if not self._replicas.is_plain:
@@ -124,7 +124,7 @@ class Steps:
     def _logs(
         self, each: Sequence[Any], parts: Sequence[Part], rules: FitRules, *, wanted: bool
     ) -> Any:
-        """Returns the logs of the global batch, an empty dict if no callback needs them."""
+        """Returns the logs of the global batch, or an empty dict if no callback needs logs."""
         model = self._model
         if not wanted:
             rules.exchange(sums=False)
@@ -138,7 +138,7 @@ class Steps:
         return _combined_logs(each, [part.weight for part in parts], rules, is_chief=is_chief)
 
     def make_predict_function(self, step: Step, alone: Step) -> Function:
-        """Returns a function that returns all rows' predictions, on every worker."""
+        """Returns a function that returns the predictions for all rows, on every worker."""
         model = self._model
         rules = FitRules(model, self._group)
         rules.compiled = self._compiled
@@ -155,7 +155,7 @@ class Steps:
         return lambda batches: join([predictions(batch) for batch in batches])
 
     def _alone(self, step: Step, batch: Any) -> Any:
-        """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
+        """Runs plain Keras's step on every worker, with the global batch and full weights."""
         is_divided = self._replicas.divides_state
         with (
             shards.held_whole(self._model.variables) if is_divided else nullcontext(),
@@ -164,7 +164,7 @@ class Steps:
             return step(batch)
 
     def _with_chiefs_draws(self, step: Step) -> Step:
-        """Returns a step that every worker takes with the whole batch and with equal draws."""
+        """Returns a step that every worker runs with the whole batch and equal draws."""
 
         def drawing_alike(batch: object) -> Any:
             if current.replica is not None:
@@ -175,17 +175,17 @@ class Steps:
         return drawing_alike
 
     def end(self) -> bool:
-        """Sums the metrics over the workers if that was postponed; returns whether it was."""
+        """Sums postponed metrics over the workers; returns whether any were postponed."""
         rules, self._unsummed = self._unsummed, None
         if rules is not None and rules.sums_are_parts:
             rules.exchange()
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch, and its parts; None in their place: every worker computes all of it."""
+        """Returns a batch and its local batches; None for these if every worker computes all."""
         replicas = self._replicas
         if isinstance(batch, WorkerShard) and not batch.least:
-            # The data of some workers have ended. They compute some of the other workers' rows.
+            # Some workers have no more data, so they compute some rows of the other workers.
             batch = of_all(self._group, batch.rows, "divide a batch")
         if replicas.is_plain or current.replica is not None:
             return batch, None
@@ -199,9 +199,10 @@ class Steps:
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns a model and its layers, if they have registered buffers of torch themselves."""
+    """Returns a model and its layers, as far as they have registered torch buffers themselves."""
     layers = [model, *keras_compat.flat_layers(model)]
-    wrapper = keras.layers.TorchModuleWrapper  # whose module's buffers each replica has for itself
+    # each replica has its own buffers of that module
+    wrapper = keras.layers.TorchModuleWrapper
     return [
         one
         for one in layers
@@ -210,12 +211,12 @@ def layers_with_buffers(model: Any) -> list[Any]:
 
 
 def buffers_of(layer: Any) -> dict[str, torch.Tensor]:
-    """Returns the buffers that a layer has registered itself, by their names."""
+    """Returns the buffers that a layer itself has registered, by their names."""
     return dict(layer.named_buffers(recurse=False, remove_duplicate=False))
 
 
 def _versions(layers: Sequence[Any]) -> dict[str, tuple[Any, int]]:
-    """Returns each buffer, and how often it was changed in place."""
+    """Returns each buffer, and how often it was changed in place so far."""
     return {
         f"{layer.name}.{name}": (one, private.count_changes(one))
         for layer in layers
@@ -253,7 +254,7 @@ def _hinting() -> Generator[None]:
 
 
 def of_all(group: Group, own: object, purpose: str) -> Any:
-    """Returns the rows of all workers, one after another. All workers must call it."""
+    """Returns the rows of all workers, one after another. All workers must call this function."""
     if group.size == 1:
         return own
     leaves = flatten(own)
@@ -272,9 +273,10 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
 def _combined_logs(
     logs: Sequence[Any], weights: Sequence[float], rules: FitRules, *, is_chief: bool
 ) -> Any:
-    """Returns the global batch's logs from those of this process's replicas: floats by their mean.
+    """Returns the logs of the global batch: for floats the mean over this process's replicas.
 
-    Of all else, and of what is equal on all replicas, it is the first replica's value.
+    For other types, and for logs that are equal on all replicas, the first replica's log is
+    returned.
     """
     leaves: list[Any] = []
     own: list[torch.Tensor] = []
@@ -300,9 +302,9 @@ def _combined_logs(
 
 
 def _ensure_built(trainer: Any, batch: Any) -> None:
-    """Builds a model before replicas call it for predictions.
+    """Builds a model before replicas call it in `predict`.
 
-    `fit` and `evaluate` build the model first; in Keras's `predict` the first call builds it.
+    `fit` and `evaluate` build the model before their first step, but Keras's `predict` does not.
     """
     if not trainer.model.built:
         trainer.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])

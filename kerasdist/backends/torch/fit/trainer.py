@@ -58,7 +58,7 @@ class TorchTrainer(ReplicatedTrainer):
         return passes.calls(self.model, call, args, kwargs, most)
 
     def _call_at_once(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
+        """Calls the model; a worker's replica calls it compiled if ``jit_compile=True``."""
         scope, trial = keras_compat.get_stateless_scope(), current.trial
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
@@ -70,7 +70,7 @@ class TorchTrainer(ReplicatedTrainer):
         return outputs
 
     def zero_grad(self, original: Original, set_to_none: bool = True) -> None:
-        """Clears the gradients of the replica that runs this; outside, torch's own does it."""
+        """Clears the gradients of the current replica; outside of replicas calls torch's own."""
         scope = modules.scope_here()
         if scope is None:
             original(set_to_none)
@@ -78,7 +78,7 @@ class TorchTrainer(ReplicatedTrainer):
             scope.clear_gradients(self.model.trainable_variables)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
+        """Makes ``train_function(batches)``, which returns the logs of the last batch's step."""
         model = self.model
 
         def step(batch: object) -> Any:
@@ -91,7 +91,7 @@ class TorchTrainer(ReplicatedTrainer):
         return model.train_function
 
     def _require_places_of_gradients(self) -> None:
-        """Refuses GPUs if code in torch's backward threads cannot find its replica."""
+        """Refuses GPUs if code in torch's backward threads could not find its replica."""
         if self.replicas.num_replicas > 1 and not self.replicas.on_cpu:
             keras_compat.internals.REMAT.require()
             keras_compat.internals.CUSTOM_GRADIENT.require()
@@ -112,7 +112,7 @@ class TorchTrainer(ReplicatedTrainer):
         return checked
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes ``test_function(batches)``: one step per batch; returns the last one's logs."""
+        """Makes ``test_function(batches)``, which returns the logs of the last batch's step."""
         model = self.model
 
         def step(batch: object) -> Any:
@@ -124,7 +124,7 @@ class TorchTrainer(ReplicatedTrainer):
         return model.test_function
 
     def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes ``predict_function(batches)``: the predictions of all batches, concatenated."""
+        """Makes ``predict_function(batches)``, which returns all predictions, concatenated."""
         model = self.model
 
         def step(batch: object) -> Any:
@@ -140,7 +140,7 @@ class TorchTrainer(ReplicatedTrainer):
     def build_symbolically(
         self, original: Original, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        """Builds what is not built; Keras takes a batch of the iterator, no `WorkerShard`."""
+        """Builds unbuilt layers; Keras gets batches of the iterator, but no `WorkerShard`."""
         seen = None if iterator is None else _rows_alone(iterator)
         super().build_symbolically(original, seen, data_batch)
 
@@ -189,8 +189,9 @@ class TorchTrainer(ReplicatedTrainer):
 
     @property
     def compiles_in_replicas(self) -> bool:
-        """Whether the model is compiled where it is called in a step of a replica."""
-        is_worker = self.replicas.job is not None  # whose variables are where it computes
+        """Whether calls of the model in a replica's step are compiled."""
+        # a worker's variables are on the device that computes
+        is_worker = self.replicas.job is not None
         is_asked = is_worker and not self._gathers_weights
         return is_asked and keras_compat.uses_torch_compile(self.model)
 
@@ -200,16 +201,16 @@ class TorchTrainer(ReplicatedTrainer):
         return rules is not None and rules.shards_weights
 
     def end_epoch(self, original: Original, logs: Any) -> Any:
-        """Returns the logs of an epoch; Keras waits for the device anyway when it asks."""
+        """Returns the logs of an epoch; this may wait for the device, as Keras itself then does."""
         job = self.replicas.job
         if job is not None:
-            self.replicas.first_batches.history.end()  # while it waits for the others
-            # All workers' data have ended: Gloo aborts if others are still in a step's sums.
+            self.replicas.first_batches.history.end()  # after this, this worker waits for others
+            # Waits for all workers, because Gloo aborts if others still sum a step.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)
 
 
 def _rows_alone(iterator: Iterable[Any]) -> Iterator[Any]:
-    """Yields the items of a Keras iterator, with the rows of a `WorkerShard` in its place."""
+    """Yields the items of a Keras iterator, with each `WorkerShard` replaced by its rows."""
     for *place, batches in iterator:
         yield (*place, [one.rows if isinstance(one, WorkerShard) else one for one in batches])

@@ -1,4 +1,4 @@
-"""Tries a training step on one device and on the replicas, on PyTorch."""
+"""Runs a training step on one device and on the replicas, for comparison, on PyTorch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from kerasdist.input.sharding import WorkerShard
 
 
 class TorchTrial(Trial):
-    """Gives the step clones of the variables; replicas read them as they read variables."""
+    """Gives the step clones of the variables, which replicas read in place of variables."""
 
-    is_only = False  # as `ReplicaScope` says it to torch's own modules
+    is_only = False  # torch's own modules read this attribute of a `ReplicaScope`
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
@@ -32,7 +32,7 @@ class TorchTrial(Trial):
         if not isinstance(batch, WorkerShard):
             return super().gathered(replicas, batch, spares=spares)
         group, purpose = replicas.group, "check a batch"
-        if batch.least == 0:  # then `Steps` divides the global batch
+        if batch.least == 0:  # `Steps` divides the global batch in this case
             return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
         if spares:
             sizes = sharding.trial_sizes(batch.sizes)
@@ -47,7 +47,7 @@ class TorchTrial(Trial):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """Restores afterwards the buffers that Keras's layers have registered."""
+        """Restores the buffers that Keras's layers have registered, when the block ends."""
         before = [
             (layer, name, one, one.clone())
             for layer in layers_with_buffers(self._model)
@@ -61,7 +61,7 @@ class TorchTrial(Trial):
                     setattr(layer, name, one.copy_(value))
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns a clone of a variable's value, whole on each worker."""
+        """Returns a clone of a variable's value, which is whole on each worker."""
         value = shards.read(variable)
         return None if value is None else _clone(value)
 
@@ -77,11 +77,11 @@ class TorchTrial(Trial):
                 value.grad = None
 
     def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
-        """Returns the copy of a torch module's buffer."""
+        """Returns the copy of a torch module's buffer, which it makes at the first call."""
         return self._buffers.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
-        """Takes the step in this thread, or on the replicas."""
+        """Runs the step in this thread, or on the replicas."""
         trainer: Any = self._trainer
         replicas = self._replicas
         with replicas.placement():
@@ -91,12 +91,12 @@ class TorchTrial(Trial):
 
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):
-            # Keras multiplies the batch's weights by its mask in place.
+            # The arrays are copied, because Keras multiplies the weights by the mask in place.
             return self._model.train_step(map_leaves(_copied, batch))
 
     @staticmethod
     def as_array(value: Any) -> Any:
-        """Returns a tensor as a NumPy array of its own."""
+        """Returns a tensor as a NumPy array with its own memory."""
         value = value.detach()
         if value.layout != torch.strided:
             value = value.to_dense()
@@ -136,9 +136,10 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 
 @final
 class _Drawing:
-    """Passes each random operation of torch in the current thread to a trial's draws.
+    """Passes each random operation that torch runs in this thread to a trial's draws.
 
-    They draw from a generator of the trial, not from the one that all threads share.
+    Random operations draw from the trial's own generator, not from the generator that all threads
+    share.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
@@ -153,7 +154,7 @@ class _Drawing:
         if name == "aten.native_dropout":  # on GPUs
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.randperm":
-            # One device permutes more rows than a replica, so both keep their order instead.
+            # One device permutes more rows than a replica does, so both keep the order instead.
             drawn = func(*args, **kwargs)
             return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
         call = self._seeded(func, args, dict(kwargs))
@@ -187,6 +188,6 @@ class _Drawing:
         return self._generators[device]
 
 
-# Overloads of random operations, and those that also take a generator.
+# For random operations, the variant that takes a generator.
 _WITH_GENERATOR = {"default": "generator", "low": "low_generator"}
 _LIKE = {"aten.rand_like": "uniform_", "aten.randn_like": "normal_"}

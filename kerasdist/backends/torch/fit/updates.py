@@ -1,8 +1,8 @@
 """Keras's optimizers update a strategy's weights in groups.
 
-By itself Keras updates all weights at once, operation after operation, and each operation makes a
-temporary value of the size of all weights. Those of a group are small. On a CPU they stay in its
-cache, so that an update takes less than half the time.
+Keras itself updates all weights at once, operation after operation, and each operation makes
+temporary values as large as all weights. The temporary values of a group are small. On a CPU they
+stay in the cache, so that an update takes less than half the time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kerasdist import keras_compat
 from kerasdist.backends.torch.workers.buckets import in_buckets
 from kerasdist.core import ownership
 
-# The bytes of a group's gradients. A CPU's cache holds a group; a GPU is busy with one.
+# The most bytes of a group's gradients: a group fits into a CPU's cache, or keeps a GPU busy.
 _BYTES_ON_CPU, _BYTES_ON_GPU = 2**21, 2**28
 
 
 @cache
 def install() -> None:
-    """Puts the hook into Keras, once in a process."""
+    """Installs the hook into Keras, once per process."""
     keras_compat.install(update_in_groups=keras_compat.Method(_in_groups))
 
 
@@ -39,8 +39,8 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         # The sparse gradients of torch's own embeddings have no size in bytes.
         is_sparse = any(map(operator.attrgetter("is_sparse"), grads))
         is_plain = ownership.strategy_of(trainable_variables[0]) is None
-        # An update of Nadam's counts as a step. Of other optimizers that update all weights at
-        # once, Keras's own alone, it depends on nothing but the weight and its slots.
+        # Each update of Nadam counts as a step of the optimizer, so it is not divided.
+        # Other updates of all weights depend only on a weight and its slots.
         if is_plain or is_sparse or isinstance(optimizer, keras.optimizers.Nadam):
             original(optimizer, grads, trainable_variables, learning_rate)
             return

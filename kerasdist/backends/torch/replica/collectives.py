@@ -1,8 +1,8 @@
 """Collectives between replicas: sums, gathers, and the update of the variables.
 
-The replicas of a process are threads that meet (`threads.py`). The last thread to arrive combines
-the threads' values, and the result with that of the other processes (`process_group.py`). A
-process's only replica waits for no thread.
+The replicas of a process are threads that wait for each other (`threads.py`). The last thread to
+arrive combines the values of the threads, and then combines the result with the results of the
+other processes (`process_group.py`). The only replica of a process waits for no thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Result = TypeVar("_Result")
 
 
 class Draws(Protocol):
-    """The generators from which the replicas of a step draw."""
+    """The random generators of the replicas of a step."""
 
     def generator(self, rank: int) -> torch.Generator:
         """Returns the generator of one replica."""
@@ -57,17 +57,17 @@ class Draws(Protocol):
 
 @final
 class TorchCollectives(Collectives):
-    """The collectives of one replica; one object per replica, for all of its steps.
+    """The collectives of one replica, as one object for all steps of this replica.
 
     Attributes:
-        rank: The replica's number, among those of all workers.
+        rank: The replica's number among the replicas of all workers.
         number: The number by which operations in compiled code find this object.
         scope: The scope through which the replica reads and writes variables.
         draws: The random generators of all replicas.
-        weight: The replica's weight.
+        weight: The replica's weight: its fraction of the rows of the global batch.
         context: The replica's context in the last step.
-        gradient_weight: The weight that the gradients of the replica's loss will get; 1 in the
-            backward pass of a loss that has the weight already.
+        gradient_weight: The weight by which the gradients of the replica's loss will be multiplied;
+            1 during the backward pass of a loss that already has the weight.
     """
 
     own_moments = staticmethod(batch_norm.moments)
@@ -84,7 +84,7 @@ class TorchCollectives(Collectives):
         device: Device,
         draws: Draws,
     ) -> None:
-        """Takes the scopes of this process's replicas, and this replica's index among them."""
+        """Stores the scopes of this process's replicas, and this replica's index among them."""
         self.scope = scopes[index]
         self.rank = self.scope.rank
         self.number = graph_ops.numbered(self)
@@ -108,9 +108,9 @@ class TorchCollectives(Collectives):
         """Starts a step; returns the replica's context.
 
         Args:
-            strategy: The strategy.
-            replicas: How many replicas take part.
-            count: How many of them are in this process.
+            strategy: The strategy that runs the step.
+            replicas: How many replicas take part in all processes.
+            count: How many of these replicas are in this process.
             local_batch: This replica's local batch.
         """
         self._count = count
@@ -127,16 +127,16 @@ class TorchCollectives(Collectives):
 
     @property
     def calls(self) -> int:
-        """How many meetings this replica has come to in its step."""
+        """How many collectives this replica has called in its step."""
         return self._calls
 
     @property
     def can_create_variables(self) -> bool:
-        """Whether code of this replica may make variables now."""
+        """Whether this replica's code may make variables at this point."""
         return not self.scope.rules.is_fit or self._count == 1
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function once in each process, in the thread of its last replica to arrive."""
+        """Calls the function once in each process, in the thread of the last replica to arrive."""
 
         def merged(brought: Sequence[Arguments]) -> tuple[Any, list[int]]:
             with self.no_replica():
@@ -149,7 +149,7 @@ class TorchCollectives(Collectives):
         return map_leaves(self._own, component(result, self._index))
 
     def assign_together(self, variable: keras.Variable, value: torch.Tensor) -> None:
-        """Assigns the replicas' values to a variable, combined by its aggregation."""
+        """Assigns the replicas' values to a variable, combined by the variable's aggregation."""
         is_equal = self.scope.writes_equal
 
         def assign(brought: Sequence[torch.Tensor]) -> None:
@@ -167,7 +167,7 @@ class TorchCollectives(Collectives):
         return write(variable, value)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so that none is sent."""
+        """Returns a context in which all replicas assign equal values, which then are not sent."""
         return self.scope.equal_writes()
 
     def apply_gradients(
@@ -175,9 +175,9 @@ class TorchCollectives(Collectives):
     ) -> None:
         """Lets the optimizer update the variables once, with the weighted sum of the gradients.
 
-        The last replica to arrive runs the update in cross-replica context, in every process alike.
+        In every process the last replica to arrive runs the update, in cross-replica context.
         """
-        # Those of torch's embeddings may be sparse.
+        # The gradients of torch's embeddings may be sparse.
         gradients = [None if one is None else one.to_dense() for one in gradients]
 
         def update(
@@ -191,7 +191,7 @@ class TorchCollectives(Collectives):
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):
                     optimizer.build(variables)
-            # Only a job has a reducer; a process has one replica there, this one.
+            # Only a job has a reducer, and in a job this replica is the only one of its process.
             if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
             else:
@@ -214,7 +214,7 @@ class TorchCollectives(Collectives):
             self.scope.weights.release()
 
     def differentiated_loss(self, loss: torch.Tensor, *, is_weighted: bool) -> torch.Tensor:
-        """Returns the loss, as a `WeightedLoss` if it has the replica's weight already."""
+        """Returns the loss, as a `WeightedLoss` if it was already multiplied by the weight."""
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 
     def all_sum(
@@ -269,13 +269,14 @@ class TorchCollectives(Collectives):
     def collect(
         self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
     ) -> tuple[torch.Tensor, int]:
-        """Concatenates the tensors of all replicas; returns also where this replica's begins.
+        """Concatenates the tensors of all replicas; also returns where this replica's begins.
 
         Args:
             label: The name of the operation, which must be the same on all replicas.
             tensor: This replica's tensor.
             axis: The axis to concatenate along.
-            alike: Whether all tensors have the same shape, so that workers need not exchange it.
+            alike: Whether all tensors have the same shape, so that workers need not exchange
+                shapes.
         """
 
         def concatenated(brought: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
@@ -297,7 +298,7 @@ class TorchCollectives(Collectives):
 
     @contextlib.contextmanager
     def no_replica(self) -> Iterator[None]:
-        """Lets the code inside run in cross-replica context, in the calling replica's thread."""
+        """Lets a block run in cross-replica context, in the thread of the calling replica."""
         with (
             keras_compat.outside_stateless_scopes(),
             replica_scope(None),
@@ -306,11 +307,11 @@ class TorchCollectives(Collectives):
             yield
 
     def _own(self, leaf: Any) -> Any:
-        """Copies a tensor that all replicas share, so that this one may change it."""
+        """Copies a tensor that all replicas share, so that this replica may change it."""
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def label(self, name: str) -> str:
-        """Returns the label by which replicas compare calls: a name, and the call's number."""
+        """Returns a name with the call's number, by which replicas compare their calls."""
         self._calls += 1
         return f"{name} number {self._calls}"
 
@@ -318,12 +319,12 @@ class TorchCollectives(Collectives):
 def _keep_own(
     _label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
 ) -> _Result:
-    """Stands for `ReplicaThreads.meet` in a process's only replica."""
+    """Replaces `ReplicaThreads.meet` in the only replica of a process."""
     return combine([value])
 
 
 def collectives_here() -> TorchCollectives | None:
-    """Returns the collectives of the replica that this code runs in, None outside of replicas."""
+    """Returns the collectives of the replica whose code is running, None outside of replicas."""
     replica = current.replica
     collectives = None if replica is None else replica.collectives
     return collectives if isinstance(collectives, TorchCollectives) else None
@@ -332,17 +333,18 @@ def collectives_here() -> TorchCollectives | None:
 def gradient_of_global(
     replica: TorchCollectives, label: str, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """Sums the replicas' gradients of a value that they share, weighted as in `GlobalSum`."""
+    """Sums the replicas' gradients of a value that they share, weighted as by `GlobalSum`."""
     weight = replica.gradient_weight
     [total] = GlobalSum.apply(replica, label, 1.0 / weight, weight, gradient)
     return total
 
 
 class WeightedLoss(torch.autograd.Function):
-    """Returns a loss that is weighted by the replica's weight, unchanged.
+    """Returns a loss unchanged that was already multiplied by the replica's weight.
 
-    While its backward pass runs, gradients have that weight; `GlobalSum` must not apply it again.
-    A step may have other losses that are not weighted.
+    While the backward pass of this loss runs, its gradients have that weight already, so
+    `GlobalSum` must not apply the weight again. Other losses of the same step may be without the
+    weight.
     """
 
     @staticmethod
@@ -356,7 +358,7 @@ class WeightedLoss(torch.autograd.Function):
         """Sets the replica's gradient weight to 1 for the rest of this backward pass."""
         replica, weight = ctx.replica, ctx.replica.gradient_weight
         replica.gradient_weight = 1.0
-        # Restores the weight at the end of this backward pass.
+        # The weight is restored at the end of this backward pass.
         private.call_after_backward(lambda: setattr(replica, "gradient_weight", weight))
         return None, *gradients
 
@@ -364,9 +366,9 @@ class WeightedLoss(torch.autograd.Function):
 class GlobalSum(torch.autograd.Function):
     """Computes ``outer * (sum over all replicas s of inner_s * x_s)`` on replica r.
 
-    The optimizer weights the gradients of replica r by its weight w_r (contract C1). So
-    in the backward pass a gradient from replica s counts ``w_s / w_r`` on replica r. With equal
-    shares the backward pass is a plain all-sum.
+    The optimizer multiplies the gradients of replica r by its weight w_r, as one device's numbers
+    require. So in the backward pass a gradient from replica s counts ``w_s / w_r`` on replica r. If
+    all weights are equal, the backward pass is a plain all-sum.
     """
 
     @staticmethod
@@ -379,7 +381,7 @@ class GlobalSum(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Returns the scaled sums."""
-        # Kept in ctx, since on a GPU torch runs the backward pass in a thread of its own.
+        # The replica is kept in ctx, because on a GPU the backward pass runs in another thread.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
         scaled = tensors if inner == 1.0 else private.multiply_each(tensors, inner)
@@ -455,7 +457,7 @@ class GlobalMoments(torch.autograd.Function):
 
 
 def check_summable(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuses booleans, whose sum in torch is a logical or, and what torch does not add."""
+    """Refuses booleans, whose sum in torch is a logical or, and types that torch cannot add."""
     for tensor in tensors:
         name = str(tensor.dtype).removeprefix("torch.")
         checks.check_summable(name)

@@ -1,14 +1,14 @@
 """The forward pass of a worker's replica, compiled by ``torch.compile``.
 
-With ``jit_compile=True`` Keras compiles its whole step. A replica's step meets the other workers
-where the optimizer updates the variables, so only the calls of the models are compiled here; the
-backward pass is compiled with them. Gradients reach the same hooks as without a compiler.
-Collectives in layers, and draws from a replica's own generator, are operations in the compiled code
-(`graph_ops.py`).
+With ``jit_compile=True`` Keras compiles its whole step. But in a replica the update of the
+variables waits for the other workers, which compiled code cannot do. So here only the calls of
+models are compiled, together with their backward passes. The hooks on gradients work as without a
+compiler. Collectives in layers, and draws from a replica's own generator, are custom operations in
+the compiled code (`graph_ops.py`).
 
-The only replica of a process reads the variables themselves. So the compiled code runs outside of
-the replica's scope, where the compiler sees what it sees in plain Keras; the scope learns
-afterwards which variables were written.
+The only replica of a process reads the variables themselves. So the compiled code can run outside
+of the replica's scope, where it looks to the compiler like plain Keras; afterwards the scope gets
+the list of variables that were written.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kerasdist.core.user_warnings import warn_user
 
 @final
 class CompiledCalls:
-    """Calls the models of one model's steps, compiled."""
+    """Calls the models that one model's steps use, compiled."""
 
     def __init__(self) -> None:
-        """Compiles nothing yet."""
+        """Prepares compilation, which torch starts at the first call."""
         self._compiled = torch.compile(_called)
         self._gave_up = False
 
@@ -45,7 +45,7 @@ class CompiledCalls:
         if self._gave_up:
             return plain(*args, **kwargs)
         if any(variable.aggregation == "sum" for variable in model.non_trainable_variables):
-            # Each replica but the first would have to read zeros.
+            # All replicas but the first would have to read zeros, which compiled code cannot do.
             self._give_up(model, "a layer of it counts in a variable with aggregation='sum'")
             return plain(*args, **kwargs)
         scope, before = collectives.scope, collectives.calls
@@ -54,7 +54,8 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except private.compiler_errors() as error:
-            if collectives.calls > before:  # too late: other workers wait for the rest of the call
+            # too late to call `plain`, because other workers wait for the rest
+            if collectives.calls > before:
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise
             said = " ".join(str(error).split())

@@ -30,7 +30,7 @@ class Step:
     """A user function as a step of a custom loop; on one replica it can be compiled."""
 
     def __init__(self, function: Callable[..., Any], jit_compile: bool) -> None:
-        """Makes the step; torch compiles it at the first call."""
+        """Wraps the function; torch compiles it at the first call."""
         functools.update_wrapper(self, function)
         self._function = function
         self._compiled = torch.compile(function) if jit_compile else None
@@ -41,7 +41,7 @@ class Step:
         return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Takes the step, compiled where there is one replica."""
+        """Takes the step, compiled if there is one replica."""
         function = self._function
         if self._compiled is not None:
             if context.strategy_in_force().num_replicas_in_sync > 1:
@@ -56,7 +56,7 @@ class Step:
             running_step.reset(outer)
 
     def warn_if_compiled(self) -> None:
-        """Warns once, if the user asked to compile, that several replicas run uncompiled code."""
+        """Warns once that several replicas run uncompiled code, if the user asked to compile."""
         if self._compiled is not None and not self._warned:
             self._warned = True
             warn_user(_UNCOMPILED)
@@ -71,7 +71,7 @@ def value_and_grad(
 ) -> tuple[Any, list[Any]]:
     """Returns a function's result and its gradients (see `Backend.value_and_grad`).
 
-    In a replica the gradients are the replica's own, not summed over the replicas.
+    In a replica, these are the gradients of that replica only, not sums over the replicas.
     """
     with torch.enable_grad(), ReadRecorder(variables) as recorder:
         result = fn()
@@ -87,7 +87,7 @@ def value_and_grad(
         targets = [recorder.target(variable) for variable in variables]
         gradients = _gradients(value, targets, keep_graph=recorder.is_nested)
     if not recorder.is_nested:
-        # The backward pass has freed the graph of the result.
+        # The graph of the result is detached, because the backward pass has freed it.
         result = map_leaves(_detached, result)
     return result, [
         torch.zeros_like(target, requires_grad=False)

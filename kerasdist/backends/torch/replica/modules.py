@@ -1,8 +1,8 @@
-"""Gives torch's own modules the parameters of the replica that runs them.
+"""Gives a torch module the parameters of the replica that runs the module.
 
 Keras reads its variables through the replica's scope, but torch's code takes parameters from the
-modules. So every method of a Keras layer that gives access to them is replaced by one that takes
-the scope's values.
+modules. So each method of a Keras layer that gives access to parameters is replaced by a method
+that returns the values of the scope.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
-# The modules that hold a replica's tensors now. Replicas take turns, so that another one finds a
-# module here only if that replica has come to a collective inside of it.
+# The modules that hold a replica's tensors at the moment.
+# Replicas take turns, so another replica rarely finds a module here.
+# A second replica finds one if the first replica waits in a collective inside of the module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 @cache
 def install() -> None:
-    """Makes every access to parameters go through the replica's scope; once per process."""
+    """Makes every access to parameters go through the replica's scope, once per process."""
     keras_compat.install(
         named_parameters=partial(_lead, _named_parameters),
         module_parameters=partial(_lead, _wrapped_parameters),
@@ -47,7 +48,7 @@ def _lead(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Calls a function with the replica's scope; outside of replicas, Keras's own."""
+    """Calls a function with the replica's scope; outside of replicas, Keras's own method."""
     scope = scope_here()
     if scope is None:
         return original(layer, *args, **kwargs)
@@ -55,7 +56,7 @@ def _lead(
 
 
 def scope_here() -> Any:
-    """Returns the scope of the replica or the trial that this code runs in, or None."""
+    """Returns the scope of the replica or the trial whose code is running, or None."""
     collectives = collectives_here()
     return current.trial if collectives is None else collectives.scope
 
@@ -99,7 +100,7 @@ def _call_module(
     module = wrapper.module
     wrapper.train(training is not False)
     buffers = _buffers(scope, module)
-    if scope.is_only and current.trial is None:  # it uses the module's own tensors
+    if scope.is_only and current.trial is None:  # the only replica uses the module's own tensors
         return original(wrapper, *args, training=training, **kwargs)
     values = _values_by_parameter(scope, wrapper)
     tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}
@@ -119,7 +120,7 @@ def _call_module(
 
 
 def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the replica's buffers of a module: in training, copies that the module may change."""
+    """Returns a replica's buffers of a module; in training, copies that the module may change."""
     _refuse_own_batch_norm(module)
     return {name: scope.buffer(buffer, module.training) for name, buffer in module.named_buffers()}
 

@@ -1,4 +1,4 @@
-"""Converts devices to those of Keras and torch, and values to tensors on them."""
+"""Converts a `Device` to the device of Keras or torch, and moves values to it."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from kerasdist.core.devices import Device
 
 
 def torch_device(device: Device) -> torch.device:
-    """Returns the ``torch.device`` of a device."""
+    """Returns the ``torch.device`` of a `Device`."""
     if device.kind == "cpu":
         return torch.device("cpu")
     return torch.device("cuda" if device.kind == "gpu" else device.kind, device.index)
 
 
 def computing_on(device: Device) -> AbstractContextManager[object]:
-    """Returns a context in which Keras makes tensors on a device, and CUDA uses it by default."""
+    """Returns a context in which Keras makes tensors on a device, CUDA's default device too."""
     if device.kind == "gpu":
         return _computing_on_gpu(device)
-    # All logical CPU devices are torch's one CPU. On the Mac's one GPU, Keras asks for "mps".
+    # All logical CPU devices are torch's one CPU. Keras calls the only GPU of a Mac "mps".
     return keras.device(device.kind if device.kind in ("cpu", "mps") else str(device))
 
 
 @contextmanager
 def _computing_on_gpu(device: Device) -> Iterator[None]:
-    # For "cuda", the current GPU, Keras replaces operations that CUDA lacks; not for "cuda:0".
+    # Keras replaces operations that CUDA lacks for the device "cuda", but not for "cuda:0".
     with keras.device("cuda"), torch.cuda.device(device.index):
         yield
 
 
 def move(device: torch.device, leaf: object) -> Any:
-    """Returns a tensor on a device, anything else unchanged; does not wait for copies to GPUs."""
+    """Moves a tensor, anything else is unchanged; does not wait for a copy to a GPU."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     if device.type == "cpu":
         return leaf.to(device)
     if device.type == "cuda" and leaf.device.type == "cpu":
-        # From ordinary memory torch waits for all work of the GPU. torch reuses page-locked memory
-        # only after the copies that read it.
+        # torch would copy ordinary memory only after all work of the GPU.
+        # Page-locked memory is reused only after all copies from that memory.
         leaf = leaf.pin_memory()
     return leaf.to(device, non_blocking=True)
 
 
 def move_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns tensors on a device; those of one type and device travel in one copy."""
+    """Returns tensors on a device; tensors of the same type and device are moved in one copy."""
     found = list(tensors)
     packs: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -68,7 +68,7 @@ def move_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> list
 
 
 def add_up(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the sum of tensors of one shape, on the device of the first."""
+    """Returns the sum of tensors of one shape, on the device of the first tensor."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part.to(total.device)
@@ -76,7 +76,7 @@ def add_up(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def required_tensor(value: object) -> torch.Tensor:
-    """Converts the value that a replica contributes to a reduction to a tensor."""
+    """Converts a value that a replica contributes to a reduction to a tensor."""
     if isinstance(value, torch.Tensor):
         return value
     if value is None or isinstance(value, str | bytes):

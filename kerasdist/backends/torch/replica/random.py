@@ -1,9 +1,9 @@
-"""Unseeded random draws in replicas.
+"""Random draws without a seed in replicas.
 
 `kerasdist.training.randomness` handles draws from a ``keras.random.SeedGenerator``. This file
-handles the others: from Keras's global generator, and from torch's, which unseeded
-``keras.layers.Dropout`` uses on PyTorch. On the CPU each replica gets its own torch generator, so
-that a replica draws the same numbers whether it is a thread or a worker.
+handles draws from Keras's global generator and from torch's generator, which
+``keras.layers.Dropout`` without a seed uses on PyTorch. On the CPU each replica gets its own torch
+generator, so that a replica draws the same numbers whether it is a thread or a worker.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kerasdist.core.context import current, replica_scope
 
 @final
 class FirstDraw:
-    """Stands for Keras's global seed generator until a replica draws from it.
+    """Replaces Keras's global seed generator until a replica draws from it.
 
-    Keras makes a generator per thread, at the thread's first unseeded draw. Replicas share that of
-    the thread that runs the step.
+    Keras makes one generator per thread, at the thread's first draw without a seed. Here the
+    replicas share the generator of the thread that runs the step.
     """
 
     def __init__(self) -> None:
@@ -47,9 +47,11 @@ class FirstDraw:
 class StepDraws:
     """The generators from which this process's replicas draw in a step on the CPU.
 
-    The first of them to draw in a step seeds all of them, by one draw from torch's own generator.
-    So ``keras.utils.set_random_seed`` determines the draws of all replicas. If each draws for the
-    global batch (`kerasdist.config.set_draws`), they go on from torch's own, and it from them.
+    The first replica that draws in a step seeds the generators of all replicas, by one draw from
+    torch's own generator. So ``keras.utils.set_random_seed`` determines the draws of all replicas.
+    If each replica draws for the global batch (`kerasdist.config.set_draws`), its generator starts
+    from the state of torch's own generator. After the step torch's own generator gets the state
+    that the replicas' generators have then.
     """
 
     def __init__(self, ranks: range) -> None:
@@ -83,8 +85,8 @@ class StepDraws:
 
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
-        """Returns a context in which a replica draws as after a `state` of this step."""
-        if self._first is None:  # nothing was drawn
+        """Returns a context in which a replica draws as it did after a `state` of this step."""
+        if self._first is None:  # nothing had been drawn at that state
             yield
             return
         generator = self._generators[rank]
@@ -98,7 +100,7 @@ class StepDraws:
 
 @cache
 def install() -> None:
-    """Puts the hook into Keras's dropout, once in a process."""
+    """Installs the hook into Keras's dropout, once per process."""
     keras_compat.install(dropout=_dropout)
 
 
@@ -130,7 +132,7 @@ def _dropped(
     return inputs * _kept(inputs, 1.0 - rate, generator).div_(1.0 - rate)
 
 
-@torch.library.custom_op(  # torch's compiler knows no generators
+@torch.library.custom_op(  # torch's compiler does not support generators
     "kerasdist::kept",
     mutates_args=(),
     schema="(Tensor like, float share, int replica) -> Tensor",
@@ -152,7 +154,7 @@ def _kept(like: torch.Tensor, share: float, generator: torch.Generator) -> torch
 
 
 def part_from_other_gpus(rank: int, device: torch.device) -> None:
-    """Lets torch's own draws differ by replica on GPUs.
+    """Makes torch's own draws differ between replicas on GPUs.
 
     ``torch.manual_seed`` gives every GPU the same seed, so all replicas would drop the same units.
     """
@@ -166,9 +168,10 @@ def part_from_other_gpus(rank: int, device: torch.device) -> None:
 
 @contextmanager
 def chiefs_draws(group: Group, device: torch.device) -> Iterator[None]:
-    """Lets every worker draw what the chief draws from torch's generators, in the block.
+    """Lets every worker draw the chief's numbers from torch's generators inside the block.
 
-    All workers must enter it. A generator that has differed from the chief's is restored after it.
+    All workers must enter the context. Afterwards a generator that differed from the chief's is
+    restored.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":

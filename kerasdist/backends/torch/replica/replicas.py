@@ -62,19 +62,20 @@ if TYPE_CHECKING:
 
 @final
 class TorchReplicaSet(ReplicaSet):
-    """Devices, and a thread for each that lives as long as this object.
+    """The devices of a strategy, with a thread for each device that runs its replica.
 
-    Threads of one process take turns, but the kernels that a replica has launched on its GPU run
-    on while the next replica launches its own. In a job each worker has one replica.
+    Threads of one process take turns, but the kernels that a replica has launched on its GPU
+    continue to run while the next replica launches its own. In a job each worker has one replica.
 
     Attributes:
         group: The collectives between the processes that hold replicas.
-        gradient_sum: Sums the workers' gradients after the backward pass; None: no other workers.
-        torch_devices: The devices, as torch knows them.
-        is_plain: Whether one device holds and computes all, so that plain Keras's steps run.
+        gradient_sum: Sums the workers' gradients after the backward pass; None if there is one
+            worker.
+        torch_devices: The devices as objects of torch.
+        is_plain: Whether one device holds and computes everything, so that plain Keras's steps run.
         components: The components of variables on the replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
-        shard_rules: Which variables are sharded; None: none.
+        shard_rules: Which variables are sharded; None if no variable is.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class TorchReplicaSet(ReplicaSet):
         trainer_class: type[Any],
         trial_class: type[Trial],
     ) -> None:
-        """Makes the set. All workers of a job must call it, after `connect`."""
+        """Makes the set. All workers of a job must make the replica set, after `connect`."""
         if job is not None and len(devices) != 1:
             raise UnsupportedError(
                 "Expected one device a worker on PyTorch, where a process computes on one. "
@@ -113,7 +114,7 @@ class TorchReplicaSet(ReplicaSet):
                 self.shard_rules = ShardRules(options.sharding, group, job)
                 self.reads_need_all_workers = True
         self.gradients_travel_as = self.group.gradients_travel_as
-        # NCCL's collectives return at once: the host does not wait in them.
+        # NCCL's collectives return at once, so the host does not wait inside of them.
         self.measures_collectives = job is not None and self.on_cpu
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
@@ -127,24 +128,24 @@ class TorchReplicaSet(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """The runner of user functions on the devices."""
+        """The object that runs user functions on the devices."""
         if self.is_plain:
             return SoleRunner(self.placement)
         return TorchRunner(self)
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class of trials of a training step on these devices."""
+        """The class that tries a training step on these devices."""
         return super().trial_class if self.is_plain else self._trial_class
 
     def free_bytes(self) -> int | None:
-        """Returns how much memory is free on the fullest GPU; None if there is none."""
+        """Returns how much memory is free on the fullest GPU; None if there is no GPU."""
         gpus = [device for device in self.torch_devices if device.type == "cuda"]
         return min((_free_bytes(device) for device in gpus), default=None)
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter that yields global batches, or from arrays this worker's rows only."""
-        # In a replica, where a model may call another one's `predict`, batches are not divided.
+        """Returns an adapter that yields global batches, or this worker's rows of arrays."""
+        # A model in a replica may call another model's `predict`, whose batches are not divided.
         if self.job is None or current.replica is not None or isinstance(adapter, WorkerBatches):
             return adapter
         if not keras_compat.is_array_adapter(adapter):
@@ -155,32 +156,33 @@ class TorchReplicaSet(ReplicaSet):
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns a context that computes on the first device, which holds the variables.
+        """Returns a context that computes on the first device, which also holds the variables.
 
-        In a replica, where a model may call another one's `predict`, the replica keeps its device.
+        Code inside of a replica may call another model's `predict`, and keeps the device of the
+        replica.
         """
         if current.replica is not None:
             return contextlib.nullcontext()
         return computing_on(self.variable_devices[0])
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the values that they have on the chief; sharded ones keep theirs."""
+        """Gives variables the chief's values; sharded variables keep their own."""
         whole = [variable for variable in variables if shards.shard_of(variable) is None]
         own = [keras_compat.stored_value(variable).detach() for variable in whole]
-        # In buckets, as a message holds copies of its tensors.
+        # Buckets limit the memory, because a message holds copies of its tensors.
         for members in in_buckets(dict(enumerate(own))):
             some = [own[index] for index in members]
             for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
-                # Writing an equal value would needlessly invalidate the variable's components.
+                # Equal values are not written, because a write invalidates components.
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
 
     def shards(self, variable: keras.Variable) -> list[HeldShard]:
-        """Returns this worker's shard of a variable; nothing of a whole one."""
+        """Returns this worker's shard of a variable; an empty list if the variable is whole."""
         return shards.held_shards(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns how a variable is divided, why, and the shape of what this worker holds."""
+        """Returns how a variable is divided, why, and the shape of this worker's shard."""
         shard = shards.shard_of(variable)
         if shard is not None:
             held = (shard.end - shard.begin,)
@@ -192,7 +194,7 @@ class TorchReplicaSet(ReplicaSet):
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.
 
-        Workers hold different shards of a variable, whose checksum is that of no value.
+        A sharded variable gets the checksum of no elements, because workers hold different shards.
         """
         values = [
             (one if shards.shard_of(variable) is None else one[:0]).detach()
@@ -205,9 +207,9 @@ class TorchReplicaSet(ReplicaSet):
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
     ) -> list[Any]:
-        """Runs one step on the replicas of this process, each with its part of the input.
+        """Runs one step on the replicas of this process, each with its part of the batch.
 
-        Returns the step's result in each replica, by rank.
+        Returns each replica's result of the step, ordered by rank.
         """
         outer = enclosing_replica()
         if outer is not None and outer.strategy.replica_set is not self:
@@ -218,10 +220,11 @@ class TorchReplicaSet(ReplicaSet):
                 "predict in the function of a merge_call, or of `run` in one that a step of fit "
                 "calls, for which they all wait. Call it after the step."
             )
-        # Two threads may use one strategy, one after the other; a merge_call's has it already.
+        # Two threads may use one strategy after each other.
+        # Code of a merge_call has the lock already.
         with self._one_step if outer is None else contextlib.nullcontext():
-            # A trial works on copies of variables, and a nested `run` has steps of its own: both
-            # take replicas with scopes of their own.
+            # A trial works on copies of variables, and a nested `run` has its own steps.
+            # So both get replicas with their own scopes.
             if outer is not None or current.trial is not None:
                 return LocalReplicas(self).run(strategy, step, parts, rules)
             if self._replicas is None:
@@ -233,24 +236,24 @@ class TorchReplicaSet(ReplicaSet):
                 raise
 
     def _initialize(self, variable: keras.Variable) -> None:
-        """Initializes a variable that a symbolic call made, on the device of the variables."""
+        """Initializes a variable that a symbolic call made, on the device of all variables."""
         with replica_scope(None), self.placement():
             keras_compat.initialize_waiting_variable(variable)
 
 
-# How many elements `checksum_on_device` takes at a time, in 64 bits each.
+# `checksum_on_device` takes that many elements at a time, with 64 bits for each.
 _AT_ONCE = 1 << 22
 
 
 def checksum_on_device(value: torch.Tensor) -> torch.Tensor:
-    """Returns a sum of a tensor's bits, with a random factor for each position."""
+    """Returns a sum of the bits of a tensor, with a random factor for each position."""
     words = {1: torch.uint8, 2: torch.int16}.get(value.element_size(), torch.int32)
     bits = value.contiguous().reshape(-1).view(words)
     total = torch.zeros((), dtype=torch.int64, device=value.device)
     for begin in range(0, bits.numel(), _AT_ONCE):
         some = bits[begin : begin + _AT_ONCE].to(torch.int64)
         places = torch.arange(begin, begin + some.numel(), device=value.device)
-        factors = (places + 1) * 0x1E3779B97F4A7C15  # wraps around
+        factors = (places + 1) * 0x1E3779B97F4A7C15  # the product wraps around
         total += torch.sum(some * (factors ^ (factors >> 29) | 1))
     return total
 
@@ -262,9 +265,9 @@ def _free_bytes(gpu: torch.device) -> int:
 
 @final
 class LocalReplicas:
-    """The replicas of a process: scopes and collectives that they reuse, a thread for each.
+    """The replicas of a process: their scopes and collectives, and a thread for each replica.
 
-    A process's only replica runs in the thread that calls, and waits for no other.
+    If a process has only one replica, that replica runs in the calling thread.
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
@@ -272,7 +275,7 @@ class LocalReplicas:
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         rules = replica_set.shard_rules
-        in_trial = current.trial is not None  # which sees whole weights
+        in_trial = current.trial is not None  # a trial sees full weights
         self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.local_replicas)
         self._threads: ReplicaThreads | None = None
@@ -307,7 +310,7 @@ class LocalReplicas:
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
     ) -> list[Any]:
-        """Runs one step (see `TorchReplicaSet.run`)."""
+        """Runs one step, as `TorchReplicaSet.run` describes."""
         self._draws.begin()
         count = len(parts)
         scopes = self._scopes[:count]
@@ -379,7 +382,7 @@ class LocalReplicas:
 class TorchRunner(Runner):
     """Runs a function in each replica of this process.
 
-    A distributed value is a tuple of tensors; with one component it is the tensor itself.
+    A distributed value is a tuple of tensors; with a single component it is a plain tensor.
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
@@ -392,7 +395,7 @@ class TorchRunner(Runner):
 
     @torch.compiler.disable
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function once per replica, each with its components of the arguments."""
+        """Calls the function once per replica, with that replica's components of the arguments."""
         require_outside(keras_compat.get_stateless_scope())
         outer = running_step.get()
         if outer is not None:
@@ -408,7 +411,7 @@ class TorchRunner(Runner):
 
     @torch.no_grad()
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> torch.Tensor:
-        """Returns the sum or mean of a value's components, and along axes of each if given."""
+        """Returns the sum or mean of a value's components, also along axes if these are given."""
         parts = self._tensors(value)
         check_summable(parts)
         count = len(parts)
@@ -416,7 +419,7 @@ class TorchRunner(Runner):
             axes = [checked_axes(part, axis) for part in parts]
             sizes = [[p.shape[i] for i in some] for p, some in zip(parts, axes, strict=True)]
             count = sum(map(math.prod, sizes))
-            # `dtype`, as torch would sum smaller integers in int64.
+            # `dtype` is given because torch would sum smaller integers in int64.
             parts = [p.sum(some, dtype=p.dtype) for p, some in zip(parts, axes, strict=True)]
         check_shapes([part.shape for part in parts])
         here = add_up(parts)
@@ -424,7 +427,8 @@ class TorchRunner(Runner):
         if op is ReduceOp.SUM:
             [total] = self._group.sums([here])
             return total
-        counted = torch.full((), count, device=here.device)  # no copy from the host
+        # made on the device, to avoid a copy from the host
+        counted = torch.full((), count, device=here.device)
         total, everyones = self._group.sums([here, counted])
         return total / everyones
 
@@ -454,7 +458,7 @@ class TorchRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> list[Any]:
-        """Calls the function once, or for each component where variable or arguments have some."""
+        """Calls the function once, or per component if the variable or a value has components."""
 
         def call(index: int) -> Any:
             return self._component(given, index).call(function, variable)
@@ -472,7 +476,7 @@ class TorchRunner(Runner):
         return results
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a value with these components, arrays as tensors on their replicas' devices."""
+        """Returns a value of these components, in which arrays become tensors on the devices."""
         self._check_count(len(values), values)
         placed = [
             map_leaves(lambda leaf: on_device(device, leaf), structure)  # noqa: B023
@@ -481,13 +485,13 @@ class TorchRunner(Runner):
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or variable; anything else as a tuple of one."""
+        """Returns the components of a value or a variable; anything else as a tuple of one."""
         if isinstance(value, DistributedValues):
             return value.values
         return self._replica_components(value) if isinstance(value, keras.Variable) else (value,)
 
     def read(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns the value of a variable, which is the aggregate if it has components."""
+        """Returns the value of a variable; if it has components, their aggregate."""
         require_aggregate(variable)
         return shards.read(variable).detach().clone()
 
@@ -497,7 +501,7 @@ class TorchRunner(Runner):
         return strategy is not None and strategy.replica_set is self._replica_set
 
     def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
-        """Returns, for each replica of this process, the value that it would read of a variable."""
+        """Returns the value that each replica of this process would read of a variable."""
         found = [
             self._components.component(variable, rank, device)
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)
@@ -508,7 +512,7 @@ class TorchRunner(Runner):
         )
 
     def _component(self, structure: Any, index: int) -> Any:
-        """Returns a structure with one replica's components of its values, on its device."""
+        """Returns a structure with one replica's components, on that replica's device."""
         device = self._devices[index]
 
         def component(leaf: object) -> Any:
@@ -521,7 +525,7 @@ class TorchRunner(Runner):
         return map_leaves(component, structure)
 
     def _tensors(self, value: Any) -> list[torch.Tensor]:
-        """Returns the components of a value, on the first device."""
+        """Returns the components of a value, all on the first device."""
         if isinstance(value, keras.Variable):
             parts: Sequence[Any] = self._replica_components(value)
         elif isinstance(value, DistributedValues):

@@ -1,17 +1,19 @@
-"""The threads of a process's replicas: one each, for one step.
+"""The threads that run the replicas of a process, one thread per replica and step.
 
-Replica 0 runs in the calling thread, and each other one in a thread that ends with the step, as in
-`tf.distribute`. A thread that stays would keep its team of OpenMP threads, and where all teams have
-more threads than there are cores, OpenMP slows all steps of the process, those of plain models too.
+Replica 0 runs in the calling thread, and every other replica in a thread that ends with the step,
+as in `tf.distribute`. A thread that outlived the step would keep its team of OpenMP threads. If all
+teams together have more threads than there are cores, OpenMP slows down all steps of the process,
+also those of plain models.
 
-At a meeting each brings a value, the last to arrive combines the values, and all get the result. A
-replica ends the step for all if it raises, ends its step while others wait, makes another call than
-they do, or does not arrive in time. Then every replica that waits, or arrives later, gets a
-`ReplicaError`.
+At a collective (`meet`) each replica gives a value, the last replica to arrive combines the values,
+and all replicas get the result. A replica ends the step for all others if it raises, if it ends its
+step while others wait, if it makes another call than the others, or if it does not arrive in time.
+Then every replica that waits or arrives later gets a `ReplicaError`.
 
-The threads take turns: only one runs at a time, from one meeting to the next, always in the same
-order. So replicas can share the state that Keras's layers and torch keep once per process: a
-layer's cached mask, torch's own generator, a layer that its first call builds.
+The threads take turns: only one thread runs at a time, from one collective to the next, and always
+in the same order. So replicas can share the state that Keras's layers and torch keep once per
+process, such as a layer's cached mask, torch's own generator, or a layer that is built by its first
+call.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ _Result = TypeVar("_Result")
 
 
 @final
-class Stopped(ReplicaError):  # noqa: N818  an order to stop, not the cause
-    """This replica stops because the step was ended by another one."""
+class Stopped(ReplicaError):  # noqa: N818  it orders a replica to stop and is not the cause
+    """This replica stops because another replica has ended the step."""
 
 
 @final
@@ -49,7 +51,7 @@ class ReplicaThreads:
         self._timeout = timeout
         self._work: Callable[[int], Any] | None = None
         self._results: list[Any] = [None] * size
-        # A replica waits by acquiring its gate; another one lets it go on by releasing it.
+        # A replica waits by acquiring its gate, until another replica releases that gate.
         self._gates = [threading.Lock() for _ in range(size)]
         for gate in self._gates:
             gate.acquire()
@@ -57,10 +59,10 @@ class ReplicaThreads:
         self._count = 0
         self._arrived: dict[int, tuple[str, Any]] = {}
         self._finished: set[int] = set()
-        self._ready: deque[int] = deque()  # replicas that may continue, in turn
-        self._to_start: set[int] = set()  # replicas whose first turn is to come
+        self._ready: deque[int] = deque()  # replicas that may continue, in order of their turns
+        self._to_start: set[int] = set()  # replicas that have not had their first turn
         self._result: Any = None
-        self._broken: BaseException | None = None  # the error that ended the step for all
+        self._broken: BaseException | None = None  # the error that ended the step for all replicas
         self._kept: KeptState | None = None
 
     def run(
@@ -68,7 +70,7 @@ class ReplicaThreads:
     ) -> list[_Result]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
 
-        What their code keeps in Python is each one's own.
+        Each replica has its own copy of the state that its code keeps in Python objects.
         """
         self._count = count
         self._kept = kept
@@ -94,7 +96,7 @@ class ReplicaThreads:
     def meet(
         self, rank: int, label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
     ) -> _Result:
-        """Waits for all replicas; returns what `combine` makes of their values.
+        """Waits for all replicas; returns the result of `combine` for the values of all.
 
         All replicas get the same object.
         """
@@ -137,7 +139,7 @@ class ReplicaThreads:
         self._finish(rank, error)
 
     def _finish(self, rank: int, error: BaseException | None) -> None:
-        """Ends the step of one replica; replica 0 waits until all have ended theirs."""
+        """Ends the step of one replica; replica 0 waits until all replicas have ended theirs."""
         with self._lock:
             self._finished.add(rank)
             if error is not None:
@@ -154,10 +156,10 @@ class ReplicaThreads:
             except KeyboardInterrupt as interrupt:
                 with self._lock:
                     self._break(interrupt, by=rank)
-                self._wait(0)  # until the others have stopped, at their next meeting
+                self._wait(0)  # wait until others stop in a collective
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
-        """Combines the values, in the last replica to arrive; the others wait meanwhile."""
+        """Combines the values in the last replica to arrive, while the others wait."""
         labels, values = zip(*map(self._arrived.__getitem__, range(self._count)), strict=True)
         if len(set(labels)) > 1:
             held = ", ".join(f"replica {r}: {label}" for r, label in enumerate(labels))
@@ -203,7 +205,7 @@ class ReplicaThreads:
         raise error
 
     def _break(self, error: BaseException, *, by: int) -> None:
-        """Ends the step for all replicas: keeps the first error, and wakes those that wait."""
+        """Ends the step for all replicas: keeps the first error, and wakes the waiting replicas."""
         if self._broken is not None:
             return
         self._broken = error
@@ -231,16 +233,16 @@ class ReplicaThreads:
 @final
 @dataclass(frozen=True)
 class ThreadSettings:
-    """The thread-local settings of torch and Keras of the thread that runs a step.
+    """The thread-local settings of torch and Keras in the thread that runs a step.
 
     Attributes:
         keras_state: Keras's scopes and policies.
         trial: The trial that the thread takes part in.
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
-        autocast: The kinds of device for which autocast is on, each with the type it casts to.
+        autocast: The kinds of device for which autocast is on, each with the type of the casts.
         modes: The modes that see each function or operation of torch, the innermost last.
-        hooks: What packs and unpacks tensors that are saved for the backward pass, or None.
+        hooks: The functions that pack and unpack tensors saved for the backward pass, or None.
         context: The values of context variables, of which each replica gets a copy.
     """
 
@@ -273,7 +275,7 @@ class ThreadSettings:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Applies the settings to the current thread, which belongs to a replica."""
+        """Applies the settings to the current thread, which runs a replica."""
         keras_compat.paste_thread_state(self.keras_state)
         with ExitStack() as stack:
             if self.trial is not None:
@@ -286,7 +288,7 @@ class ThreadSettings:
             for mode in self.modes:
                 device = getattr(mode, "device", None)
                 if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
-                    # One of each thread; of GPUs it means the replica's own.
+                    # Each thread has its own default device; "cuda" means the replica's own GPU.
                     stack.enter_context(torch.device(device.type))
                 else:
                     stack.enter_context(mode)

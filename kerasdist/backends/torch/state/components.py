@@ -1,17 +1,17 @@
-"""Variables in custom loops (contract C2): mirrored ones, and those with components.
+"""Variables in custom loops, which behave as in ``tf.distribute``: mirrored or with components.
 
-A variable with an aggregation is mirrored: when replica code assigns to it, the replicas meet, and
-all of them get the sum, the mean or the first replica's value at once. Two kinds of variables have
-a component on every replica, which persists from one run to the next:
+A variable with an aggregation is mirrored: when replica code assigns to it, the replicas wait for
+each other, and all of them get the sum, the mean or the first replica's value at once. Two kinds of
+variables have a component on every replica, which persists from one `run` to the next:
 
-- ``synchronization="on_read"``, as the state of Keras's metrics: the variable's own value is the
-  components' aggregate.
-- no aggregation, as the state of a seed generator, or moving statistics: the variable's own value
-  is the first replica's component, as in ``tf.distribute``.
+- ``synchronization="on_read"``, as for the state of Keras's metrics: the variable's own value is
+  the aggregate of the components.
+- no aggregation, as for the state of a seed generator, or moving statistics: the variable's own
+  value is the first replica's component, as in ``tf.distribute``.
 
-When cross-replica code assigns to such a variable, every component is recreated from the value; of
-a sum each replica gets an equal share. A worker keeps the components of its own replicas, and the
-aggregate over all workers, which cross-replica code reads without communication.
+When cross-replica code assigns to such a variable, every component is made anew from the value;
+each replica gets an equal share of a sum. A worker keeps the components of its own replicas, and
+also the aggregate over all workers, which cross-replica code reads without communication.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Kept:
         values: The components, one per replica of this process.
         own: The tensor that holds the variable's own value.
         address: The tensor's address when the components were kept.
-        changes: How often the tensor had been changed in place at that time.
+        changes: How often the tensor had been changed in place when the components were kept.
     """
 
     values: tuple[torch.Tensor, ...]
@@ -59,7 +59,7 @@ class Kept:
     changes: int
 
     def serves(self, own: torch.Tensor) -> bool:
-        """Returns whether the variable's own value is unchanged, so the components are valid."""
+        """Returns whether the components are valid, because the variable's value is unchanged."""
         return (
             own is self.own
             and own.data_ptr() == self.address
@@ -111,9 +111,9 @@ class Components:
 
         Args:
             variables: Variables that have components.
-            columns: For each variable, the components on the replicas of this process.
+            columns: For each variable, its components on the replicas of this process.
         """
-        # Without aggregation the variable's own value is the first replica's component.
+        # Without an aggregation, the variable's own value is the first replica's component.
         shared = [
             index
             for index, variable in enumerate(variables)
@@ -180,7 +180,7 @@ class LoopRules(Rules):
         return True
 
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Keeps the components that replicas wrote; writes their aggregates into the variables."""
+        """Keeps the components that replicas wrote; writes their aggregates to the variables."""
         written: dict[int, keras.Variable] = {}
         for scope in scopes:
             written.update(scope.written)
@@ -191,12 +191,12 @@ class LoopRules(Rules):
         return list(written)
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits all variables, sums included."""
+        """Commits all variables, also those with the aggregation "sum"."""
         return self.commit(scopes, sums=True)
 
     @torch.no_grad()
     def end(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Commits all variables; averages torch modules' buffers over this process's replicas."""
+        """Commits all variables, and averages buffers of torch modules over the replicas here."""
         self.commit(scopes, sums=True)
         commit_buffers(scopes)
 
@@ -211,7 +211,7 @@ class LoopRules(Rules):
 
 
 def equal_share(total: torch.Tensor, rank: int, replicas: int) -> torch.Tensor:
-    """Returns a replica's equal share of a sum; of integers replica 0 gets the remainder, too."""
+    """Returns a replica's equal share of a sum; replica 0 also gets the remainder of integers."""
     if total.is_floating_point() or total.is_complex():
         return total / replicas
     first, share = shares_of_integers(total, replicas)

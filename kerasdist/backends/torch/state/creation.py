@@ -1,8 +1,9 @@
 """Variables that are made while a function of a custom loop runs.
 
 A replica sees variables through a `keras.StatelessScope`, in which Keras gives new variables no
-value. So the first replica that needs a variable makes it outside of the scope, on the device that
-holds the variables. The other replicas then use it, as they use a layer that is already built.
+value. So the first replica that needs a variable makes it outside of this scope, on the device of
+all variables. The other replicas then use the variable, just as they use a layer that is already
+built.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kerasdist.core import context
 
 @cache
 def install() -> None:
-    """Puts the hooks into Keras, once in a process."""
+    """Installs the hooks into Keras, once per process."""
     keras_compat.install(variable_made=_make_variable)
 
 
@@ -53,6 +54,6 @@ def _make_variable(
         and keras_compat.stored_value(variable) is not None
         and (collectives is None or not collectives.scope.rules.is_fit)
     ):
-        # Each component starts with the initial value, so the variable starts with their sum.
+        # Each component starts with the initial value, so the variable starts with the sum.
         with torch.no_grad():
             keras_compat.stored_value(variable).mul_(strategy.num_replicas_in_sync)

@@ -1,18 +1,19 @@
-"""Sharded weights in a step: gathered where layers read them, once more in the backward pass.
+"""Gathers sharded weights when layers read them, and again in the backward pass.
 
 Weights are gathered and freed by groups (`shards.WeightGroup`). While one group computes, the next
-one is gathered: the one that came next in the last step of this kind. So no more than two groups
-are gathered at any time. A step of N groups gathers N of them in the forward pass, and N - 1 in the
-backward pass, at whose beginning the last one is still there.
+group is gathered, namely the one that came next in the last step of this kind. So at most two
+groups are gathered at any time. A step with N groups makes N gathers in the forward pass, and N - 1
+in the backward pass, at whose beginning the last group is still gathered.
 
-The graph of a step has one leaf per weight, of the weight's shape, which holds values only while
-its group is gathered. A layer that reads a weight gets a view of the leaf, which keeps the values
-alive as long as the layer uses it. Code outside of layers gets the leaf itself, at which it finds
-the gradient; its group stays until the step ends. Autograd would keep each weight that an operation
-saves for the backward pass; it is given a note in its place, by which the weight is gathered again
+The graph of a step has one leaf per weight. The leaf has the weight's shape, but holds values only
+while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
+keeps the values alive as long as the layer uses them. Code outside of layers gets the leaf itself,
+so that it finds the gradient there; the leaf's group then stays gathered until the step ends.
+Autograd would keep each weight that an operation saves for the backward pass. Instead it saves a
+small reference, by which the weight is gathered again
 (``torch.autograd.graph.saved_tensors_hooks``).
 
-The gathers are collectives: all workers must read the same weights in the same order.
+The gathers are collectives, so all workers must read the same weights in the same order.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
 
 @final
 class Leaf:
-    """The autograd leaf of one sharded weight, kept from step to step with its gradient."""
+    """The autograd leaf of one sharded weight, which keeps its gradient from step to step."""
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
         """Makes a leaf without values."""
-        assert shard.together is not None  # it is a weight
+        assert shard.together is not None  # a weight always belongs to a group
         self.group = shard.together
         self._stored = keras_compat.stored_value(variable)
         # Stands in for values that are not gathered: NaN, so that a read by mistake shows.
@@ -51,21 +52,21 @@ class Leaf:
         self.address = 0
 
     def serves(self, stored: torch.Tensor) -> bool:
-        """Returns whether this leaf stands for the tensor that the variable holds now."""
+        """Returns whether this leaf belongs to the tensor that the variable holds now."""
         return stored is self._stored and stored.requires_grad == self.tensor.requires_grad
 
     @property
     def version(self) -> int:
-        """A number that every change of the values increases."""
+        """A number that grows with every change of the weight's values."""
         return private.count_changes(self._stored)
 
     def fill(self, whole: torch.Tensor) -> None:
-        """Takes the values."""
+        """Gives the leaf the gathered values."""
         self.tensor.data = whole
         self.address = whole.untyped_storage().data_ptr()
 
     def release(self) -> None:
-        """Drops the values."""
+        """Drops the gathered values."""
         self.tensor.data = self._nothing
         self.address = 0
 
@@ -73,7 +74,7 @@ class Leaf:
 @final
 @dataclass(frozen=True, eq=False)
 class _Saved:
-    """A view of a weight, in the place of the tensor that autograd saves."""
+    """A reference to a view of a weight, which autograd saves in place of the tensor."""
 
     leaf: Leaf
     shape: tuple[int, ...]
@@ -84,37 +85,38 @@ class _Saved:
 
 @final
 class GatheredWeights:
-    """The sharded weights of a process's replica, as its steps see them.
+    """The sharded weights of a process's replica, as the replica's steps see them.
 
     Attributes:
-        are_differentiated: Whether the backward pass of Keras's own `train_step` is over, after
-            which that reads gradients alone, until the optimizer's update.
+        are_differentiated: Whether the backward pass of Keras's own `train_step` is over. After it,
+            until the optimizer's update, that step reads only gradients.
     """
 
     def __init__(self, *, in_layers: bool) -> None:
-        """Starts without weights; `in_layers`: layers read them, not the optimizer alone."""
+        """Starts without weights; `in_layers`: whether layers read sharded weights."""
         self.are_differentiated = False
         self._in_layers = in_layers
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}  # one at most
+        # this has at most one group
+        self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
-        # The groups in the order of this step's uses; what is expected, as long as it is so.
+        # The groups that this step has used, and the groups that it should use next.
         self._used: WeightGroup | None = None
         self._trace: list[WeightGroup | None] = []
         self._expected: Sequence[WeightGroup | None] = ()
         self._has_gradients = True
 
     def add(self, variable: keras.Variable, shard: Shard) -> None:
-        """Takes a new weight into the newest group, or into one of its own."""
+        """Adds a new weight to the newest group, or to a new group."""
         if self._newest is not None and self._newest.accepts(variable):
             self._newest.add(variable, shard)
         else:
             self._newest = WeightGroup(variable, shard)
 
     def leaf(self, variable: keras.Variable, shard: Shard) -> Leaf:
-        """Returns the leaf of a sharded variable, whether or not it is gathered."""
+        """Returns the leaf of a sharded variable, whether it is gathered or not."""
         leaf = self._leaves.get(variable)
         if leaf is None or not leaf.serves(keras_compat.stored_value(variable)):
             leaf = Leaf(variable, shard)
@@ -145,7 +147,7 @@ class GatheredWeights:
 
     @contextmanager
     def in_step(self) -> Generator[None]:
-        """Lets autograd save references to weights, not values; releases the weights at the end."""
+        """Lets autograd save references in place of weights; releases the weights at the end."""
         self._trace, self._used = [], None
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with hooks if self._in_layers else nullcontext():
@@ -157,7 +159,7 @@ class GatheredWeights:
                     self._trace[0].traces[self._has_gradients] = self._trace
 
     def release(self) -> None:
-        """Drops the values of all weights, as after an update."""
+        """Drops the gathered values of all weights, for example after an update."""
         for group in [*self._gathered]:
             self._release(group)
         self._drop_ahead()
@@ -166,7 +168,7 @@ class GatheredWeights:
         self.are_differentiated = False
 
     def _use(self, group: WeightGroup) -> None:
-        """Gathers a group, and starts to gather the one that is expected next."""
+        """Gathers a group, and starts to gather the group that is expected next."""
         if group is self._used:
             return
         self._used = group
@@ -181,7 +183,7 @@ class GatheredWeights:
             self._ahead[following] = following.start_gather()
 
     def _note(self, group: WeightGroup | None) -> WeightGroup | None:
-        """Records that a group is used, or an update; returns which group is expected next."""
+        """Records the use of a group, or an update; returns the group that is expected next."""
         place = len(self._trace)
         self._trace.append(group)
         if place == 0:
@@ -216,7 +218,7 @@ class GatheredWeights:
             self._used = None
 
     def _drop_ahead(self, but: WeightGroup | None = None) -> None:
-        """Forgets a group that was gathered for nothing."""
+        """Forgets a group that was gathered ahead but not used."""
         for other in [*self._ahead]:
             if other is not but:
                 work, _ = self._ahead.pop(other)
@@ -235,7 +237,8 @@ class GatheredWeights:
     def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
-        if saved.version != saved.leaf.version:  # autograd itself refuses a changed tensor
+        # autograd itself also refuses a tensor that was changed
+        if saved.version != saved.leaf.version:
             raise RuntimeError(
                 "Expected a backward pass before the weights that it needs are updated. Received: "
                 f"a changed weight of shape={tuple(saved.leaf.tensor.shape)}. Take the gradients "

@@ -1,4 +1,4 @@
-"""Records which variables a function reads, and the tensors that it gets for them."""
+"""Records which variables a function reads, and the tensors that the reads return."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kerasdist.errors import ScopeError
 
 @final
 class ReadRecorder(keras.StatelessScope):
-    """Records which variables are read, and leaves all else to the enclosing scope.
+    """Records which variables are read; the enclosing scope does everything else.
 
-    Autograd returns None for every variable that does not affect the result. Of these, a variable
-    that was read must have a gradient of zeros; one that was not read has None.
+    Autograd returns None for every variable that does not affect the result. But only a variable
+    that was not read shall get None; a variable that was read shall get a gradient of zeros.
     """
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
@@ -30,7 +30,7 @@ class ReadRecorder(keras.StatelessScope):
     def __enter__(self) -> ReadRecorder:
         super().__enter__()
         outer = self.original_scope
-        # This scope changes nothing for losses: layers add them if the outer scope allows it.
+        # For losses this scope changes nothing: layers may add them if the outer scope allows it.
         self.collect_losses = outer is None or outer.collect_losses
         if outer is not None:
             self.losses = outer.losses
@@ -43,7 +43,7 @@ class ReadRecorder(keras.StatelessScope):
 
     @property
     def is_nested(self) -> bool:
-        """Whether this recorder is inside another one, as for a second derivative."""
+        """Whether this recorder is inside of another recorder, as for a second derivative."""
         outer = self.original_scope
         while outer is not None and not isinstance(outer, ReadRecorder):
             outer = outer.original_scope
@@ -78,14 +78,14 @@ class ReadRecorder(keras.StatelessScope):
         return id(variable) in self._read
 
     def target(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns the tensor of a variable to differentiate by: the one that was read."""
+        """Returns the tensor by which to differentiate: the tensor that a read returned."""
         scope = self._replica_scope()
         if scope is not None and shards.shard_of(variable) is not None:
-            leaf = scope.leaf(variable)  # each read got another view of it
+            leaf = scope.leaf(variable)  # each read has returned another view of this leaf
             if leaf.requires_grad:
                 return leaf
         read = self._read.get(id(variable))
-        # torch's own modules read their parameters without this scope, which cannot record that.
+        # torch's own modules read their parameters directly, which this scope cannot record.
         return self._outer_value(variable) if read is None else read
 
     def _outer_value(self, variable: keras.Variable) -> torch.Tensor:
@@ -97,7 +97,7 @@ class ReadRecorder(keras.StatelessScope):
         keras_compat.initialize_waiting_variable(variable)
         known = self._read.get(id(variable))
         if known is not None and shards.shard_of(variable) is not None:
-            return known  # each read would gather the weight again
+            return known  # another read would gather the weight again
         return shards.read(variable)
 
     def _differentiable(self, variable: keras.Variable) -> torch.Tensor:
@@ -105,7 +105,7 @@ class ReadRecorder(keras.StatelessScope):
         if value.requires_grad or not (value.is_floating_point() or value.is_complex()):
             return value
         known = self._read.get(id(variable))
-        # A variable that is not trainable gets a leaf that shares its memory.
+        # A variable that is not trainable gets a leaf that shares the variable's memory.
         if known is not None and known.data_ptr() == value.data_ptr():
             return known
         return value.detach().requires_grad_(True)

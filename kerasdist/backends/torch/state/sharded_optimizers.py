@@ -1,8 +1,9 @@
-"""Optimizers whose state is sharded over the workers: each updates its shards of the weights.
+"""Optimizers whose state is sharded over the workers: each worker updates its shards of weights.
 
-The workers' gradients of such a weight arrive as this worker's shard of their sum. For the time of
-the update the optimizer sees shards in the place of weights and slots, so that Keras's own code
-updates them. Weights of which workers hold more than a shard are then gathered.
+The gradient of such a weight arrives on each worker as the worker's shard of the gradients' sum.
+During the update the optimizer sees shards in place of weights and slots (its own variables, such
+as momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
+themselves are gathered from the updated shards.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary
 
 @final
 class ShardedOptimizer:
-    """What is sharded of one optimizer's state, and of the weights that it updates."""
+    """Which slots of one optimizer, and which of the weights that it updates, are sharded."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
         """Starts without slots."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[tuple[keras.Variable, Shard]] = []
-        self._weights: VariableTable[Shard] = VariableTable()  # those with sharded slots
-        # Which gradients of the running update are shards.
+        self._weights: VariableTable[Shard] = VariableTable()  # the weights whose slots are sharded
+        # For each gradient of the running update, whether the gradient is a shard.
         self._are_shards: list[bool] = []
 
     def add(self, weight: keras.Variable, slot: keras.Variable) -> None:
@@ -64,21 +65,21 @@ class ShardedOptimizer:
             self._weights.put(weight, Shard(shard.shape, self.group))
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None: it updates the whole."""
+        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
         return held if self._is_elementwise else None
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns the shards of gradients, by their index; those of whole updates have none."""
+        """Returns the shards of gradients by index, without gradients that are not sharded."""
         found = {index: self.updated(one) for index, one in enumerate(variables)}
         return {index: shard for index, shard in found.items() if shard is not None}
 
     def cut(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
-        """Returns the gradients, with this worker's shards of those that are still whole."""
+        """Returns the gradients; full gradients are cut to this worker's shards."""
         held = self.of_gradients(variables)
         self._are_shards = [index in held for index in range(len(gradients))]
         return [
@@ -88,7 +89,7 @@ class ShardedOptimizer:
 
     @contextmanager
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
-        """Lets the optimizer see the shards that this worker updates; gathers whole weights."""
+        """Lets the optimizer see the shards that this worker updates; then gathers weights."""
         shards.draw_all()
         seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
         whole: list[keras.Variable] = []
@@ -100,7 +101,7 @@ class ShardedOptimizer:
             elif shards.shard_of(weight) is not None:
                 seen.append((weight, shard, value))
             else:
-                own = shard.cut(value)  # a copy of values that do not stand in one row of memory
+                own = shard.cut(value)  # this is a copy if the values are not contiguous
                 gathered.append((value.detach(), shard, own))
                 seen.append((weight, shard, own))
         with shards.held_whole(whole), shards.seen_as_shards(seen):
@@ -109,7 +110,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard, torch.Tensor]]) -> None:
-        """Fills in whole weights from the shards that the workers have updated."""
+        """Fills weights from the shards that the workers have updated."""
         started = [
             self.group.start_gather_of_parts(padded(own, shard.length)) for _, shard, own in weights
         ]
@@ -119,7 +120,7 @@ class ShardedOptimizer:
             whole.copy_(gathered[: shard.size].view(shard.shape))
 
     def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the sum of the squares of each gradient, over all shards."""
+        """Returns the sum of the squares of each gradient, over the shards of all workers."""
         own = torch.stack([one.square().sum() for one in gradients])
         are_shards = torch.tensor(self._are_shards, device=own.device)
         [total] = self.group.sums([torch.where(are_shards, own, 0)])
@@ -129,8 +130,8 @@ class ShardedOptimizer:
 def _state_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> ShardedOptimizer | None:
-    """Returns what is sharded of an optimizer, or of the one that it wraps; None: nothing."""
-    if current.trial is not None:  # in a trial all state is whole
+    """Returns the sharded state of an optimizer, or of the optimizer inside of it; or None."""
+    if current.trial is not None:  # in a trial, no state is sharded
         return None
     updating = keras_compat.updating(optimizer)
     state = _sharded.get(updating)
@@ -144,14 +145,14 @@ def _state_of(
 def of_gradients(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> Mapping[int, Shard]:
-    """Returns the shards of the gradients that an optimizer applies, by their index."""
+    """Returns the shards of the gradients that an optimizer applies, by index."""
     state = _state_of(optimizer, variables)
     return NONE_SHARDED if state is None else state.of_gradients(variables)
 
 
 @cache
 def install() -> None:
-    """Changes how Keras's optimizers make slots and use gradients, once per process."""
+    """Hooks into how Keras's optimizers make slots and use gradients, once per process."""
     shards.install()
     keras_compat.install(initialize=_initialize, slot=_make_slot, update=_update, clip=_clip)
 
@@ -185,7 +186,7 @@ def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
 def _make_slot(
     original: Callable[..., Any],
     optimizer: keras.optimizers.Optimizer,
-    reference_variable: keras.Variable,  # Keras's name, by which some optimizers pass it
+    reference_variable: keras.Variable,  # some optimizers pass it by this name
     *args: object,
     **kwargs: object,
 ) -> Any:
@@ -222,7 +223,7 @@ def _clip(
     optimizer: keras.optimizers.Optimizer,
     grads: Sequence[torch.Tensor],
 ) -> Any:
-    """Clips by norms over all shards, as Keras does by norms of whole gradients."""
+    """Clips by norms over all shards, which equal Keras's norms of whole gradients."""
     state = _state_of(optimizer, ())
     if state is None or not grads:
         return original(optimizer, grads)
@@ -241,9 +242,10 @@ def _clip(
 def spread_infinite(
     optimizer: keras.Optimizer, gradients: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Lets a LossScaleOptimizer find infinite gradients in the shards of other workers, too.
+    """Lets a LossScaleOptimizer see infinite gradients in the shards of other workers too.
 
-    All workers must call it: one gradient becomes NaN on each if one is not finite on any.
+    All workers must call it. If a gradient is not finite on any worker, a gradient becomes NaN on
+    each worker.
     """
     found = list(gradients)
     state = _state_of(optimizer, ())
@@ -257,7 +259,7 @@ def spread_infinite(
     return found
 
 
-# What sharded state needs of Keras.
+# The internals of Keras that sharded state needs.
 _NEEDED = (
     keras_compat.internals.INITIALIZE,
     keras_compat.internals.TRACK_VARIABLES,
@@ -273,13 +275,13 @@ class ShardRules:
     """Which variables of a strategy are sharded.
 
     Attributes:
-        group: The workers that divide them: all, or those of a machine.
-        shards_weights: Whether weights are sharded too, not the optimizer's slots alone.
+        group: The workers that divide the variables: all workers, or those of one machine.
+        shards_weights: Whether weights are sharded too, and not only the optimizer's slots.
         weights: The sharded weights, as steps see them.
     """
 
     def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
-        """Takes what the user has asked for."""
+        """Stores the sharding that the user has asked for."""
         for internal in _NEEDED:
             internal.require()
         install()
@@ -303,7 +305,7 @@ class ShardRules:
         return dtype == "int8" or (keras.backend.is_float_dtype(dtype) and is_weight)
 
     def why_whole(self, variable: keras.Variable) -> str:
-        """Returns why a variable is not divided, for a table."""
+        """Returns the reason that a table gives for a variable that is not divided."""
         if self._sharding.is_small(variable.shape):
             return self._sharding.small
         if self.serves(variable):
@@ -311,18 +313,18 @@ class ShardRules:
         return "not trained, or its optimizer mixes elements"
 
     def shard_weight(self, variable: keras.Variable, initializer: Any) -> None:
-        """Gives each worker its shard of a new weight. All workers must call it."""
+        """Gives each worker its shard of a new weight. All workers must call this method."""
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
         shard = shards.shard_without_values(variable, initializer, self.group, self._workers)
-        # One of Keras's, with a number for a seed, draws the same later, others may not.
+        # Only an initializer of Keras with a number as seed surely draws the same values later.
         is_fixed = isinstance(getattr(initializer, "seed", 0), int)
         if not (is_fixed and keras_compat.is_builtin(type(initializer))):
             shards.draw_one(variable, shard, self._workers)
         self.weights.add(variable, shard)
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
-        """Returns whether an optimizer updates shards of a weight."""
+        """Returns whether an optimizer updates only this worker's shard of a weight."""
         if not self.serves(weight):
             return False
         if keras_compat.is_elementwise(optimizer):

@@ -1,8 +1,8 @@
 """Variables that are sharded over the workers of a job (`sharding=`).
 
-A shard is a run of a variable's flattened values, so that any shape and any number of workers fit.
-Outside of steps code reads whole values: a read of a sharded variable is a collective, and of what
-is assigned each worker keeps its shard at once.
+A shard is a range of a variable's flattened values, so any shape and any number of workers are
+possible. Code outside of steps reads full values, so a read of a sharded variable is a collective.
+When a value is assigned, each worker keeps only its shard of the value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _undrawn: list[tuple[weakref.ref[keras.Variable], Shard, ProcessGroup]] = []
 _groups: weakref.WeakSet[WeightGroup] = weakref.WeakSet()
 _numbers = itertools.count()  # of groups
 
-# How many elements of a NumPy array are there in torch a second time.
+# The number of elements of a NumPy array that torch copies at a time.
 _BLOCK = 1 << 20
 
 NONE_SHARDED: Mapping[int, Shard] = {}
@@ -51,12 +51,14 @@ class Shard:
     Attributes:
         shape: The variable's shape.
         begin: Where this worker's shard begins in the flattened values.
-        end: Where it ends; the last workers' shards may be shorter, or empty.
-        length: How long the first worker's shard is, and so each shard in a message.
-        group: The workers that divide it.
-        is_seen: Whether Keras sees the shard in place of the variable, as in an update.
-        together: The weights with which this one travels; None: it travels alone.
-        initializer: What draws the values, as long as there are none, else None.
+        end: Where the shard ends; the shards of the last workers may be shorter, or empty.
+        length: The length of the first worker's shard, and so of each shard in a message.
+        group: The workers that divide the variable.
+        is_seen: Whether Keras sees the shard in place of the variable, as during an update.
+        together: The group of weights with which this shard is gathered; None if the shard is
+            gathered alone.
+        initializer: The function that will draw the values, as long as the variable has no values;
+        otherwise None.
     """
 
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
@@ -77,13 +79,13 @@ class Shard:
         return math.prod(self.shape)
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
-        """Returns this worker's shard of a whole value, as a view where torch can."""
+        """Returns this worker's shard of a whole value, as a view if torch can make one."""
         # Gradients of torch's embeddings may be sparse.
         return whole.detach().to_dense().reshape(-1)[self.begin : self.end]
 
     @torch.no_grad()
     def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """Returns the value whose shards the workers hold. All workers must call it."""
+        """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
         work, gathered = self.group.start_gather_of_parts(padded(own.detach(), self.length))
         with metering.waiting_for_workers():
@@ -93,17 +95,19 @@ class Shard:
 
 @final
 class WeightGroup:
-    """Weights that are gathered, summed and freed together: a layer's, or those of small layers.
+    """Weights of one layer, or of small layers, that are gathered, summed and freed together.
 
     Workers make variables in one order, and so the same groups. A message has the bytes of all
     types: beside quantized weights there are others. A weight that a worker has freed keeps its
     place in messages until all have.
 
     Attributes:
-        is_open: Whether further weights may join; not after the first message.
-        is_used_itself: Whether code outside of layers has got a weight in this step.
-        traces: In which order groups were used in the last step that began with this one, by
-            whether it had gradients; None stands for an update of weights.
+        is_open: Whether further weights may join the group, which is possible until its first
+        message.
+        is_used_itself: Whether code outside of layers has read a weight of the group in this step.
+        traces: The order in which groups were used in the last step that began with this group, for
+            steps with gradients and for steps without gradients; None stands for an update of
+            weights.
     """
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
@@ -140,7 +144,7 @@ class WeightGroup:
 
     @torch.no_grad()
     def start_gather(self) -> tuple[Waitable, torch.Tensor]:
-        """Starts an all-gather of the weights. All workers must call it."""
+        """Starts an all-gather of the weights. All workers must call this method."""
         draw_all()
         self.is_open = False
         parts = []
@@ -183,17 +187,17 @@ def _bytes_of(flat: torch.Tensor) -> torch.Tensor:
 
 
 def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
-    """Returns flattened values, with zeros behind them up to a length."""
+    """Returns flattened values, padded with zeros up to a length."""
     return flat if len(flat) == length else torch.nn.functional.pad(flat, (0, length - len(flat)))
 
 
 def shard_of(variable: keras.Variable) -> Shard | None:
-    """Returns the shard of a variable, None if each worker holds it whole, as in a trial."""
+    """Returns the shard of a variable, None if each worker holds all of it, as in a trial."""
     return _shards.get(variable) if current.trial is None else None
 
 
 def read(variable: keras.Variable) -> torch.Tensor:
-    """Returns a variable's whole value. All workers must call it if the variable is sharded."""
+    """Returns a variable's whole value. All workers must call it for a sharded variable."""
     stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
     if shard is None:
         return stored
@@ -202,12 +206,13 @@ def read(variable: keras.Variable) -> torch.Tensor:
 
 
 def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
-    """Waits for the other workers to do the same; returns whether all have the same checksum.
+    """Waits until all workers make this call; returns whether all checksums are equal.
 
-    A worker that comes alone ends the job, with an error that names what each worker is at.
+    If other workers make another call, the job ends with an error that names the call of each
+    worker.
     """
     job = current_job()
-    assert job is not None  # one process shards nothing
+    assert job is not None  # state of a single process is never sharded
     label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 
@@ -226,7 +231,7 @@ def shard(variable: keras.Variable, group: ProcessGroup) -> Shard:
 def shard_without_values(
     variable: keras.Variable, initializer: object, group: ProcessGroup, workers: ProcessGroup
 ) -> Shard:
-    """Makes this worker's shard of a variable that a file may fill; else `draw_all` does."""
+    """Makes a shard without values, which a file may fill; otherwise `draw_all` fills it."""
     shard = Shard(tuple(variable.shape), group)
     own = keras_compat.ops.zeros((shard.end - shard.begin,), keras_compat.stored_dtype(variable))
     keras_compat.store_value(variable, torch.nn.Parameter(own, requires_grad=variable.trainable))
@@ -238,9 +243,9 @@ def shard_without_values(
 
 @torch.no_grad()
 def draw_all() -> None:
-    """Gives variables that have no values yet those that the chief draws. All workers must call it.
+    """Gives variables without values the values that the chief draws. All workers must call it.
 
-    Shards are there before whole values come and go: libc keeps no gaps between them.
+    The shards are allocated before full values are made and freed, so that memory has no gaps.
     """
     if not _undrawn:
         return
@@ -264,7 +269,7 @@ def draw_all() -> None:
 
 
 def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
-    """Gives a variable its shard of what the chief draws. All workers must call it."""
+    """Gives a variable its shard of the chief's draw. All workers must call this function."""
     own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
     shard.initializer = None
     with (
@@ -282,7 +287,7 @@ def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> N
 
 
 def held_shards(variable: keras.Variable) -> list[HeldShard]:
-    """Returns this worker's shard of a variable, for a backup; nothing of a whole one."""
+    """Returns this worker's shard of a variable, for a backup; [] if the variable is whole."""
     shard = _shards.get(variable)
     if shard is None:
         return []
@@ -303,7 +308,7 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
 
 @contextmanager
 def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
-    """Lets each worker hold variables whole for a while. All workers must enter it."""
+    """Lets each worker hold all of these variables inside the block. All workers must enter it."""
     before = [
         (variable, shard, keras_compat.stored_value(variable))
         for variable in variables
@@ -327,7 +332,7 @@ def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
 def seen_as_shards(
     variables: Sequence[tuple[keras.Variable, Shard, torch.Tensor]],
 ) -> Generator[None]:
-    """Lets Keras see these shards in the place of variables."""
+    """Lets Keras see these shards in place of their variables."""
     before = keras_compat.stored_values(variable for variable, _, _ in variables)
     for variable, shard, own in variables:
         keras_compat.store_value(variable, own)
@@ -344,7 +349,7 @@ def seen_as_shards(
 
 @final
 class _Reading:
-    """Whether code now reads this worker's shards in place of values."""
+    """Whether the running code reads this worker's shards in place of whole values."""
 
     shards = False
 
@@ -357,7 +362,7 @@ def install() -> None:
 
 
 def _track(original: Callable[..., None], *args: object) -> None:
-    """Lets a layer register shards as its parameters."""
+    """Lets a layer register shards as its torch parameters."""
     before, _Reading.shards = _Reading.shards, True
     try:
         original(*args)
@@ -392,10 +397,11 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
             f"{tuple(value.shape)}. Assign a value of that shape."
         )
-    if isinstance(value, np.ndarray):  # of a file, as a rule: there is no second whole value
+    if isinstance(value, np.ndarray):  # usually from a file; not copied first
         checksum = checksum_in_type(value, dtype)
     else:
-        checksum = checksum_of(bytes_of(value, "cpu").numpy())  # as NumPy lacks some types
+        # in torch, since NumPy lacks some types
+        checksum = checksum_of(bytes_of(value, "cpu").numpy())
     if not _meet("assignment", variable, checksum):
         raise differing_assignment(variable)
     shard.initializer = None

@@ -1,6 +1,6 @@
-"""The state of PyTorch that a resumed training run needs, whichever backend Keras runs on.
+"""The random state of PyTorch that a resumed training run needs, on every backend of Keras.
 
-On every backend a ``DataLoader`` draws its order from PyTorch's generators.
+On every backend a ``DataLoader`` draws the order of its data from PyTorch's generators.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 def random_state() -> str:
-    """Returns the state of torch's generator on the host, from which samplers draw, as text."""
+    """Returns, as text, the state of torch's generator on the host, from which samplers draw."""
     return torch.get_rng_state().numpy().tobytes().hex()
 
 
@@ -22,12 +22,12 @@ def set_random_state(state: str) -> None:
 
 
 def seed(number: int) -> None:
-    """Seeds torch's generators, of all devices."""
+    """Seeds torch's generators on all devices."""
     torch.manual_seed(number)
 
 
 def gpu_random_states() -> list[str]:
-    """Returns the states of the generators of this process's GPUs; none before their first use."""
+    """Returns the states of the generators of this process's GPUs; [] before a GPU is used."""
     if not torch.cuda.is_initialized():
         return []
     return [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()]
@@ -40,7 +40,7 @@ def set_gpu_random_states(states: list[str]) -> None:
 
 
 def kept(value: object) -> str | np.ndarray[Any, Any] | None:
-    """Returns what to save of a torch generator or a dense tensor, None for anything else."""
+    """Returns the data to save for a torch generator or dense tensor, None for other values."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes().hex()
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
@@ -49,7 +49,7 @@ def kept(value: object) -> str | np.ndarray[Any, Any] | None:
 
 
 def put_back(kept_value: str | np.ndarray[Any, Any], current: Any) -> Any:
-    """Returns a generator or a tensor, restored from what `kept` returned."""
+    """Returns a generator or a tensor, restored from the result of `kept`."""
     if isinstance(kept_value, str):
         current.set_state(_tensor(kept_value))
         return current

@@ -1,12 +1,12 @@
-"""How a replica reads the model's variables, and how its writes reach them.
+"""Lets a replica read and write the variables of the model.
 
-Every read and write of a Keras variable passes the `keras.StatelessScope` of the calling thread. A
-replica reads an alias: a leaf of its own that shares the variable's storage (on another device: a
-copy), so that ``variable.value.grad`` after a backward pass is the replica's own gradient. The only
-replica of a process reads the variable's value itself. A replica keeps what it assigns until the
-step's `Rules` combine the replicas' values: in `fit` those of
-`kerasdist.backends.torch.fit.fit_rules`, in custom loops those of
-`kerasdist.backends.torch.state.components`.
+Every read and write of a Keras variable passes through the `keras.StatelessScope` of the calling
+thread. In such a scope a replica reads an alias: a leaf tensor of its own that shares the
+variable's storage (a copy, if it is on another device). So after a backward pass
+``variable.value.grad`` is the replica's own gradient. The only replica of a process reads the
+variable's value itself. A replica's assignments are kept apart until the step's `Rules` combine the
+values of all replicas: in `fit` the rules of `kerasdist.backends.torch.fit.fit_rules`, in custom
+loops the rules of `kerasdist.backends.torch.state.components`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @final
 class Alias:
-    """A replica's autograd leaf for one variable, kept from step to step with its gradient."""
+    """A replica's autograd leaf for one variable, which keeps its gradient from step to step."""
 
     __slots__ = ("_variable", "address", "changes", "is_copy", "leaf", "source")
 
@@ -51,7 +51,8 @@ class Alias:
         self.source = source
         self.address = source.data_ptr()
         self.is_copy = is_copy
-        self.changes = private.count_changes(source) if is_copy else 0  # a view needs none
+        # a view needs no count of changes
+        self.changes = private.count_changes(source) if is_copy else 0
         leaf = source.detach()
         if is_copy:
             leaf = leaf.to(device, copy=True)
@@ -59,13 +60,13 @@ class Alias:
 
     @property
     def outdated(self) -> bool:
-        """Whether the leaf is a copy, and the variable has changed since it was made."""
+        """Whether the leaf is a copy of a variable that has changed since the copy was made."""
         return self.is_copy and private.count_changes(self.source) != self.changes
 
 
 @torch.no_grad()
 def update(aliases: Sequence[Alias], device: torch.device) -> None:
-    """Updates copies on a device, together."""
+    """Updates several copies on a device together."""
     if aliases:
         sources = [alias.source.detach() for alias in aliases]
         leaves = [alias.leaf.detach() for alias in aliases]
@@ -75,12 +76,13 @@ def update(aliases: Sequence[Alias], device: torch.device) -> None:
 
 
 class Rules(abc.ABC):
-    """The rules by which replicas read and write variables; `fit` and custom loops differ.
+    """The rules by which replicas read and write variables: one class for `fit`, one for loops.
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
-        kept: What users' code keeps in Python, each replica its own; None: nothing.
-        compiled: Calls models compiled; None: they run as they are.
+        kept: The state that users' code keeps in Python, separately for each replica; None if there
+        is none.
+        compiled: Calls models compiled; None if models run as they are.
     """
 
     is_fit = False
@@ -94,23 +96,25 @@ class Rules(abc.ABC):
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns the replica's own value of a variable, None where all replicas share one.
+        """Returns the replica's own value of a variable, None if all replicas share one value.
 
-        `fit` asks it only of variables that sum over replicas, or have no value yet.
+        In `fit` this is called only for variables that are sums over the replicas, or have no value
+        yet.
         """
 
     def assign_together(
         self, scope: ReplicaScope, variable: keras.Variable, value: torch.Tensor
     ) -> bool:
-        """Combines the replicas' values at once, outside of `fit`, if the variable is mirrored.
+        """Combines the replicas' values at once, in custom loops, if the variable is mirrored.
 
-        Returns whether it did; if not, the replica keeps its value until `commit`.
+        Returns whether the values were combined; if not, the replica keeps its value until
+        `commit`.
         """
         return False
 
     @abc.abstractmethod
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes the values that replicas keep into the variables; into sums only if `sums`.
+        """Writes the values that replicas keep into the variables; sums only if `sums` is True.
 
         Returns the ids of the variables that were written, which every scope must `refresh`.
         """
@@ -138,31 +142,32 @@ class ReplicaScope(keras.StatelessScope):
         weights: GatheredWeights | None = None,
     ) -> None:
         super().__init__(initialize_variables=False)
-        self.weights = weights  # those that are sharded; None: none is
+        self.weights = weights  # the sharded weights; None if no weight is sharded
         self.rank = rank
         self.device = device
-        self.is_only = is_only  # whether it is the only replica of its process
+        self.is_only = is_only  # whether this is the only replica of its process
         self._copies = copies
         self._read_stored = keras_compat.value_reader()  # each trial has scopes of its own
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False
         self.rules: Rules
-        # Whether all replicas assign equal values now; the ids of variables that got equal values.
+        # Whether all replicas assign equal values now; the ids of variables with equal values.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
-        # The variables that were read, by id, which another one must not get before the step's end.
+        # The variables that were read, by id.
+        # The variables are kept, so that no new variable gets their ids.
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}
-        # What compiled code has assigned; whether all replicas assigned equal values.
+        # Variables that compiled code has assigned, and whether values were equal.
         self.assigned: list[tuple[keras.Variable, bool]] = []
-        # Buffers of torch modules, by id: the module's own one, and this replica's copy.
+        # Buffers of torch modules by id: the module's own buffer, and this replica's copy of it.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def begin(self, weight: float, rules: Rules) -> None:
-        """Starts a step: nothing is written yet."""
+        """Starts a step, in which nothing is written yet."""
         self.weight = weight
         self.sums_in_backward = False
         self.rules = rules
@@ -196,7 +201,7 @@ class ReplicaScope(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[keras.Variable, torch.Tensor]) -> None:
-        """Keeps what the replica assigns to a variable."""
+        """Keeps the value that the replica assigns to a variable."""
         variable, value = update
         if self.weights is not None and shard_of(variable) is not None:
             raise UnsupportedError(
@@ -206,7 +211,7 @@ class ReplicaScope(keras.StatelessScope):
             )
         if not self.rules.is_fit and self.rules.assign_together(self, variable, value):
             return
-        # A copy, as Keras's own assign makes: the caller may change its tensor in place later.
+        # A copy is kept, as in Keras's own assign, because the caller may later change its tensor.
         value = value.detach().clone()
         if variable.trainable and self._read_stored(variable).requires_grad:
             value.requires_grad_(True)
@@ -215,12 +220,12 @@ class ReplicaScope(keras.StatelessScope):
         (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
 
     def write_back(self) -> None:
-        """Writes what the only replica has assigned into the variables, sums excepted."""
+        """Writes the values that the only replica has assigned into the variables, except sums."""
         if self.written:
             self.refresh(self.rules.commit([self], sums=False))
 
     def note_assigned(self) -> None:
-        """Records that compiled code has written some variables, past this scope."""
+        """Records the variables that compiled code has written without this scope."""
         for variable, is_equal in self.assigned:
             self.state_mapping[id(variable)] = self._read_stored(variable)
             self.written[id(variable)] = variable
@@ -237,7 +242,7 @@ class ReplicaScope(keras.StatelessScope):
             self.writes_equal = outer
 
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
-        """Returns a torch module's buffer on the replica's device, its own copy if `changing`."""
+        """Returns a module's buffer on the replica's device; if `changing`, its own copy."""
         if not changing:
             return buffer.to(self.device)
         trial = current.trial
@@ -268,7 +273,7 @@ class ReplicaScope(keras.StatelessScope):
         for key in committed:
             self.written.pop(key, None)
             self.state_mapping.pop(key, None)
-        if self._copies or not self.rules.is_fit:  # forget reads, keep own writes
+        if self._copies or not self.rules.is_fit:  # forget the reads, keep own writes
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)
@@ -276,11 +281,11 @@ class ReplicaScope(keras.StatelessScope):
             self._update_copies()
 
     def _update_copies(self) -> None:
-        """Updates all copies whose variables have changed, before they are read one by one."""
+        """Updates all copies whose variables have changed, together, before they are read."""
         update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
     def leaf(self, variable: keras.Variable, stored: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the autograd leaf of a variable, which stores `stored`, in a replica's graphs."""
+        """Returns a replica's autograd leaf of a variable, whose stored tensor is `stored`."""
         source = self._read_stored(variable) if stored is None else stored
         if self.weights is not None:
             shard = shard_of(variable)
@@ -308,7 +313,7 @@ class ReplicaScope(keras.StatelessScope):
 
 
 def commit_buffers(scopes: Sequence[ReplicaScope]) -> list[torch.Tensor]:
-    """Writes the replicas' buffers, combined, into torch's modules; returns those buffers."""
+    """Writes the combined buffers of the replicas into torch's modules; returns these buffers."""
     if not scopes[0].buffers:
         return []
     total = sum(scope.weight for scope in scopes)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup, ReduceScatter, Waitable
     from kerasdist.job.job import Job
 
-# DistributedDataParallel's default: large enough that the latency of a message hardly counts.
+# DistributedDataParallel's default size: so large that the latency of a message hardly counts.
 _BUCKET_BYTES = 25 * 2**20
-# How many seconds a step waits for an earlier sum, before it goes on with more whole gradients.
+# For how many seconds a step waits for earlier sums before it makes more whole gradients.
 _PATIENCE = 20.0
 
 
@@ -31,7 +31,7 @@ class Bucket:
     """Gradients of one type, summed by one all-reduce; the last bucket adds presence flags."""
 
     def __init__(self, like: Sequence[torch.Tensor], presence: int, group: ProcessGroup) -> None:
-        """Makes a bucket for gradients of these shapes and type, and `presence` flags."""
+        """Makes a bucket for gradients of these shapes and type, with `presence` flags added."""
         self._group = group
         sizes = [one.numel() for one in like]
         first = like[0].detach() if like else torch.empty((), device=group.device)
@@ -47,7 +47,7 @@ class Bucket:
         self.work = None
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Copies a weighted gradient into the bucket; returns its place there."""
+        """Copies a weighted gradient into the bucket; returns the gradient's view in the bucket."""
         kept = self.gradients[place]
         if gradient is None:
             kept.zero_()
@@ -65,7 +65,7 @@ class Bucket:
         assert self.work is not None
         with metering.waiting_for_workers():
             self.work.wait()
-        self.work = None  # it may hold a compressed copy
+        self.work = None  # the work may hold a compressed copy
 
     def total(self, place: int) -> torch.Tensor:
         """Returns the sum of a gradient."""
@@ -74,12 +74,12 @@ class Bucket:
 
 @final
 class ShardedBucket:
-    """Gradients of sharded weights, of whose sums each worker gets its shards, in one message."""
+    """Gradients of sharded weights in one message; each worker gets its shards of their sums."""
 
     def __init__(
         self, like: Sequence[torch.Tensor], shards: Sequence[Shard], group: ProcessGroup
     ) -> None:
-        """Makes a bucket for gradients of this type; `group` has the workers of the shards."""
+        """Makes a bucket for gradients of this type; `group` holds the workers of the shards."""
         self._group = group
         self._like = like[0].detach()
         self._shards = shards
@@ -89,18 +89,18 @@ class ShardedBucket:
     def clear(self) -> None:
         """Empties the bucket."""
         self.missing = len(self._shards)
-        self._numbers: torch.Tensor | None = None  # a row for each worker
+        self._numbers: torch.Tensor | None = None  # one row for each worker
         self._sum: ReduceScatter | None = None
         self._parts: Sequence[torch.Tensor] = ()
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Takes a weighted gradient; returns None, since none is kept whole."""
+        """Copies a weighted gradient; returns None, because no gradient stays whole."""
         shard = self._shards[place]
         if self._numbers is None:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
             column = self._numbers.split(self._lengths, 1)[place]
-            full, rest = divmod(shard.size, shard.length)  # rows
+            full, rest = divmod(shard.size, shard.length)  # full rows, and the rest
             flat = gradient.detach().reshape(-1)
             begin = full * shard.length
             torch.mul(flat[:begin].view(full, -1), weight, out=column[:full])
@@ -116,16 +116,16 @@ class ShardedBucket:
         self._numbers = None
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the sum; where it goes on between machines, for its first part.
+        """Waits for the sum; if machines also sum among each other, only for the first sum.
 
-        At most so long; returns whether it is done, and nothing whole is left.
+        Waits `seconds` at most; returns whether the sum is done, so that no whole gradient is left.
         """
         assert self._sum is not None
         with metering.waiting_for_workers():
             return self._sum.wait(seconds)
 
     def total(self, place: int) -> torch.Tensor:
-        """Returns this worker's part of a sum."""
+        """Returns this worker's shard of a sum."""
         shard = self._shards[place]
         if not self._parts:
             assert self._sum is not None
@@ -135,11 +135,12 @@ class ShardedBucket:
 
 
 class Buckets:
-    """The buckets of some variables, the last variables first. All workers must make the same.
+    """The buckets of some variables, the last variables first; equal on all workers.
 
-    The all-reduces start in this order, each as soon as its bucket is full and `start_full` is
-    called. The last bucket waits for `finish`, or until all gradients are there: its presence flags
-    say which gradients this worker has, since an optimizer treats None and zeros differently.
+    The all-reduces start in the order of the buckets, each one as soon as its bucket is full and
+    `start_full` is called. The last bucket waits for `finish`, or until all gradients are there.
+    The last bucket has presence flags, which say which gradients this worker has, because an
+    optimizer treats None and zeros differently.
     """
 
     def __init__(
@@ -152,10 +153,10 @@ class Buckets:
         beside_gathers: bool = False,
         last_bytes: int | None = None,
     ) -> None:
-        """Makes buckets for those of `count` variables whose index is in `like`.
+        """Makes buckets for the variables, of `count` in all, whose index is in `like`.
 
-        Those that are in `shards` are sharded: their sums are this worker's shards.
-        `beside_gathers`: weights are gathered meanwhile.
+        Variables that are in `shards` are sharded: this worker gets its shards of their sums.
+        `beside_gathers`: whether weights are gathered at the same time.
         """
         channel = _channel(group, beside_gathers)
         summed_whole = {index: one for index, one in like.items() if index not in shards}
@@ -194,11 +195,11 @@ class Buckets:
     def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
         """Copies a weighted gradient into its bucket.
 
-        Returns the gradient's place in the bucket; None for one of which a part is left.
+        Returns the gradient's view in the bucket; None if only a shard of the gradient is kept.
         """
         bucket, place = self._places[index]
         self._arrived.add(index)
-        # That of an embedding of torch may be sparse.
+        # The gradient of a torch embedding may be sparse.
         return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
 
     def start_full(self) -> None:
@@ -207,7 +208,7 @@ class Buckets:
 
     @torch.no_grad()
     def start_last(self) -> None:
-        """Starts the sum of the last bucket. This worker has all gradients."""
+        """Starts the sum of the last bucket, because this worker has all gradients."""
         self._last.presence.fill_(1)
         self._start(len(self._buckets))
 
@@ -240,7 +241,7 @@ class Buckets:
         totals: list[torch.Tensor | None] = [None] * len(gradients)
         for index, (bucket, place) in self._places.items():
             totals[index] = bucket.total(place) if present[index] else None
-        self.clear()  # the sums are the caller's alone
+        self.clear()  # the caller may keep these sums
         return totals, present
 
     def _start(self, end: int) -> None:
@@ -251,10 +252,11 @@ class Buckets:
             self._started += 1
 
     def _wait_for_earlier(self) -> None:
-        """Waits for sums under way, so that few gradients are whole, however slow the network is.
+        """Waits for running sums, so that few full gradients exist even if the network is slow.
 
-        Not for good: a worker whose loss does not reach some weight sums it after its backward
-        pass, in which it needs this worker to gather weights. Such a model waits once.
+        The wait has a limit. If the loss of some worker does not reach a weight, that worker sums
+        the weight only after its backward pass, which in turn needs this worker to gather weights.
+        So such a model waits for the limit only once.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):
@@ -266,23 +268,23 @@ class Buckets:
 class GradientSum:
     """Sums the workers' gradients after the backward pass.
 
-    Custom steps, loops and optimizers need it, since
-    `kerasdist.backends.torch.workers.reducer` supports only Keras's own `train_step` and
-    `optimizer.apply`.
+    Custom steps, loops and optimizers need it, because `kerasdist.backends.torch.workers.reducer`
+    supports only Keras's own `train_step` and `optimizer.apply`.
     """
 
     def __init__(self, group: ProcessGroup, job: Job) -> None:
         self.group = group
         self._job = job
-        self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}  # by ids
+        # by the variables' ids
+        self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}
 
     @torch.no_grad()
     def __call__(
         self, gradients: Gradients, variables: Sequence[keras.Variable], shards: Mapping[int, Shard]
     ) -> list[torch.Tensor | None]:
-        """Returns the sum of the workers' gradients; None where no worker has one.
+        """Returns the sums of the workers' gradients; None for a gradient that no worker has.
 
-        Of those whose index is in `shards` it returns this worker's shard.
+        For a gradient whose index is in `shards`, it returns this worker's shard of the sum.
         """
         self.agree(variables, len(gradients))
         like = [
@@ -293,7 +295,7 @@ class GradientSum:
         summed = {index: one for index, one in enumerate(like) if index not in overwriting}
         buckets = Buckets(summed, len(like), self.group, shards=shards)
         totals, somewhere = buckets.finish(gradients)
-        for index in overwriting:  # a float8 scale's gradient is its next value
+        for index in overwriting:  # a float8 scale's gradient is the scale's next value
             own = gradients[index]
             own = torch.zeros_like(like[index]) if own is None else own
             if somewhere[index]:
@@ -304,7 +306,7 @@ class GradientSum:
         """Compares variables, and their number, with those of the other workers, once."""
         key = tuple(map(id, variables))
         known = self._agreed.get(key)
-        # A new variable may get the id of one that is gone, on one worker and not on another.
+        # Ids of deleted variables may be used again, but not on all workers.
         if known is not None and all(map(operator.is_, variables, (one() for one in known))):
             return
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
@@ -315,7 +317,7 @@ class GradientSum:
 
 
 def _shape_of(variable: keras.Variable) -> torch.Tensor:
-    """Returns a tensor of a variable's shape and type, without memory of its own."""
+    """Returns a tensor of a variable's shape and type, which has no memory of its own."""
     stored = keras_compat.stored_value(variable).detach()
     return stored.new_zeros(()).expand(tuple(variable.shape))
 

@@ -1,10 +1,11 @@
-"""Collectives between the processes that hold replicas; in a job by a process group of torch.
+"""Collectives between the processes that hold replicas, by a process group of torch in a job.
 
-The replicas of one process are threads, whose values are combined first (`collectives.py`). The
-process's group then combines the result with those of other processes.
+The replicas of one process are threads, and their values are combined first (`collectives.py`).
+Then the process's group combines the result with the results of the other processes.
 
-Tensors are packed into as few messages as possible, since the latency of a message costs more than
-a few numbers. Tensors to be summed are packed by type; tensors to be copied are packed as bytes.
+Tensors are packed into as few messages as possible, because a message's latency costs more than
+sending a few numbers. Tensors to be summed are packed by type; tensors to be copied are packed as
+bytes.
 """
 
 from __future__ import annotations
@@ -33,32 +34,33 @@ if TYPE_CHECKING:
 
 # The types in which gradients are sent, by the name of the compression.
 _COMPRESSED = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
-# For types that Gloo or NCCL cannot sum: the type to sum them in.
+# For types that Gloo or NCCL cannot sum: the type in which they are summed.
 _SUMMED_AS = {
     torch.int16: torch.int32,
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
-# Newer versions of torch have another name for it.
+# Newer versions of torch have another name for each of these functions.
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# A type's number in the header of a message is its index here. Workers have one version of torch.
+# The header of a message gives a type by its index in this list, which is equal on all workers.
 _TYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
-# A header has room for this many dimensions, more than a model's tensor has.
+# A header has room for this many dimensions, more than a tensor of a model has.
 _MOST_AXES = 10
 
 
-# Torch's default group, if `connect` has made it.
+# Torch's default group, if `connect` made it.
 _made: dist.ProcessGroup | None = None
-# The groups of jobs whose script has made it.
+# The groups of jobs whose script made torch's default group itself.
 _beside_default: weakref.WeakKeyDictionary[Job, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
 def connect(job: Job) -> None:
-    """Creates a process group of all workers. All workers must call it.
+    """Creates a process group of all workers. All workers must call this function.
 
-    It is torch's default group, or one of our own beside the default group of the script, which
-    may be for GPUs alone, and may be in use when we need ours.
+    The group becomes torch's default group. If the script has made the default group itself,
+    kerasdist makes a second group, because the script's group may support only GPUs, and may be in
+    use when kerasdist needs a group.
     """
     _take_part_of_cores()
     _let_gloo_be_reached(job)
@@ -83,7 +85,7 @@ def connect(job: Job) -> None:
         is_master=job.is_chief,
         timeout=timedelta(seconds=job.timeouts.join),
         wait_for_workers=False,
-        # torch's own socket would listen on all interfaces, and could come too late for the port.
+        # torch's own socket would listen on all interfaces, and might find the port already taken.
         master_listen_fd=job.own_port().listening() if job.is_chief else None,
     )
     with listening.waiting_their_turn():
@@ -92,13 +94,13 @@ def connect(job: Job) -> None:
         )
     global _made
     _made = dist.group.WORLD
-    # At leave all workers are still there. At the exit of the process this call could wait for a
-    # worker that has ended.
+    # When a job is left, all workers are still there.
+    # At the exit of the process this call could wait for a worker that has already ended.
     job.at_leave(dist.destroy_process_group)
 
 
 def is_default_group_ours() -> bool:
-    """Whether torch's default group is the job's: it is there, and not of the script's making."""
+    """Whether torch's default group is the job's, and not one that the script has made."""
     return dist.is_initialized() and dist.group.WORLD is _made
 
 
@@ -107,7 +109,7 @@ def _backend() -> str:
 
 
 def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """Makes a group of some workers, who alone call it; None: of all."""
+    """Makes a group of some workers, which alone call this; None means all workers."""
     with listening.waiting_their_turn():
         group: Any = dist.new_group(
             None if ranks is None else list(ranks),
@@ -119,7 +121,7 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
 
 
 def _take_part_of_cores() -> None:
-    """Limits torch's threads as the launcher says, even if torch was imported before."""
+    """Limits torch's threads to the number that the launcher sets, also after torch's import."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
@@ -134,11 +136,11 @@ def _let_gloo_be_reached(job: Job) -> None:
 
 
 def _let_the_job_name_lost_workers() -> None:
-    """Keeps NCCL from ending the process at an error, unless the user has set otherwise.
+    """Keeps NCCL from ending the process after an error, unless the user has set otherwise.
 
-    By default its watchdog aborts the process (exit code 134), often before the job's monitor has
-    said which worker was lost. The monitor ends every process whose collectives wait for that
-    worker, in a bounded time (exit code 75).
+    By default NCCL's watchdog aborts the process (exit code 134), often before the job's monitor
+    has reported which worker was lost. The monitor itself ends every process whose collectives wait
+    for a lost worker, within a bounded time (exit code 75).
     """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
@@ -146,13 +148,14 @@ def _let_the_job_name_lost_workers() -> None:
 class Group:
     """The group of a single process: its collectives return the process's own tensors.
 
-    All processes of a group must make the same calls, in the same order.
+    In any group, all processes must make the same calls in the same order.
 
     Attributes:
         rank: This process's number.
         size: How many processes there are.
-        is_first: Whether it has the chief, as only one of the groups of machines has.
-        gradients_travel_as: The name of the type in which gradients are sent; None: their own.
+        is_first: Whether the chief is in this group, if each machine has a group.
+        gradients_travel_as: The name of the type in which gradients are sent; None for their own
+            type.
     """
 
     rank = 0
@@ -178,27 +181,27 @@ class Group:
     def gather(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int
     ) -> list[tuple[torch.Tensor, int]]:
-        """Concatenates each tensor of the processes, by rank; of a scalar it returns the chief's.
+        """Concatenates each tensor of the processes by rank; for a scalar it returns the chief's.
 
-        Their sizes along the axis may differ. Returns also where this process's begin there.
+        The sizes along the axis may differ. Also returns where this process's rows begin.
         """
         return [(tensor, 0) for tensor in tensors]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns, to be summed, the chief's tensor, and zeros on others; booleans become uint8."""
+        """Returns the chief's tensor, and zeros elsewhere, to be summed; booleans become uint8."""
         bits = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         return torch.zeros_like(bits) if self.rank else bits
 
 
 class Waitable(Protocol):
-    """A collective that has started."""
+    """A collective that was started."""
 
     def wait(self) -> object:
         """Waits until the collective is done."""
 
 
 class _WaitingThread(threading.Thread):
-    """Waits for a work of Gloo, and lets go of it, and so of the copy of what it sends."""
+    """Waits for a work of Gloo, then drops it, because it holds a copy of what it sends."""
 
     def __init__(self, work: Waitable) -> None:
         super().__init__(daemon=True)
@@ -212,11 +215,11 @@ class _WaitingThread(threading.Thread):
         assert work is not None
         try:
             work.wait()
-        except BaseException as error:  # noqa: BLE001  raised where the step waits
+        except BaseException as error:  # noqa: BLE001  the waiting step raises it again
             self._error = error
 
     def is_done(self, seconds: float | None) -> bool:
-        """Waits at most so long; returns whether the work is done, raises what it has raised."""
+        """Waits `seconds` at most; returns whether the work is done, or raises the work's error."""
         self.join(seconds)
         if self._error is not None:
             raise self._error
@@ -225,11 +228,11 @@ class _WaitingThread(threading.Thread):
 
 @final
 class ReduceScatter:
-    """A reduce-scatter that has started; where machines hold equal shards, their sum follows.
+    """A reduce-scatter that was started; if machines hold equal shards, their sum follows it.
 
-    Only torch's work holds what is sent: NCCL's the tensor itself, until `wait` has let this
-    thread's stream wait; Gloo's a copy, until its own `wait` returns, and nothing says before
-    whether that would block. So on a CPU a thread waits.
+    Only torch's work object holds the tensor that is sent. NCCL's work holds the tensor itself,
+    until `wait` has made this thread's stream wait. Gloo's work holds a copy until its `wait`
+    returns, and nothing says beforehand whether that would block. So on a CPU a thread waits.
     """
 
     def __init__(
@@ -239,18 +242,18 @@ class ReduceScatter:
         dtype: torch.dtype,
         between: Callable[[torch.Tensor], Waitable] | None,
     ) -> None:
-        """Takes this worker's part; `between` sums over holders of the same shard."""
-        self._first = work if own.is_cuda else _WaitingThread(work)  # None once it is done
+        """Stores this worker's part; `between` sums it over the holders of the same shard."""
+        self._first = work if own.is_cuda else _WaitingThread(work)  # None after the work is done
         self._between = between
         self._last: Waitable | None = None
         self._own = own
         self._dtype = dtype
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits, on a CPU at most so long; returns whether nothing of what was sent is left.
+        """Waits, on a CPU for `seconds` at most; returns whether the sent tensors are freed.
 
-        Then the sum between machines starts. So workers wait in the order of the buckets: the time
-        at which this worker's part is done would bring each another order.
+        After the wait the sum between machines starts. Workers must start these sums in the order
+        of the buckets, because the order in which their parts are done may differ between workers.
         """
         if self._first is not None:
             if not isinstance(self._first, _WaitingThread):
@@ -271,23 +274,23 @@ class ReduceScatter:
 
 @final
 class ProcessGroup(Group):
-    """The workers of a job, or those of a machine (`within_host`).
+    """The workers of a job, or the workers of one machine (`within_host`).
 
     Attributes:
         device: The device on which this worker's tensors are sent and received.
-        bytes_per_pack: The size of a bucket of gradients; None: the default.
+        bytes_per_pack: The size of a bucket of gradients; None for the default.
     """
 
     def __init__(self, job: Job, device: torch.device, communication: CommunicationOptions) -> None:
-        """Makes the group; the caller has called `connect`."""
+        """Makes the group; `connect` must have been called before."""
         self.rank = job.rank
         self.size = job.num_workers
         self.device = device
         check_communication(communication, "PyTorch", ("bytes_per_pack", "compression"))
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
-        self._group = _beside_default.get(job)  # None: torch's default group
-        # In a group of a machine: its ranks, and those that hold the same shards elsewhere.
+        self._group = _beside_default.get(job)  # None stands for torch's default group
+        # For a group of one machine: its ranks, and the ranks that hold the same shards elsewhere.
         self._ranks: tuple[range, range] | None = None
         self._between: dist.ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
@@ -296,9 +299,10 @@ class ProcessGroup(Group):
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
 
     def within_host(self, workers: int) -> ProcessGroup:
-        """Returns the group of this machine, each of which has as many workers. All must call it.
+        """Returns the group of this machine's workers. All workers of the job must call it.
 
-        Its sums of parts go on between the machines.
+        Each machine has `workers` workers. After a reduce-scatter in this group, its result is
+        summed over the machines.
         """
         if workers == self.size:
             return self
@@ -318,14 +322,14 @@ class ProcessGroup(Group):
         return inside
 
     def _connect(self) -> None:
-        """Makes torch's groups anew, so that their collectives run beside those of others."""
+        """Makes new groups of torch, whose collectives run beside those of other groups."""
         if self._ranks is None:
             self._group = _new_group(self._timeout)
         else:
             self._group, self._between = (_new_group(self._timeout, one) for one in self._ranks)
 
     def _record(self, kind: str, sent: torch.Tensor, name: str = "") -> None:
-        """Records a collective that starts, where the user has asked for it."""
+        """Records a collective that starts, if the user has asked for that."""
         if self._collectives is not None:
             dtype = str(sent.dtype).removeprefix("torch.")
             of = name or self._name
@@ -357,16 +361,16 @@ class ProcessGroup(Group):
         return ReduceScatter(work, own, flat.dtype, between)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
-        """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
+        """Starts an all-gather of equal parts; returns it and the tensor that will hold all."""
         whole = part.new_empty(self.size * len(part))
         self._record("all_gather", part)
         return _gather_into(whole, part, group=self._group, async_op=True), whole
 
     @cached_property
     def of_buckets(self) -> ProcessGroup:
-        """The same workers, for sums of gradients beside the gathers of sharded weights.
+        """A group of the same workers, which sums gradients while sharded weights are gathered.
 
-        All workers must create it.
+        All workers must create it at the same point.
         """
         beside = copy.copy(self)
         beside._name += ", for buckets"
@@ -410,7 +414,7 @@ class ProcessGroup(Group):
 
     @torch.no_grad()
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the chief's tensor; where it can, in the memory of the worker's own."""
+        """Returns the chief's tensor, if possible in the memory of the worker's own tensor."""
         flat = bytes_of(tensor, self.device)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
@@ -423,7 +427,7 @@ class ProcessGroup(Group):
         return self._gathered(tensor, self.device).to(tensor.device)
 
     def _gathered(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Returns the workers' tensors, stacked along a new axis 0, sent from a device."""
+        """Returns the workers' tensors, stacked along a new axis 0 and sent from a device."""
         own = bytes_of(tensor, device)
         every = own.new_empty(self.size * len(own))
         self._record("all_gather", own)
@@ -435,9 +439,10 @@ class ProcessGroup(Group):
     def gather(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int
     ) -> list[tuple[torch.Tensor, int]]:
-        """Concatenates each tensor of the workers, in two messages however many tensors there are.
+        """Concatenates each tensor of the workers, in two messages for any number of tensors.
 
-        See `Group.gather`. In a message all workers' tensors are as long as the longest.
+        See `Group.gather`. In a message the tensors of all workers are padded to the length of the
+        longest tensor.
         """
         sizes = self._exchange_sizes(label, tensors, axis)
         longest: list[int] = sizes.amax(0).tolist()
@@ -474,9 +479,9 @@ class ProcessGroup(Group):
     def _exchange_sizes(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int | None
     ) -> torch.Tensor:
-        """Returns the sizes along an axis, a row for each worker, after checking all else."""
+        """Returns the sizes along an axis, one row per worker; checks all other sizes and types."""
         own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
-        # By Gloo, also where the tensors are on GPUs: the host reads the shapes at once.
+        # Gloo sends this, also for tensors on GPUs, because the host needs the shapes.
         every = self._gathered(own, own.device)
         place = 2 + (axis or 0)
         alike = every.clone()
@@ -519,12 +524,12 @@ def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> 
 
 
 def bytes_of(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Returns a tensor's bytes, wherever its values stand in memory, on a device."""
+    """Returns the bytes of a tensor, contiguous in memory, on a device."""
     return tensor.detach().to(device).contiguous().view(-1).view(torch.uint8)
 
 
 def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    # A copy, as the bytes may not be aligned for the type.
+    # The bytes are copied, because they may not be aligned for the type.
     whole = torch.empty(shape.numel(), dtype=dtype, device=row.device)
     whole.view(torch.uint8).copy_(row)
     return whole.view(shape)
@@ -535,16 +540,17 @@ def _header(tensor: torch.Tensor) -> list[int]:
     return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]
 
 
-# Keras's own data parallelism, from 3.16 on, wraps every model by DistributedDataParallel, and sums
-# every metric, as soon as torch has a default process group, which a job makes. A strategy's model
-# never comes here. Another model in a job's process belongs to its worker alone, and what the chief
-# evaluates in a callback would wait for the others for good. A group that the script has made
-# itself serves the models outside of the scope, as in plain Keras.
+# If torch has a default process group, as in a job, Keras 3.16 parallelizes by itself.
+# Keras then wraps every model by DistributedDataParallel, and sums every metric.
+# A strategy's model never comes here.
+# Any other model in a job's process belongs to its worker alone.
+# If the chief evaluated such a model in a callback, it would wait for the others forever.
+# If the script itself has made the group, models outside of the scope use it, as in plain Keras.
 
 
 @cache
 def leave_models_alone() -> None:
-    """Keeps Keras from training models outside of the scope in a job's group; once a process."""
+    """Keeps Keras from training models outside of the scope in a job's group, once per process."""
     keras_compat.install(initialize_ddp=_initialize_ddp, alone_result=_result_of_process)
 
 

@@ -1,15 +1,16 @@
-"""Gradients summed over the workers while the backward pass still runs.
+"""Sums gradients over the workers while the backward pass is still running.
 
 The reducer supports only Keras's own `train_step` and `optimizer.apply`, which differentiate one
-loss once and apply its gradients unchanged. The parameters are in buckets, the last ones first, in
-the order of a backward pass. torch calls a hook when a gradient is complete; the hook copies the
-gradient into its bucket, and starts the all-reduce of a full bucket, with the last gradient that of
-the last bucket.
+loss once and apply its gradients unchanged. The parameters are divided into buckets, the last
+parameters first, which is the order of a backward pass. torch calls a hook when a gradient is
+complete. The hook copies the gradient into its bucket and starts the all-reduce of a bucket that is
+full; the last gradient starts the all-reduce of the last bucket.
 
-All workers must launch all collectives in one order, or NCCL's would wait for each other for ever.
-A gradient that is missing on some workers makes them start a bucket later. So if the backward pass
-has other collectives, such as those of synchronized BatchNormalization, all buckets wait for its
-end. Only the gathers of sharded weights go on beside them, in a process group of their own.
+All workers must start all collectives in the same order, or NCCL would wait forever. A gradient
+that is missing on some workers makes these start its bucket later. So if the backward pass has
+other collectives, such as those of synchronized BatchNormalization, all buckets wait for the end of
+the backward pass. Only the gathers of sharded weights run at the same time, in a process group of
+their own.
 
 The first step shows which parameters have a gradient on any worker; later buckets are for these.
 """
@@ -42,18 +43,20 @@ class GradientReducer:
     """Sums the gradients of one model's training steps."""
 
     def __init__(self, model: Any, gradient_sum: GradientSum) -> None:
-        """Starts without buckets; `gradient_sum` sums what has none."""
+        """Starts without buckets; `gradient_sum` sums the gradients that have no bucket."""
         self._model = model
         self._sum = gradient_sum
-        self._optimizer: keras.optimizers.Optimizer | None = None  # whose gradients have buckets
+        # the optimizer whose gradients have buckets
+        self._optimizer: keras.optimizers.Optimizer | None = None
         self._buckets: HookedBuckets | None = None
-        # The parameters, by id, that had no gradient on any worker; None: before the first step.
+        # The ids of parameters without a gradient on any worker; None before the first step.
         self._unreached: set[int] | None = None
 
     def begin(self, scope: ReplicaScope) -> None:
         """Starts a step of the replica with this scope; makes buckets that fit."""
         optimizer = self._model.optimizer
-        if not keras_compat.applies_directly(optimizer):  # it may change gradients before
+        # other optimizers may change gradients first
+        if not keras_compat.applies_directly(optimizer):
             self._optimizer = None
             self._drop()
             return
@@ -74,9 +77,9 @@ class GradientReducer:
         variables: Sequence[keras.Variable],
         scope: ReplicaScope,
     ) -> list[torch.Tensor | None]:
-        """Returns the weighted sum of the workers' gradients; None where no worker has one.
+        """Returns the weighted sums of the workers' gradients; None for one that no worker has.
 
-        Of sharded ones it returns this worker's shards of the sums.
+        For a sharded gradient the method returns this worker's shard of the sum.
         """
         buckets = self._buckets if optimizer is self._optimizer else None
         if buckets is None:
@@ -99,13 +102,13 @@ class GradientReducer:
             missed = {id(one) for one in theirs if not one.overwrite_with_gradient}
             if missed:
                 self._unreached -= missed
-                self._drop()  # the next step makes new ones
+                self._drop()  # the next step makes new buckets
         return totals
 
     def _new_buckets(
         self, variables: Sequence[keras.Variable], scope: ReplicaScope
     ) -> HookedBuckets | None:
-        """Returns buckets for the variables that may have a gradient; None without any."""
+        """Returns buckets for variables that may have a gradient, None if there are none."""
         served = [
             id(variable) not in (self._unreached or ())
             and not variable.overwrite_with_gradient
@@ -137,7 +140,7 @@ class HookedBuckets(Buckets):
         shards: Mapping[int, Shard],
     ) -> None:
         """Makes the buckets, and registers a hook for each parameter that is served."""
-        self._variables = list(variables)  # `begin` checks whether a parameter was replaced
+        self._variables = list(variables)  # used by `begin` to notice a replaced parameter
         self._parameters = {
             index: scope.leaf(variable)
             for index, (variable, is_served) in enumerate(zip(variables, served, strict=True))
@@ -166,7 +169,7 @@ class HookedBuckets(Buckets):
 
     def begin(self, scope: ReplicaScope, weight: float) -> bool:
         """Starts a step; returns whether the buckets still fit the model."""
-        if self._is_open:  # an error has ended the last step
+        if self._is_open:  # an error ended the last step early
             return False
         for index, parameter in self._parameters.items():
             now = scope.leaf(self._variables[index])
@@ -188,10 +191,10 @@ class HookedBuckets(Buckets):
                 "several passes."
             )
         if self._weights is not None and not self._arrived:
-            # After the backward pass Keras's step reads gradients alone.
+            # After the backward pass, Keras's step reads only gradients.
             weights = self._weights
             private.call_after_backward(lambda: setattr(weights, "are_differentiated", True))
-        # Frees torch's own gradient; of a sharded one nothing is left at the parameter.
+        # torch's own gradient is freed here; a sharded parameter keeps no gradient.
         parameter.grad = self.put(index, parameter.grad, self._weight)
         if self._scope.sums_in_backward:
             return

@@ -1,7 +1,7 @@
-"""Data adapters of a worker: it reads only its own rows of arrays, all rows of other sources.
+"""Data adapters of a worker, which reads only its own rows of arrays, but all rows of other data.
 
-To a GPU the rows travel from page-locked memory (`kerasdist.backends.torch.replica.placing.move`),
-in a stream of their own, one batch ahead.
+Rows are copied to a GPU one batch ahead, from page-locked memory
+(`kerasdist.backends.torch.replica.placing.move`) and in a CUDA stream of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OwnRowsAdapter(WrappedAdapter):
 
 def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
-        with keras.device("cpu"):  # else Keras would copy the rows to the GPU, and wait
+        with keras.device("cpu"):  # without this, Keras would copy the rows and wait
             batch = next(batches, None)
         if batch is None:
             return
@@ -54,7 +54,7 @@ def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
 
 @final
 class WholeBatchesAdapter(WrappedAdapter):
-    """Yields every batch of a source; workers compare the first of each iteration."""
+    """Yields every batch of a source; workers compare the first batch of each iteration."""
 
     def __init__(self, inner: Any, first_batches: FirstBatches) -> None:
         super().__init__(inner)
@@ -69,7 +69,7 @@ class WholeBatchesAdapter(WrappedAdapter):
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """Yields batches of tensors on the host as batches on a GPU; reads one batch ahead."""
+    """Yields batches on the host as batches on a GPU, and copies one batch ahead."""
     stream = torch.cuda.Stream(device)
     waiting: tuple[Any, torch.Event] | None = None
     for batch in batches:
@@ -92,7 +92,7 @@ def _with_rows(batch: object, rows: object) -> Any:
 
 
 def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
-    """Returns a batch that the GPU's next operations find there."""
+    """Returns a batch whose copy the next operations of the GPU wait for."""
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
     for leaf in flatten(_rows(batch)):

@@ -1,11 +1,12 @@
-"""Machines that join a job by themselves: ``kerasdist join``, and what the job's launcher sees.
+"""Machines that join a running job: ``kerasdist join``, and the launcher's side of it.
 
-A machine has a connection to the launcher for each of its workers, a seat: it has proved that it
-knows the job's secret, and waits for what a worker's supervisor is told. The machine passes that on
-to a supervisor, whose output goes back: the connection is what ssh is for a machine that is listed.
-As a worker ends the machine takes a seat for the next one, and only then tells how the worker has
-ended: so the launcher knows of the seat when it starts the job again. If the machine's process
-ends, its supervisors do.
+A machine holds one connection to the launcher for each of its workers, called a seat. On each seat
+the machine has proved that it knows the job's secret, and then waits for the orders for a worker's
+supervisor. The machine passes these orders on to a supervisor, and passes the supervisor's output
+back. So the connection does the work that ssh does for a machine in ``--hosts``. When a worker
+ends, the machine first takes a seat for the next worker, and only then reports how the worker has
+ended. So the launcher knows of the new seat when it restarts the job. If the process of the machine
+ends, its supervisors end too.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _DRAIN_SECONDS = 5.0
 
 @final
 class Seats:
-    """The seats that wait for a worker.
+    """The seats on which a worker can be started.
 
     Args:
-        port: Where to listen; 0: anywhere.
-        secret: The job's.
-        screen: Where it says who has joined.
+        port: The port to listen on; 0 for any free port.
+        secret: The secret of the job.
+        screen: The output that says who has joined.
 
     Raises:
         ClusterError: If the job has no secret that other machines can know, or the port is taken.
@@ -61,7 +62,7 @@ class Seats:
             )
         try:
             self._listener = socket.create_server(("", port), backlog=BACKLOG)
-        except (OSError, OverflowError) as error:  # an odd number of a port
+        except (OSError, OverflowError) as error:  # the port number may be impossible
             raise ClusterError(
                 f"Expected a free port for machines that join. Received: {port}: {error}."
             ) from error
@@ -84,12 +85,12 @@ class Seats:
             return list(self._waiting)
 
     def take(self, slot: Slot) -> socket.socket:
-        """Returns a seat's connection, on which a worker is now started."""
+        """Returns the connection of a seat, on which a worker is now started."""
         with self._lock:
             return self._waiting.pop(slot)
 
     def end(self, code: int) -> None:
-        """Tells all seats how the job has ended, and lets nobody join."""
+        """Reports to all seats how the job has ended, and lets no other machine join."""
         self._listening.cancel()
         with self._lock:
             for held in self._waiting.values():
@@ -113,7 +114,7 @@ class Seats:
                     case _:
                         pass
         except (OSError, EOFError):
-            pass  # it has left
+            pass  # the machine has left
         finally:
             writer.close()
 
@@ -121,11 +122,13 @@ class Seats:
         connection: socket.socket = writer.get_extra_info("socket").dup()
         keep_alive(connection)
         host = connection.getpeername()[0]
-        with self._lock:  # before it knows, it is there: so it may end its former worker then
+        # The seat is added first, because the machine may then end its former worker.
+        with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
             writer.write(protocol.packed({"type": "seated"}))
             writer.close()
-            connection.setblocking(True)  # as the connection is the same, when the other is done
+            # the writer has ended, and both share the connection
+            connection.setblocking(True)
             is_new = machine not in self._machines
             self._machines.add(machine)
         if is_new:
@@ -134,16 +137,16 @@ class Seats:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Ends a connection whose other end is silent for half a minute, as ssh does."""
+    """Ends a connection whose other end has been silent for half a minute, as ssh does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
     for name, value in options.items():
-        if hasattr(socket, name):  # not all systems have all
+        if hasattr(socket, name):  # systems may lack these options
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Returns whether a seat waits: it says nothing before it has orders, but that it has left."""
+    """Returns whether a seat is open; before orders, its other end sends nothing."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -155,11 +158,11 @@ def _is_open(connection: socket.socket) -> bool:
 
 @final
 class Machine:
-    """This machine, as one that joins a job.
+    """This machine, when it joins a job.
 
     Args:
         host: The machine of the job's launcher.
-        port: The port on which it listens.
+        port: The port on which the launcher listens.
         workers: How many workers this machine offers.
     """
 
@@ -177,10 +180,10 @@ class Machine:
         self._ends: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 
     def serve(self) -> int:
-        """Runs workers until the job ends, and returns its exit code.
+        """Runs workers until the job ends, and returns the job's exit code.
 
         Raises:
-            ClusterError: If the launcher is not there, or not any more.
+            ClusterError: If the launcher cannot be reached, or is lost later.
         """
         for number in range(self._count):
             threading.Thread(target=self._hold, args=(number,), daemon=True).start()
@@ -214,7 +217,7 @@ class Machine:
         return connection
 
     def _work(self, number: int, connection: socket.socket, first: bytes) -> socket.socket:
-        """Runs a worker; returns the connection on which the launcher starts the next one."""
+        """Runs a worker; returns the connection for the next worker."""
         running = subprocess.Popen(
             [sys.executable, "-P", "-m", supervisor.__name__],
             stdin=subprocess.PIPE,
@@ -225,7 +228,7 @@ class Machine:
         passing.start()
         code = running.wait()
         seat = self._seated(number)
-        with contextlib.suppress(OSError):  # the launcher did not wait for it
+        with contextlib.suppress(OSError):  # the launcher may not wait any more
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
             passing.join(_DRAIN_SECONDS)  # unread bytes would reset the connection
@@ -234,11 +237,11 @@ class Machine:
 
 
 def _pass_on(data: bytes, connection: socket.socket, running: subprocess.Popen[bytes]) -> None:
-    """Passes what the launcher says on to a supervisor; the end as well."""
+    """Passes the launcher's orders on to a supervisor, and also the end of the connection."""
     assert running.stdin is not None
     with contextlib.suppress(OSError), running.stdin:
         while data:
-            with contextlib.suppress(BrokenPipeError):  # it has ended
+            with contextlib.suppress(BrokenPipeError):  # the supervisor has ended
                 running.stdin.write(data)
                 running.stdin.flush()
             data = connection.recv(_CHUNK)

@@ -1,12 +1,12 @@
-"""Which slots each attempt of a job has whose number of workers may change: ``--workers A:B``.
+"""Chooses the slots of each attempt of an elastic job: ``--workers A:B``.
 
-A worker is a process, and a process that ended can be started again at once. So a slot is lost for
-two reasons only. A host that ssh does not reach is left out until it answers. A slot whose worker
-was the first to fail in two attempts, without a backup in between, is left out for a while, such as
-one with a broken GPU. A machine that joins by itself (`joining.py`) adds slots, which are there as
-long as it holds its connections. Slots that wait are taken in when the job starts again anyway, or
-at a backup, at which the workers are then ended: what one number of workers has backed up, another
-continues.
+A slot is a place for one worker on a host. A process that has ended can be started again at once,
+so there are only two reasons for which a slot is lost. A host that ssh cannot reach is left out
+until it answers. A slot whose worker was the first to fail in two attempts, without a backup in
+between, is left out for a while; it may have a broken GPU, for example. A machine that joins
+(`joining.py`) adds slots for as long as it holds its connections. Waiting slots are used when the
+job restarts anyway, or at a backup: then the launcher ends the workers, because one number of
+workers can continue from a backup that another number has written.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ WAIT_SECONDS = 600.0
 """How long a job waits for hosts, if there are fewer workers than it needs."""
 
 _PAUSE = 10.0
-_ANSWER_SECONDS = 40.0  # ssh itself tries for 20 s, and then may ask the host for a shell
+_ANSWER_SECONDS = 40.0  # ssh itself tries to connect for 20 s, and may then wait for a shell
 
 
 @final
 class ElasticSlots:
-    """The slots of a job, of which each attempt has those that can be used.
+    """The slots of a job; each attempt gets the slots that can be used.
 
     Args:
-        spec: The job.
-        events: Where it is told that workers wait.
-        screen: Where it says what it waits for.
-        seats: Those of machines that join; None: none can.
+        spec: The description of the job.
+        events: The queue that is informed when workers wait.
+        screen: The output that says what the launcher waits for.
+        seats: The seats of machines that join; None if no machine can join.
 
     Raises:
         ClusterError: If the workers cannot be placed.
@@ -70,7 +70,7 @@ class ElasticSlots:
         self._least, self._most = least, most
         self._events, self._screen, self._seats = events, screen, seats
         slots = place(None, spec.hosts) if spec.hosts else ()
-        if len(slots) < self._most:  # else there are hosts to spare
+        if len(slots) < self._most:  # if this is False, there are spare hosts
             slots = listed(spec)
         self._slots = list(slots)
         self._down = {slot.host for slot in slots if slot.host is not None}
@@ -82,10 +82,10 @@ class ElasticSlots:
         self._backup: tuple[int, int] | None = None
 
     def choose(self) -> tuple[Slot, ...]:
-        """Returns the slots of the next attempt; waits for hosts if they are too few.
+        """Returns the slots of the next attempt; waits for hosts if there are too few slots.
 
         Raises:
-            ClusterError: If they stay too few, or the launcher is told to stop.
+            ClusterError: If too few slots can be used, or the launcher is told to stop.
         """
         until = time.monotonic() + WAIT_SECONDS
         self._down -= self._ask(self._down)
@@ -105,7 +105,7 @@ class ElasticSlots:
         return self._numbered(self._used)
 
     def describe(self) -> str:
-        """Returns which workers the job goes on with, from where, and which are left out."""
+        """Returns how many workers continue, from where, and which hosts are left out."""
         at = "its last backup, if there is one"
         if self._backup is not None:
             epoch, batches = self._backup
@@ -121,21 +121,21 @@ class ElasticSlots:
         return said + (f"; left out since they failed again: {', '.join(failing)}" * bool(failing))
 
     def learn(self, result: AttemptResult) -> None:
-        """Takes how an attempt has ended."""
+        """Learns from the end of an attempt which slots failed."""
         if not result.failed:
             return
         endings = result.endings
         consequences = (0, ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         failed = [each for each in endings if not each.stopped and each.exit_code]
         to_blame = [each for each in failed if each.exit_code not in consequences]
-        # A worker that hangs is named by the others, and then has to be killed.
+        # A worker that hangs is reported by the other workers, and then must be killed.
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
             slot = self._slots[self._used[each.rank]]
             if each.exit_code == start.SSH_FAILED and slot.host is not None and not slot.machine:
-                self._down.add(slot.host)  # it is asked before the next attempt
+                self._down.add(slot.host)  # its host is asked again before the next attempt
         if len(to_blame) == len(endings):
-            return  # that is the script's failure
+            return  # all have failed, so the script is to blame
         for each in to_blame:
             slot = self._used[each.rank]
             self._failures[slot] += 1
@@ -144,10 +144,10 @@ class ElasticSlots:
                 self._away_until[slot] = time.monotonic() + AWAY_SECONDS * 2**excess
 
     def heard(self, attempt: int, line: bytes) -> None:
-        """Takes a report of a worker of this attempt: a backup is the time to take others in."""
+        """Handles a report of a worker of this attempt; at a backup, other workers may be added."""
         try:
             epoch, batches, epochs = map(int, json.loads(line)["backup"])
-        except (ValueError, KeyError, TypeError):  # of something else, or cut off
+        except (ValueError, KeyError, TypeError):  # the report is another one, or is cut off
             return
         self._backup = epoch, batches
         for slot in self._used:
@@ -163,9 +163,9 @@ class ElasticSlots:
             threading.Thread(target=self._ask_beside, daemon=True).start()
 
     def _usable(self, answering: Collection[str] = ()) -> list[int]:
-        """Returns the slots that can be used; those that failed last, if they are needed."""
+        """Returns the usable slots, with recently failed slots only if they are needed."""
         down = self._down.difference(answering)
-        with self._joining:  # the reports of workers come in threads of their own
+        with self._joining:  # other threads receive the reports
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
         there = [
@@ -180,7 +180,7 @@ class ElasticSlots:
         return ready + away[: max(self._least - len(ready), 0)]
 
     def _numbered(self, chosen: Sequence[int]) -> tuple[Slot, ...]:
-        """Returns slots with the ranks that they have together."""
+        """Returns slots with the ranks that they have in the attempt."""
         sizes = Counter(self._slots[one].host for one in chosen)
         before: Counter[str | None] = Counter()
         numbered: list[Slot] = []
@@ -207,5 +207,5 @@ class ElasticSlots:
             self._asking.release()
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
-        """Returns which hosts answer."""
+        """Asks the hosts; returns the hosts that answer."""
         return start.run_on(hosts, ("true",), _ANSWER_SECONDS)

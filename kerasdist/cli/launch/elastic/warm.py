@@ -1,13 +1,14 @@
-"""A warm process: it has imported what workers import, and forks the workers of later restarts.
+"""Warm processes: each has imported what workers import, and forks the workers of later restarts.
 
-An elastic job has one on each host, from its first backup on. It starts nothing of a framework, and
-a process that has touched a GPU is not used. Its name is that of a socket; the other side is
-`kerasdist.cli.launch.supervisor.Forked`. A supervisor whose worker cannot be forked starts a
-process.
+An elastic job has one warm process on each host from its first backup on. A warm process starts
+nothing of a framework; if it has touched a GPU, it is not used. A supervisor finds the warm process
+by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot be forked,
+its supervisor starts a new process instead.
 
-What frameworks read as they are imported must be what it was then. So a worker is forked only with
-the environment of the warm process, but for the job's own variables; and if the script sets one of
-the others itself, as it might before its imports, Python is started anew in its place.
+Variables that frameworks read when they are imported must still have the same values. So a worker
+is forked only if its environment equals that of the warm process, except for the job's own
+variables. If the script itself sets one of the other variables, as it might before its imports,
+Python is started anew in the place of the forked process.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from kerasdist.cli.launch.worker import Screen, Start, Worker
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.job.launcher import JOINED_FILE
 
-_OF_EACH = ("KERASDIST_", "SSH_")  # variables that differ between workers, and that no import reads
-_GPUS = "_VISIBLE_DEVICES"  # the same, at the end of their names
+_OF_EACH = ("KERASDIST_", "SSH_")  # These differ between workers, but no import reads them.
+_GPUS = "_VISIBLE_DEVICES"  # ends of the names of other variables of this kind
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
     *(b"MKL_", b"OPENBLAS_", b"CUDA_", b"NVIDIA_", b"NCCL_", b"GLOO_", b"PYTHON", b"LD_"),
@@ -53,8 +54,8 @@ class WarmProcesses:
     """The warm processes of a job.
 
     Args:
-        spec: The job.
-        screen: Where the launcher writes.
+        spec: The description of the job.
+        screen: The output of the launcher.
     """
 
     def __init__(self, spec: JobSpec, screen: Screen) -> None:
@@ -71,16 +72,16 @@ class WarmProcesses:
         return f"kerasdist-{self._spec.run_id}-{slot.host}" if is_possible else ""
 
     def take(self, slot: Slot, start: Start) -> None:
-        """Takes how a worker is started: as the last of a host, its warm process is."""
+        """Stores how a worker was started; the host's warm process is started in the same way."""
         if slot.rank == 0:
             self._starts = {}
         self._starts[slot.host] = start
 
     def heard(self, line: bytes) -> None:
-        """Takes a report of a worker: with a backup, which names what is to be imported."""
+        """Handles a report of a worker; one with a backup says what to import."""
         try:
             frameworks = json.loads(line)["frameworks"]
-        except (ValueError, KeyError, TypeError):  # of something else, or cut off
+        except (ValueError, KeyError, TypeError):  # the report is another one, or is cut off
             return
         for host, start in list(self._starts.items()):
             is_there = host in self._running and self._running[host].running
@@ -95,14 +96,14 @@ class WarmProcesses:
             self._running[host] = Worker(silent, self._screen, queue.SimpleQueue())
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends the warm processes."""
         for each in self._running.values():
             each.kill()
 
 
 def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
-    """Forks a worker for each order; returns in the forked ones alone, with the order's files."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes those that end
+    """Forks a worker for each order; returns only in workers, with their order and files."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes processes that end
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -112,8 +113,8 @@ def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Ord
 
 
 def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
-    """Forks a worker, and ends with it or its supervisor; returns in the worker alone."""
-    os.setpgid(0, 0)  # it outlives the warm process, as the worker does
+    """Forks a worker and stays as its parent; returns only in the worker."""
+    os.setpgid(0, 0)  # like the worker, this process outlives the warm process
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if peer_user(connection) != os.getuid():
         os._exit(1)
@@ -126,7 +127,8 @@ def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple
     if worker == 0:
         connection.close()
         return order, files
-    os.setpgid(worker, worker)  # as it does itself: who is first is not known
+    # The worker also sets its group, because either process may be first.
+    os.setpgid(worker, worker)
     for one in files:
         os.close(one)
     connection.sendall(f"{worker}\n".encode())
@@ -147,9 +149,9 @@ def _comparable(environment: Environment) -> dict[str, str]:
 
 
 def _become_worker(order: Order, files: Sequence[int], before: Environment) -> None:
-    """Makes a forked process what its supervisor would have started, and imports have made of it.
+    """Turns a forked process into what its supervisor would have started.
 
-    `before` is the environment as it was before the imports, which may have changed it.
+    `before` is the environment before the imports, which may have changed it.
     """
     os.setpgid(0, 0)
     follow_into_death()
@@ -163,12 +165,12 @@ def _become_worker(order: Order, files: Sequence[int], before: Environment) -> N
     for name, file in zip(order["files"], files[2:], strict=True):
         os.set_inheritable(file, True)
         os.environ[name] = str(file)
-    if "numpy" in sys.modules:  # Python's own generator is seeded anew by Python
+    if "numpy" in sys.modules:  # Python itself seeds its own generator after a fork
         sys.modules["numpy"].random.seed()
 
 
 def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
-    """Starts Python anew if the script sets what the frameworks have read, before it joins."""
+    """Starts Python anew if the script sets a variable that the imports have already read."""
 
     def look(event: str, arguments: tuple[bytes, ...]) -> None:
         if event not in ("os.putenv", "os.unsetenv") or not arguments[0].startswith(_READ):
@@ -181,7 +183,8 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        if frame is not None and _package(frame) not in imported:  # else it does so in any process
+        # a framework sets its own variables in any process
+        if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
     sys.addaudithook(look)
@@ -192,7 +195,7 @@ def _package(frame: FrameType) -> str:
 
 
 def main() -> None:
-    """Imports, waits, and in a forked process runs the script."""
+    """Imports the frameworks, waits for orders, and runs the script in each forked process."""
     name, frameworks, *script = sys.argv[1:]
     environment = dict(os.environ)
     is_module = script[0] == "-m"
@@ -200,15 +203,15 @@ def main() -> None:
         sys.path.insert(0, str(Path.cwd()) if is_module else str(Path(script[0]).resolve().parent))
     backend, loaded = backend_choice().name, frameworks.split(",")
     if backend not in loaded:
-        return  # the script chooses another
+        return  # the script chooses another backend
     modules = "keras", *_OURS, f"kerasdist.backends.{backend}.backend"
     if backend == "torch" and any(Path(each).exists() for each in _GPU_DRIVERS):
-        modules = ()  # as it is imported, Keras asks CUDA for devices
+        modules = ()  # Keras asks CUDA for devices when it is imported
     for each in (*modules, *loaded):
         importlib.import_module(each)
     opened = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
     if any(file.startswith(_ACCELERATORS) for file in opened):
-        return  # a fork of it could not use them
+        return  # a fork of this process could not use the accelerators
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
