@@ -64,7 +64,7 @@ def is_compared(variable: keras.Variable, value: Any) -> bool:
     return True
 
 
-def _read(original: Callable[..., Any], store: Any, key: str) -> Any:
+def _read(original: Callable[..., object], store: object, key: str) -> object:
     """Returns zeros of a weight's shape, which take no memory, where files are compared."""
     if _thread.comparison is None:
         return original(store, key)
@@ -74,12 +74,12 @@ def _read(original: Callable[..., Any], store: Any, key: str) -> Any:
 
 
 def _load(
-    original: Callable[..., Any],
+    original: Callable[..., object],
     model: keras.Model,
     filepath: str | os.PathLike[str],
     skip_mismatch: bool = False,
-    **options: Any,
-) -> Any:
+    **options: object,
+) -> object:
     trainer, file = trainer_of(model), str(filepath)
     is_divided = trainer is not None and trainer.replicas.options.sharding is not None
     is_known = file.endswith(_FORMATS) and "://" not in file and model.built
@@ -89,7 +89,7 @@ def _load(
 
 
 def _compare(
-    load: Callable[..., Any], model: keras.Model, file: str, options: dict[str, Any]
+    load: Callable[..., object], model: keras.Model, file: str, options: dict[str, object]
 ) -> None:
     """Raises a ValueError if a file lacks a weight of a model, or has it in another shape."""
     comparison = _thread.comparison = _Comparison(file)
@@ -134,8 +134,10 @@ def name_tensor(error: BaseException) -> None:
     if index is not None:
         files = {full: file for full, file in index["weight_map"].items() if full.endswith(key)}
         name = next(iter(files.values()), "model.safetensors.index.json")
-    whose = f"; it is for the variable {variable.path!r} of shape {tuple(variable.shape)}"
+    whose = ""
+    if variable is not None:
+        whose = f"; it is for the variable {variable.path!r} of shape {tuple(variable.shape)}"
     error.add_note(
         f"kerasdist: this was the tensor {key!r} of '{loader.preset}/{name}'"
-        f"{whose if variable is not None else ''}. Choose a folder that has it in that shape."
+        f"{whose}. Choose a folder that has it in that shape."
     )

@@ -50,7 +50,7 @@ class FirstStep:
     model: Any
     batch: Any
     strategy: str | None
-    variables: Sequence[Any] = ()
+    variables: Sequence[keras.Variable] = ()
     examples: int | None = None
 
 
