@@ -258,6 +258,7 @@ def _write(path: Path, entries: Mapping[str, keras.KerasTensor], symbols: _Symbo
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    path.unlink()  # KerasHub's, which may have other permissions than a new file
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for entry in entries.values():
