@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 
 from kerasdist import keras_compat
@@ -59,7 +60,7 @@ def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
     """Returns some rows, and their masks, of each tensor that has one row per example."""
 
     def rows(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != count:
+        if not isinstance(leaf, torch.Tensor | np.ndarray) or leaf.shape[:1] != (count,):
             return leaf
         own, mask = leaf[begin:end], keras_compat.get_keras_mask(leaf)
         if mask is not None:
