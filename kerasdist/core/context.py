@@ -212,7 +212,7 @@ def updating_copies() -> Generator[None]:
 
 
 class Placement(abc.ABC):
-    """A context in which a framework places variables; plain Keras must not run inside of it."""
+    """A framework's context that places new variables; models without a strategy leave it."""
 
     def __enter__(self) -> None:
         self.renew()

@@ -31,7 +31,7 @@ __all__ = ["DeviceAssignment", "DeviceOrderMode", "Topology", "initialize_tpu_sy
 
 @final
 class TPUStrategy(Strategy):
-    """Synchronous training on TPUs, with each replica on one device or cut over several devices.
+    """Synchronous training on TPUs, with each replica on one device or split across several.
 
     On JAX the devices are this machine's TPUs; without TPUs its GPUs, and without GPUs its CPU
     devices. In a job of several workers, such as the hosts of a TPU pod, they are the devices of

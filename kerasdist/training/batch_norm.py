@@ -140,7 +140,7 @@ def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:
 def global_moments(
     collectives: Collectives, replicas: int, inputs: object, axes: Sequence[int], mask: object
 ) -> tuple[Any, Any]:
-    """Returns the mean and variance over the rows of all replicas, with their gradient.
+    """Returns the mean and variance over the rows of all replicas; both are differentiable.
 
     All replicas must call this function.
     """

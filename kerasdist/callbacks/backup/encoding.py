@@ -228,7 +228,7 @@ class Encoder:
 
 
 def digest(form: object) -> int:
-    """Returns a number that is equal for the forms of equal values."""
+    """Returns a checksum of a form; the forms of equal values have equal checksums."""
     return zlib.crc32(json.dumps(form, default=_checksum).encode())
 
 
@@ -399,8 +399,8 @@ _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previou
 class Remembering:
     """Saves the attributes of some objects that have changed since `fit` began.
 
-    The script sets all other attributes again. So little is saved, and attributes that differ
-    between processes, such as a start time, keep the new process's values.
+    After a restart the script itself sets all other attributes. So little is saved, and attributes
+    that differ between processes, such as a start time, keep the new process's values.
 
     Attributes:
         has_changed: Whether the newest state has any attribute.

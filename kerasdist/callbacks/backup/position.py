@@ -103,7 +103,7 @@ class Places:
             yield batch
 
     def newest(self, count: int) -> Place | None:
-        """Returns the last place at or before so many batches, and forgets earlier places."""
+        """Returns the latest place after at most `count` batches, and forgets places before it."""
         if self._to is not None:  # these batches were the last ones of the epoch
             return self._to
         if not self._read_by_python and self._last is not None and self._is_due(count):

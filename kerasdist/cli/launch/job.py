@@ -152,7 +152,7 @@ class Attempt:
             self._kill_at = time.monotonic()
             return
         self._signal = number
-        # Scripts handle SIGTERM. A closed terminal (SIGHUP) means the same here.
+        # Workers get SIGTERM, which scripts handle, for SIGHUP (a closed terminal) too.
         self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
 
     @property

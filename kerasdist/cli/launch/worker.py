@@ -243,7 +243,7 @@ class Start:
 
 
 class Held(Protocol):
-    """A worker that has started, as an attempt uses it; kerasdist-ray has another class."""
+    """What an `Attempt` needs of a started worker; those of kerasdist-ray have it too."""
 
     @property
     def rank(self) -> int:

@@ -106,7 +106,7 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates for this size alone if nothing is exchanged, else for all sizes."""
+        """Differentiates one size's code alone if it exchanges nothing, else that of all sizes."""
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1

@@ -333,7 +333,7 @@ def collectives_here() -> TorchCollectives | None:
 def gradient_of_global(
     replica: TorchCollectives, label: str, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """Sums the replicas' gradients of a value that they share, weighted as by `GlobalSum`."""
+    """Sums the replicas' gradients of a value that they share, with the weights of `GlobalSum`."""
     weight = replica.gradient_weight
     [total] = GlobalSum.apply(replica, label, 1.0 / weight, weight, gradient)
     return total

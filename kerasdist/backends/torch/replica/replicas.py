@@ -275,7 +275,7 @@ class LocalReplicas:
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         rules = replica_set.shard_rules
-        in_trial = current.trial is not None  # a trial sees full weights
+        in_trial = current.trial is not None  # it copies full weights
         self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.local_replicas)
         self._threads: ReplicaThreads | None = None

@@ -241,7 +241,7 @@ class Buckets:
         totals: list[torch.Tensor | None] = [None] * len(gradients)
         for index, (bucket, place) in self._places.items():
             totals[index] = bucket.total(place) if present[index] else None
-        self.clear()  # the caller may keep these sums
+        self.clear()  # from here on only the caller holds the sums of shards
         return totals, present
 
     def _start(self, end: int) -> None:
