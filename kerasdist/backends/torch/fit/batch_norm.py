@@ -19,7 +19,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.torch import private
 from kerasdist.core.context import current
 
-_GPU = "cuda"
+_DEVICE = "cuda"
 
 
 @cache
@@ -47,7 +47,7 @@ def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
         inputs.dtype is not torch.float32
         or inputs.ndim == 1
         or [*axes] != [*range(inputs.ndim - 1)]
-        or not (kind == "cpu" or (kind == _GPU and private.can_fuse_batch_norm()))
+        or not (kind == "cpu" or (kind == _DEVICE and private.can_fuse_batch_norm()))
         or torch.compiler.is_compiling()
     ):
         return None
@@ -58,7 +58,7 @@ def moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns mean and variance of each column, zeros without rows."""
     if not len(rows):
         return rows.new_zeros(rows.shape[1]), rows.new_zeros(rows.shape[1])
-    if rows.device.type == _GPU:
+    if rows.device.type == _DEVICE:
         variance, mean = torch.var_mean(rows, 0, correction=0)
         return mean, variance
     mean = rows.mean(0)  # on CPUs `var_mean` takes ten times as long
@@ -71,7 +71,7 @@ def gradient_of_rows(
     """Returns ``slope * (rows - mean) + offset``, in few passes over memory."""
     if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
         return slope * (rows - mean) + offset
-    if rows.device.type == _GPU and len(rows):
+    if rows.device.type == _DEVICE and len(rows):
         return torch.batch_norm_elemt(rows, slope, offset, mean, torch.ones_like(mean), 0.0)
     return (rows - mean).mul_(slope).add_(offset)
 
@@ -101,7 +101,7 @@ def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False
-        if one.device.type != _GPU:
+        if one.device.type != _DEVICE:
             return False
     return (
         inputs.ndim > 1
