@@ -13,7 +13,10 @@ On PyTorch "by hand" is DistributedDataParallel (DDP) around the Keras model, wi
 and optimizer and without metrics. "Keras's own fit" is that of Keras's nightly, which puts DDP
 around the model if the user has made the process group. "a callback" has one of the user's in each
 step, which reads no logs; "logs read" has one that reads them in each step. "MB" is the peak of a
-worker's memory. "~" marks a ratio whose rounds are apart by more than 15 %.
+worker's memory. A step of `fit` sends one message for each bucket of gradients (one for tiny, two
+for the others), two for each of the CNN's nine normalizations, and one where logs are read. Where
+the time goes in a step is in docs/adr/0115-as-fast-as-ddp.md. "~" marks a ratio whose rounds are
+apart by more than 15 %.
 """
 
 from __future__ import annotations
