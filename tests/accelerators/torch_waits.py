@@ -22,7 +22,7 @@ from tests.gpu_like import emulation
 COPIED = ((torch, "as_tensor"), (torch, "tensor"), (torch.Tensor, "new_tensor"))
 READ = ("item", "tolist", "__bool__", "__float__", "__int__", "numpy", "cpu")
 # Functions that convert or compute what others ask them to.
-SERVING = ("keras/src/backend", "keras/src/ops", "keras/src/utils", "keras_compat/patches")
+SERVING = ("src/backend", "src/ops", "src/utils", "keras_compat/patches", "torch/fit/updates")
 
 
 class Counter:
