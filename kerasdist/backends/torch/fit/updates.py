@@ -36,18 +36,19 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         trainable_variables: Sequence[keras.Variable],
         learning_rate: Any,
     ) -> None:
-        # The sparse gradients of torch's own embeddings have no size in bytes.
-        is_sparse = any(map(operator.attrgetter("is_sparse"), grads))
-        is_plain = ownership.strategy_of(trainable_variables[0]) is None
-        # Each update of Nadam counts as a step of the optimizer, so it is not divided.
-        # Other updates of all weights depend only on a weight and its slots.
-        if is_plain or is_sparse or isinstance(optimizer, keras.optimizers.Nadam):
+        # Each update of Nadam counts as a step of the optimizer, so it is not divided. Other
+        # updates of all weights depend only on a weight and its slots. The sparse gradients of
+        # torch's own embeddings have no size in bytes.
+        if (
+            ownership.strategy_of(trainable_variables[0]) is None
+            or isinstance(optimizer, keras.optimizers.Nadam)
+            or any(map(operator.attrgetter("is_sparse"), grads))
+        ):
             original(optimizer, grads, trainable_variables, learning_rate)
             return
         most_bytes = _BYTES_ON_CPU if grads[0].device.type == "cpu" else _BYTES_ON_GPU
         for group in in_buckets(dict(enumerate(grads)), most_bytes):
-            of_group = [grads[index] for index in group]
             variables = [trainable_variables[index] for index in group]
-            original(optimizer, of_group, variables, learning_rate)
+            original(optimizer, [grads[index] for index in group], variables, learning_rate)
 
     return update

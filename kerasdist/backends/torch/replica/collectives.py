@@ -38,6 +38,7 @@ from kerasdist.core.context import current, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.training import numerics
+from kerasdist.training.batch_norm import combined
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -438,11 +439,9 @@ class GlobalMoments(torch.autograd.Function):
         own = torch.stack([torch.full_like(own_mean, len(rows)), own_mean, own_variance])
         every, _ = replica.collect(label, own[None], 0, alike=True)
         counts, means, variances = every.unbind(1)
-        count = counts.sum(0)
-        mean = (counts * means).sum(0) / count
-        variance = (counts * (variances + (means - mean).square())).sum(0) / count
+        mean, variance = combined(counts, means, counts * variances, added=0.0)
         ctx.replica, ctx.label = replica, label
-        ctx.save_for_backward(rows, mean, count)
+        ctx.save_for_backward(rows, mean, counts.sum(0))
         return mean, variance
 
     @staticmethod
