@@ -18,6 +18,7 @@ BatchNormalization.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
@@ -27,11 +28,15 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.user_places import kept_state_of
 from kerasdist.backends.torch import private
+from kerasdist.backends.torch.fit.batches import positions
 from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
+
+# The weights times the positions of a batch. A core multiplies and adds as many in about 10 ms.
+MOST_ON_ONE_CORE = 1 << 27
 
 
 @final
@@ -51,6 +56,7 @@ class FitRules(Rules):
     def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
         """Stores the sums that the steps of a model write."""
         self.kept = kept_state_of(model)
+        self._model = model
         self._group = group
         self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
         self.sums_are_parts = False
@@ -72,6 +78,15 @@ class FitRules(Rules):
             if self._group.rank:
                 for one in keras_compat.stored_values(self._sums.values()):
                     one.zero_()
+
+    def is_short(self, batch: object) -> bool:
+        """Returns whether a step is so short that waking a second core costs what it saves.
+
+        The answer depends on shapes alone, so that runs that are repeated add in the same order.
+        """
+        weights = sum(math.prod(one.shape) for one in self._model.weights)
+        is_plain = self.compiled is None  # compiled code is for one number of threads
+        return is_plain and weights * positions(batch) < MOST_ON_ONE_CORE
 
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None

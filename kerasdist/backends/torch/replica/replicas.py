@@ -331,6 +331,8 @@ class LocalReplicas:
                     if not index:
                         return self._step(index, strategy, step, parts, rules)
                     context = settings.context.copy()
+                    if scopes[index].device.type == "cpu" and rules.is_short(parts[index].argument):
+                        torch.set_num_threads(1)  # of this thread, without a team of its own
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 

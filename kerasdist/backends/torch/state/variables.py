@@ -92,6 +92,10 @@ class Rules(abc.ABC):
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:  # noqa: B027  loops need none
         """Starts a step of the replicas of this process."""
 
+    def is_short(self, batch: object) -> bool:
+        """Returns whether one core computes a step about as fast as all do."""
+        return False
+
     @abc.abstractmethod
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
