@@ -324,7 +324,7 @@ class JaxRunner(Runner):
         """Makes one value per column of this worker's components; workers exchange the shapes."""
         self._check_outside()
         job, here = self._replica_set.job, len(self._place.layout.local_replicas)
-        who = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
+        who = "" if job is None else f"{job.who} "
         wrong = [len(column) for column in columns if len(column) != here]
         if wrong:
             raise ValueError(
