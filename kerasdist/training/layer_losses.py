@@ -62,7 +62,7 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
         original(layer)
         return
     # Keras calls this only for the outermost layer, so inner layers are cleared too.
-    layers = [layer, *keras_compat.flat_layers(layer)]
+    layers = _with_inner(layer)
     for inner in layers:
         losses.pop(id(inner), None)
     if current.trial is None:  # these losses come from a call before this step
