@@ -277,6 +277,7 @@ class Launcher:
             board.heard(rank, said)
             if elastic is not None and "backup" in said:
                 elastic.heard_of_backup(number, *said["backup"])
+            if elastic is not None and "frameworks" in said:
                 self._warm.start(said["frameworks"])
 
         is_watched = spec.live or spec.logs is not None or elastic is not None
