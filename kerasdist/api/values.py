@@ -90,15 +90,22 @@ def equal_component(leaf: object) -> Any:
     return leaf.values[0] if isinstance(leaf, Mirrored) else leaf
 
 
+def require_one_each(value: object, count: int, replicas: int) -> None:
+    """Raises unless a value has one component for each replica of the strategy that takes it."""
+    if count != replicas:
+        raise ValueError(
+            f"Expected a value with a component for each of the {replicas} replicas here. "
+            f"Received: a {type(value).__name__} of {count} components. Values cannot go from one "
+            "strategy to another: make it with this one, or pass a tensor, such as "
+            "strategy.gather returns."
+        )
+
+
 def sole_component(structure: object) -> Any:
     """Returns a structure with the only component in place of each distributed value."""
     for leaf in flatten(structure):
-        if isinstance(leaf, DistributedValues) and len(leaf.values) != 1:
-            raise ValueError(
-                "Expected values of this strategy's 1 replica. Received: a "
-                f"{type(leaf).__name__} of {len(leaf.values)} components. Values cannot go from "
-                "one strategy to another: pass tensors, such as strategy.gather returns."
-            )
+        if isinstance(leaf, DistributedValues):
+            require_one_each(leaf, len(leaf.values), 1)
     return component(structure, 0)
 
 

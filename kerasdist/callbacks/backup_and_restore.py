@@ -234,7 +234,7 @@ class BackupAndRestore(Callback):
             told = job.broadcast_object("backup", told)
         self._files.number, refusal, of_this_call, facts = told
         if refusal is not None:
-            place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
+            place = "" if job is None else f"{job.who} "
             raise BackupError(f"{place}{refusal}")
         self._resumed = None
         self._skipped, self._stops = 0, False

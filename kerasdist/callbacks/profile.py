@@ -116,9 +116,8 @@ def aligned(events: Iterable[Event], offset: float) -> list[Event]:
     marks = [(match, one) for one in events if (match := _MARK.match(str(one.get("name"))))]
     if not marks:
         raise JobError(
-            "Expected the mark of the clock in the profile. Received: "
-            f"{len(events)} events without it. Profile fewer steps: the profiler keeps a limited "
-            "number of events."
+            f"Expected the mark of the clock in the profile. Received: {len(events)} events "
+            "without it. Profile fewer steps: the profiler keeps a limited number of events."
         )
     mark, event = marks[0]
     shift = int(mark[1]) / 1e3 - float(event["ts"]) - offset

@@ -113,9 +113,9 @@ class Vote(keras.callbacks.Callback):
             changed = (one for one, was in named if one is not None and one[1] != was)
             name, value = next(changed, ("number of variables", len(now)))
             raise DisagreementError(
-                f"[worker {self._job.rank}/{self._job.num_workers}] Expected all workers to have "
-                f"the same {_TRAINABLE} at the {label}. Received: {name}={value} on this "
-                f"worker, while others train on. {_ADVICE}"
+                f"{self._job.who} Expected all workers to have the same {_TRAINABLE} at the "
+                f"{label}. Received: {name}={value} on this worker, while others train on. "
+                f"{_ADVICE}"
             )
         return meets
 

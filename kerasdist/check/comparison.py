@@ -257,9 +257,8 @@ def _all_do(job: Job | None, label: str) -> Generator[None]:
     for rank, what in enumerate(everyone):
         if what is not None:
             raise ReplicaError(
-                f"[worker {job.rank}/{job.num_workers}] Expected all workers to do "
-                f"this: {label}. Received: an error on worker {rank}: {what}. The output of "
-                "that worker has more of it."
+                f"{job.who} Expected all workers to do this: {label}. Received: an error on worker "
+                f"{rank}: {what}. The output of that worker has more of it."
             )
 
 

@@ -77,10 +77,9 @@ def choose(found: tuple[Finding, ...]) -> Source | None:
         first, place = trusted[0]
         if _differ(place, answer):
             raise ClusterError(
-                "Expected one cluster in the environment. Received: "
-                f"{_described(first, place)}, but {_described(source, answer)}. Unset the "
-                f"variables of one: {', '.join(first.variables)}; or "
-                f"{', '.join(source.variables)}."
+                f"Expected one cluster in the environment. Received: {_described(first, place)}, "
+                f"but {_described(source, answer)}. Unset the variables of one: "
+                f"{', '.join(first.variables)}; or {', '.join(source.variables)}."
             )
     return trusted[0][0] if trusted else None
 

@@ -159,9 +159,8 @@ def strategy_scope(strategy: StrategyLike) -> Generator[None]:
         )
     if current.scopes and current.scopes[-1] not in (strategy, default_strategy()):
         raise ScopeError(
-            "Expected one strategy at a time. Received: the scope of "
-            f"{strategy} inside the scope of {current.scopes[-1]}. Leave the first scope before "
-            "you enter another strategy's."
+            f"Expected one strategy at a time. Received: the scope of {strategy} inside the scope "
+            f"of {current.scopes[-1]}. Leave the first scope before you enter another strategy's."
         )
     current.scopes.append(strategy)
     try:

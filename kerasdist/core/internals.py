@@ -21,6 +21,7 @@ from kerasdist.core.backend_choice import TESTED, framework_version, install_com
 from kerasdist.errors import VersionError
 
 EVERY_VERSION: Final = "all"
+REFUSED: Final = "refused"
 
 _GONE: Final = object()
 
@@ -127,6 +128,18 @@ class Internal:
             f"kerasdist (pip install --upgrade kerasdist), or a version of {name} that was tested: "
             f"{tested}. `kerasdist doctor` lists what else is gone."
         )
+
+
+def internal(
+    path: str,
+    feature: str,
+    without: str = REFUSED,
+    backends: tuple[str, ...] = (),
+    *,
+    in_each_fit: bool = False,
+) -> Internal:
+    """Returns an internal that has one spelling in all supported versions."""
+    return Internal({path: EVERY_VERSION}, feature, without, backends, in_each_fit)
 
 
 def internals_of(table: ModuleType) -> dict[str, Internal]:

@@ -88,7 +88,6 @@ def _sequence_like(original: object, items: list[Any]) -> Any:
 def _check(structures: Sequence[Any], alike: Callable[[Any], bool]) -> None:
     if not all(alike(one) for one in structures):
         raise ValueError(
-            "Expected the same structure from every replica. "
-            f"Received: {list(structures)!r:.300}. Return the same tuples, lists and dicts from "
-            "each, whatever its part of the batch."
+            f"Expected the same structure from every replica. Received: {list(structures)!r:.300}. "
+            "Return the same tuples, lists and dicts from each, whatever its part of the batch."
         )

@@ -157,9 +157,9 @@ def _by_file(dataset: object, job: Job) -> Any:
     reasons = [one for one in job.all_gather_object("files of a dataset", why) if one is not None]
     if reasons:
         raise InputError(
-            f"[worker {job.rank}/{job.num_workers}] Expected a tf.data pipeline that reads at "
-            f"least {job.num_workers} files, one a worker, for AutoShardPolicy.FILE. Received: "
-            f"dataset of type {type(dataset).__name__}: {reasons[0]}. Write more files, or use "
+            f"{job.who} Expected a tf.data pipeline that reads at least {job.num_workers} files, "
+            "one a worker, for AutoShardPolicy.FILE. Received: dataset of type "
+            f"{type(dataset).__name__}: {reasons[0]}. Write more files, or use "
             "AutoShardPolicy.AUTO or DATA."
         )
     return own
@@ -298,9 +298,8 @@ class WorkerBatches(keras_compat.DataAdapter):
     def _without_any(self, rank: int) -> InputError:
         """Returns the error for a worker that has no batch to show the types and shapes."""
         return InputError(
-            f"[worker {self._job.rank}/{self._job.num_workers}] Expected at least one batch on "
-            f"every worker. Received: a dataset without any on worker {rank}. Give each worker "
-            "some."
+            f"{self._job.who} Expected at least one batch on every worker. Received: a dataset "
+            f"without any on worker {rank}. Give each worker some."
         )
 
 

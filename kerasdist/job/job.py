@@ -47,6 +47,7 @@ class Job:
         membership: This process's place in the job.
         rank: This worker's number, 0 for the chief.
         num_workers: How many workers there are.
+        who: The name of this worker in messages, such as ``[worker 0/2]``.
         is_chief: Whether this worker writes the files.
         timeouts: How long this worker waits for the others.
         address: ``host:port`` of this worker, for the framework's own connections.
@@ -62,6 +63,7 @@ class Job:
         self.membership = membership
         self.rank = membership.rank
         self.num_workers = membership.num_workers
+        self.who = f"[worker {self.rank}/{self.num_workers}]"
         self.is_chief = membership.is_chief
         self.timeouts = timeouts
         self._coordinator: Coordinator | None = None
@@ -216,9 +218,9 @@ class Job:
             error = self.broadcast_object(label, None)
             if error is not None:
                 raise WorkerLostError(
-                    f"[worker {self.rank}/{self.num_workers}] Expected worker 0 to do first what "
-                    f"all workers do. Received: strategy.chief_first(), with {error} on worker 0. "
-                    "The whole error is in the output of worker 0."
+                    f"{self.who} Expected worker 0 to do first what all workers do. Received: "
+                    f"strategy.chief_first(), with {error} on worker 0. The whole error is in the "
+                    "output of worker 0."
                 )
             yield
             return
@@ -244,8 +246,7 @@ class Job:
         everyone = self.all_gather_object(f"{label}, which differs", own)
         said = comparison.described_difference([everyone[rank] for rank in shown], groups)
         raise DisagreementError(
-            f"[worker {self.rank}/{self.num_workers}] Expected all workers to have the same "
-            f"{label}. Received: {said}. {advice}"
+            f"{self.who} Expected all workers to have the same {label}. Received: {said}. {advice}"
         )
 
     def write_for_all(self, write: Callable[[], None], path: str) -> None:
@@ -267,9 +268,8 @@ class Job:
             outcome = self._client.written_by_chief(path)
         if "error" in outcome:
             raise WorkerLostError(
-                f"[worker {self.rank}/{self.num_workers}] Expected worker 0 to save the model for "
-                f"all workers. Received: path={path!r}, with {outcome['error']}. The error is in "
-                "the output of worker 0."
+                f"{self.who} Expected worker 0 to save the model for all workers. Received: "
+                f"path={path!r}, with {outcome['error']}. The error is in the output of worker 0."
             )
         if not outcome:
             return False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kerasdist.core.internals import EVERY_VERSION, Internal
+from kerasdist.core.internals import REFUSED, Internal, internal
 
-_REFUSED = "refused"
 _FIT = "training under a strategy"
 _LOOK = (
     "the comparison of a first batch with one device",
@@ -21,38 +20,26 @@ _UNSCALE = "keras.src.losses.loss:unscale_loss_for_distribution"
 _BY_REPLICA = ("tensorflow", "torch")  # on JAX, `fit` is one global program
 
 
-def _internal(
-    path: str,
-    feature: str,
-    without: str = _REFUSED,
-    backends: tuple[str, ...] = (),
-    *,
-    in_each_fit: bool = False,
-) -> Internal:
-    """Returns an internal that has one spelling in all supported versions."""
-    return Internal({path: EVERY_VERSION}, feature, without, backends, in_each_fit)
-
-
 # Models and their steps.
 
-FLATTEN_LAYERS = _internal(
+FLATTEN_LAYERS = internal(
     "keras:Layer._flatten_layers", _FIT, "layers are found among the attributes of layers"
 )
-SYMBOLIC_BUILD = _internal(
+SYMBOLIC_BUILD = internal(
     "keras:Model._symbolic_build", _FIT, backends=("jax", "torch"), in_each_fit=True
 )
-BUILD_BEFORE_FIT = _internal(
+BUILD_BEFORE_FIT = internal(
     "keras:Model._symbolic_build",
     "building metrics before the first step",
     "the first step builds them",
     ("tensorflow",),
 )
-MAYBE_SYMBOLIC_BUILD = _internal(
+MAYBE_SYMBOLIC_BUILD = internal(
     "keras:Model._maybe_symbolic_build", _FIT, backends=("tensorflow",), in_each_fit=True
 )
-GET_JAX_STATE = _internal("keras:Model._get_jax_state", _FIT, backends=("jax",), in_each_fit=True)
-JAX_STATE = _internal("keras:Model._jax_state", _FIT, backends=("jax",), in_each_fit=True)
-RESULT_OR_LOGS = _internal(
+GET_JAX_STATE = internal("keras:Model._get_jax_state", _FIT, backends=("jax",), in_each_fit=True)
+JAX_STATE = internal("keras:Model._jax_state", _FIT, backends=("jax",), in_each_fit=True)
+RESULT_OR_LOGS = internal(
     "keras:Model._get_metrics_result_or_logs",
     "metrics that steps do not wait for",
     "each step makes its logs, which is slower",
@@ -61,10 +48,10 @@ RESULT_OR_LOGS = _internal(
 USES_TORCH_COMPILE = Internal(
     {"keras:Model._use_torch_compile": "3.16", "keras:Model._should_torch_compile": "3.12 to 3.15"},
     "jit_compile=True on PyTorch",
-    _REFUSED,
+    REFUSED,
     ("torch",),
 )
-EPOCH_ITERATOR = _internal(
+EPOCH_ITERATOR = internal(
     "keras.src.trainers.epoch_iterator:EpochIterator._get_iterator",
     "the types of a dataset's batches",
     "the dataset is made once more, to look at its types",
@@ -78,55 +65,53 @@ INITIALIZE_DDP = Internal(
     since="3.16.0.dev0",
 )
 
-INITIAL_EPOCH = _internal("keras:Model._initial_epoch", "BackupAndRestore")
-COMPILED_LOSS = _internal("keras:Model._compile_loss", *_LOOK)
-COMPILED_METRICS = _internal("keras:Model._compile_metrics", *_LOOK)
-NODES = _internal("keras:Operation._inbound_nodes", _WIRING, _NOT_COMPARED)
-HISTORY = _internal("keras.src.ops.node:Node._keras_history", _WIRING, _NOT_COMPARED)
-INPUT_SIGNATURE = _internal(
+INITIAL_EPOCH = internal("keras:Model._initial_epoch", "BackupAndRestore")
+COMPILED_LOSS = internal("keras:Model._compile_loss", *_LOOK)
+COMPILED_METRICS = internal("keras:Model._compile_metrics", *_LOOK)
+NODES = internal("keras:Operation._inbound_nodes", _WIRING, _NOT_COMPARED)
+HISTORY = internal("keras.src.ops.node:Node._keras_history", _WIRING, _NOT_COMPARED)
+INPUT_SIGNATURE = internal(
     "keras.src.export.export_utils:get_input_signature",
     "the share of the peak rate in Telemetry",
     "it is left out",
 )
-CALLBACK_MODEL = _internal(
+CALLBACK_MODEL = internal(
     "keras:callbacks.Callback._model",
     "callbacks on JAX",
     "reading `callback.model` copies the state",
 )
-CHOOSE_COMPARISON = _internal(
+CHOOSE_COMPARISON = internal(
     "keras.callbacks:ModelCheckpoint._set_monitor_op", "BackupAndRestore with save_best_only=True"
 )
-TREE = _internal(
+TREE = internal(
     "keras.src.tree.tree_api:tree_impl",
     "keras.tree on values of replicas",
     "it takes them for leaves",
 )
-CUSTOM_NAMES = _internal(
+CUSTOM_NAMES = internal(
     "keras.src.saving.object_registration:GLOBAL_CUSTOM_NAMES", _SAVED_PARTS, _OWN_NAMES
 )
-EXPORTED_NAMES = _internal(
-    "keras.src.api_export:REGISTERED_OBJS_TO_NAMES", _SAVED_PARTS, _OWN_NAMES
-)
+EXPORTED_NAMES = internal("keras.src.api_export:REGISTERED_OBJS_TO_NAMES", _SAVED_PARTS, _OWN_NAMES)
 
 # Keras's state of each thread, and the names of its entries.
 
-THREAD_STATE = _internal(
+THREAD_STATE = internal(
     "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER", _FIT, in_each_fit=True
 )
-STATELESS_SCOPE = _internal(
+STATELESS_SCOPE = internal(
     "keras.src.backend.common.stateless_scope:get_stateless_scope.stateless_scope",
     "scopes of variables",
     "each is found by entering another one, which is slower",
 )
-WAITING_VARIABLES = _internal(
+WAITING_VARIABLES = internal(
     "keras.src.backend.common.variables:initialize_all_variables.uninitialized_variables",
     "variables that are made in a step",
     backends=("jax", "torch"),
 )
-CALL_CONTEXT = _internal(
+CALL_CONTEXT = internal(
     "keras:Layer._get_call_context.current_call_ctx", 'sharding="full"', backends=("torch",)
 )
-NAME_SCOPES = _internal(
+NAME_SCOPES = internal(
     "keras.src.backend.common.name_scope:current_path.name_scope_stack",
     "BatchNormalization in replicas, and sharding=",
 )
@@ -136,7 +121,7 @@ TORCH_DEVICE = Internal(
         "keras.src.backend.torch.core:get_device.torch_device": "3.12 to 3.15",
     },
     "sharding=",
-    _REFUSED,
+    REFUSED,
     ("torch",),
 )
 SEED_GENERATOR = Internal(
@@ -145,79 +130,77 @@ SEED_GENERATOR = Internal(
         "keras.src.random.seed_generator:global_seed_generator.global_seed_generator": "3.12",
     },
     "random draws in replicas, and backups of the states of draws",
-    _REFUSED,
+    REFUSED,
 )
-RANDOM_SEED = _internal(
+RANDOM_SEED = internal(
     "keras.src.utils.rng_utils:GLOBAL_RANDOM_SEED", "equal random numbers on all workers"
 )
 
 # Variables.
 
-VALUE = _internal("keras:Variable._value", _FIT, in_each_fit=True)
-INITIALIZE = _internal(
+VALUE = internal("keras:Variable._value", _FIT, in_each_fit=True)
+INITIALIZE = internal(
     "keras:Variable._initialize_with_initializer", "sharding=", backends=("jax", "torch")
 )
-INITIALIZER = _internal(
+INITIALIZER = internal(
     "keras:Variable._initializer", "variables that are made in a custom loop", backends=("jax",)
 )
-INITIALIZE_LATER = _internal(
+INITIALIZE_LATER = internal(
     "keras:Variable._deferred_initialize", "variables that are made in a step"
 )
-REMAKE = _internal(
+REMAKE = internal(
     "keras:Variable._initialize", "metrics and models that were made outside of the scope"
 )
-AGGREGATION = _internal(
+AGGREGATION = internal(
     "keras:Variable._aggregation", "metrics and models that were made outside of the scope"
 )
-SYNCHRONIZATION = _internal(
+SYNCHRONIZATION = internal(
     "keras:Variable._synchronization", "BatchNormalization that was made outside of the scope"
 )
-DTYPE = _internal(
+DTYPE = internal(
     "keras:Variable._dtype", "the type of weights", "it is taken from the stored value"
 )
-SHAPE = _internal("keras:Variable._shape", "sharding=", backends=("torch",))
-AUTOCAST = _internal("keras:Variable._maybe_autocast", "mixed precision", backends=("jax", "torch"))
-TRACK_VARIABLES = _internal("keras:Layer._track_variables", "sharding=", backends=("torch",))
-TRACK_VARIABLE = _internal("keras:Layer._post_track_variable", "sharding=", backends=("torch",))
+SHAPE = internal("keras:Variable._shape", "sharding=", backends=("torch",))
+AUTOCAST = internal("keras:Variable._maybe_autocast", "mixed precision", backends=("jax", "torch"))
+TRACK_VARIABLES = internal("keras:Layer._track_variables", "sharding=", backends=("torch",))
+TRACK_VARIABLE = internal("keras:Layer._post_track_variable", "sharding=", backends=("torch",))
 
 # Losses, metrics and normalization.
 
-LOSSES = _internal("keras:Layer._losses", "add_loss in a replica")
-LOSS_IDS = _internal("keras:Layer._loss_ids", "add_loss in `fit`", backends=("jax",))
-METRICS = _internal(
-    "keras:Layer._metrics", _FIT, "metrics are found among the attributes of layers"
-)
-METRIC_FUNCTION = _internal(
+LOSSES = internal("keras:Layer._losses", "add_loss in a replica")
+LOSS_IDS = internal("keras:Layer._loss_ids", "add_loss in `fit`", backends=("jax",))
+METRICS = internal("keras:Layer._metrics", _FIT, "metrics are found among the attributes of layers")
+METRIC_FUNCTION = internal(
     "keras.metrics:MeanMetricWrapper._fn", "metrics of a function", backends=_BY_REPLICA
 )
-FUNCTION_ARGUMENTS = _internal(
+FUNCTION_ARGUMENTS = internal(
     "keras.losses:MeanSquaredError._fn_kwargs", "losses and metrics that mix examples"
 )
-CLEAR_LOSSES = _internal("keras:Layer._clear_losses", "add_loss in a replica")
-LOSS_OF_FUNCTION = _internal(
+CLEAR_LOSSES = internal("keras:Layer._clear_losses", "add_loss in a replica")
+LOSS_OF_FUNCTION = internal(
     "keras.src.losses.losses:LossFunctionWrapper.call",
     "losses that mix examples",
     backends=_BY_REPLICA,
 )
-REDUCE_WEIGHTED_VALUES = _internal(
+REDUCE_WEIGHTED_VALUES = internal(
     "keras.src.losses.loss:reduce_weighted_values", _FIT, backends=_BY_REPLICA, in_each_fit=True
 )
-SCALE_LOSS = _internal(_SCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
-UNSCALE_LOSS = _internal(_UNSCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
+SCALE_LOSS = internal(_SCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
+UNSCALE_LOSS = internal(_UNSCALE, "losses of Keras in custom loops", backends=("jax", "torch"))
 # On TensorFlow Keras itself scales losses, also in `fit`.
-SCALE_LOSS_IN_FIT = _internal(_SCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
-UNSCALE_LOSS_IN_FIT = _internal(_UNSCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
-APPLY_MASK = _internal(
+SCALE_LOSS_IN_FIT = internal(_SCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
+UNSCALE_LOSS_IN_FIT = internal(_UNSCALE, _FIT, backends=("tensorflow",), in_each_fit=True)
+APPLY_MASK = internal(
     "keras.src.losses.loss:apply_mask", "masks with sample weights", backends=_BY_REPLICA
 )
-REDUCE_VALUES = _internal(
+REDUCE_VALUES = internal(
     "keras.src.losses.loss:reduce_values",
     "losses of Keras that mix the examples of a batch",
     backends=_BY_REPLICA,
 )
-GET_MASK = _internal("keras.src.backend.common:masking.get_keras_mask", "masks of layers")
-SET_MASK = _internal("keras.src.backend.common:masking.set_keras_mask", "masks of layers")
-BATCH_MOMENTS = _internal(
+GET_MASK = internal("keras.src.backend.common:masking.get_keras_mask", "masks of layers")
+SET_MASK = internal("keras.src.backend.common:masking.set_keras_mask", "masks of layers")
+BATCH_MOMENTS = internal(
     "keras.layers:BatchNormalization._moments", "BatchNormalization in replicas"
 )
 NN_BATCH_NORMALIZATION = Internal(
@@ -232,23 +215,23 @@ NN_BATCH_NORMALIZATION = Internal(
 
 # Files.
 
-SAVE_MODEL = _internal("keras.src.saving.saving_lib:save_model", "model.save in a job")
-SAVE_WEIGHTS = _internal(
+SAVE_MODEL = internal("keras.src.saving.saving_lib:save_model", "model.save in a job")
+SAVE_WEIGHTS = internal(
     "keras.src.saving.saving_lib:save_weights_only", "model.save_weights in a job"
 )
-SAVE_HDF5 = _internal(
+SAVE_HDF5 = internal(
     "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", "HDF5 files in a job"
 )
 
 _COMPARED = "a file of weights that does not fit a sharded model is refused before it is loaded"
 _AS_IT_IS_LOADED = "Keras refuses it when some weights have changed"
-READ_WEIGHT = _internal(
+READ_WEIGHT = internal(
     "keras.src.saving.saving_lib:H5IOStore.__getitem__",
     _COMPARED,
     _AS_IT_IS_LOADED,
     backends=("jax", "torch"),
 )
-WEIGHTS_OF_LAYER = _internal(
+WEIGHTS_OF_LAYER = internal(
     "keras.src.saving.saving_lib:H5IOStore._h5_entry_group",
     _COMPARED,
     _AS_IT_IS_LOADED,
@@ -258,55 +241,55 @@ WEIGHTS_OF_LAYER = _internal(
 _IN_THE_BACKGROUND = 'kerasdist.callbacks.ModelCheckpoint(save="async")'
 _AT_ONCE = "training waits for each file, with a warning"
 
-SAVE_STATE = _internal("keras.src.saving.saving_lib:_save_state", _IN_THE_BACKGROUND, _AT_ONCE)
-SERIALIZE_MODEL = _internal(
+SAVE_STATE = internal("keras.src.saving.saving_lib:_save_state", _IN_THE_BACKGROUND, _AT_ONCE)
+SERIALIZE_MODEL = internal(
     "keras.src.saving.saving_lib:_serialize_model_as_json", _IN_THE_BACKGROUND, _AT_ONCE
 )
-WEIGHTS_FILE = _internal("keras.src.saving.saving_lib:H5IOStore", _IN_THE_BACKGROUND, _AT_ONCE)
-ASSETS_FILE = _internal("keras.src.saving.saving_lib:DiskIOStore", _IN_THE_BACKGROUND, _AT_ONCE)
-FITS_IN_MEMORY = _internal(
+WEIGHTS_FILE = internal("keras.src.saving.saving_lib:H5IOStore", _IN_THE_BACKGROUND, _AT_ONCE)
+ASSETS_FILE = internal("keras.src.saving.saving_lib:DiskIOStore", _IN_THE_BACKGROUND, _AT_ONCE)
+FITS_IN_MEMORY = internal(
     "keras.src.saving.saving_lib:is_memory_sufficient", _IN_THE_BACKGROUND, _AT_ONCE
 )
-COPY_FILE = _internal(
+COPY_FILE = internal(
     "keras.src.saving.saving_lib:file_utils.copy", f"{_IN_THE_BACKGROUND} on gs:// and the like"
 )
 
 # Optimizers.
 
-OPTIMIZED_VARIABLES = _internal(
+OPTIMIZED_VARIABLES = internal(
     "keras:Optimizer._trainable_variables",
     "BackupAndRestore, sharding=, and optimizer.apply without variables",
 )
-APPLY_SCALED = _internal(
+APPLY_SCALED = internal(
     "keras.optimizers:LossScaleOptimizer._common_apply", "LossScaleOptimizer in replicas"
 )
-STRATEGY_OF_OPTIMIZER = _internal(
+STRATEGY_OF_OPTIMIZER = internal(
     "keras:Optimizer._distribution_strategy",
     _FIT,
     "it is found among the attributes, by what it has",
     ("tensorflow",),
 )
-VARIABLE_KEY = _internal("keras:Optimizer._var_key", _OUTSIDE_OPTIMIZER, backends=("tensorflow",))
-NUMBERS_OF_VARIABLES = _internal(
+VARIABLE_KEY = internal("keras:Optimizer._var_key", _OUTSIDE_OPTIMIZER, backends=("tensorflow",))
+NUMBERS_OF_VARIABLES = internal(
     "keras:Optimizer._trainable_variables_indices", _OUTSIDE_OPTIMIZER, backends=("tensorflow",)
 )
-APPLY_GRADIENTS = _internal(
+APPLY_GRADIENTS = internal(
     "keras:Optimizer._backend_apply_gradients", "sharding=", backends=("torch",)
 )
-UPDATE_AT_ONCE = _internal(
+UPDATE_AT_ONCE = internal(
     "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
     ":TorchParallelOptimizer._backend_update_step",
     "optimizers that update weights in groups",
     "all weights are updated at once, which takes more memory and time",
     ("torch",),
 )
-CLIP_GRADIENTS = _internal(
+CLIP_GRADIENTS = internal(
     "keras:Optimizer._clip_gradients", "clipping with sharding=", backends=("torch",)
 )
 
 # Random numbers, and code that runs in the backward pass.
 
-RANDOM = _internal("keras.src.backend:random", "random draws in replicas", backends=_BY_REPLICA)
+RANDOM = internal("keras.src.backend:random", "random draws in replicas", backends=_BY_REPLICA)
 REMAT = Internal(
     {"keras.src.backend:ops.remat": "3.16", "keras.src.backend:core.remat": "3.12 to 3.15"},
     "gradients in replicas on GPUs, of layers in a keras.RematScope",
@@ -329,40 +312,40 @@ _ADAPTERS = "keras.src.trainers.data_adapters"
 _OWN_ROWS = "workers that read their own rows alone of arrays"
 _WHOLE_BATCHES = "workers read whole batches of arrays, and take their rows"
 
-GET_DATA_ADAPTER = _internal(f"{_ADAPTERS}:get_data_adapter", _FIT, in_each_fit=True)
-SPLIT_ARRAYS = _internal(
+GET_DATA_ADAPTER = internal(f"{_ADAPTERS}:get_data_adapter", _FIT, in_each_fit=True)
+SPLIT_ARRAYS = internal(
     f"{_ADAPTERS}:array_slicing.train_validation_split", "validation_split under a strategy"
 )
-ARRAYS = _internal(f"{_ADAPTERS}:ArrayDataAdapter._inputs", _OWN_ROWS, _WHOLE_BATCHES)
-SLICEABLE = _internal(f"{_ADAPTERS}:array_slicing.convert_to_sliceable", _OWN_ROWS, _WHOLE_BATCHES)
+ARRAYS = internal(f"{_ADAPTERS}:ArrayDataAdapter._inputs", _OWN_ROWS, _WHOLE_BATCHES)
+SLICEABLE = internal(f"{_ADAPTERS}:array_slicing.convert_to_sliceable", _OWN_ROWS, _WHOLE_BATCHES)
 EPOCHS_READ = Internal(
     {f"{_ADAPTERS}:ArrayDataAdapter._epoch": "3.16"},
     "BackupAndRestore with data that Keras shuffles",
-    f"{_REFUSED}; {_WHOLE_BATCHES}",
+    f"{REFUSED}; {_WHOLE_BATCHES}",
     since="3.16.0.dev0",
 )
-GENERATOR = _internal(
+GENERATOR = internal(
     f"{_ADAPTERS}:GeneratorDataAdapter.generator", "fit with a distributed dataset of a list"
 )
-PIPELINE = _internal(f"{_ADAPTERS}:TFDatasetAdapter._dataset", "BackupAndRestore with tf.data")
-LOADER = _internal(
+PIPELINE = internal(f"{_ADAPTERS}:TFDatasetAdapter._dataset", "BackupAndRestore with tf.data")
+LOADER = internal(
     f"{_ADAPTERS}:TorchDataLoaderAdapter._dataloader",
     "BackupAndRestore with a DataLoader that has a state_dict",
 )
-GRAIN = _internal(f"{_ADAPTERS}:GrainDatasetAdapter._dataset", "BackupAndRestore with Grain")
+GRAIN = internal(f"{_ADAPTERS}:GrainDatasetAdapter._dataset", "BackupAndRestore with Grain")
 
 # TensorFlow's pipelines, which Keras accepts on every backend.
 
 _PLACE = "BackupAndRestore with tf.data"
 _OPS = "tensorflow.python.data.ops"
 
-INPUTS_OF_PIPELINE = _internal("tensorflow:data.Dataset._inputs", _PLACE)
-FUNCTIONS_OF_PIPELINE = _internal("tensorflow:data.Dataset._functions", _PLACE)
-FUNCTIONS_OF_GRAPH = _internal("tensorflow:Graph._functions", _PLACE)
-SHUFFLE = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset", _PLACE)
-SHUFFLE_SEED = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed", _PLACE)
-SHUFFLE_SECOND_SEED = _internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed2", _PLACE)
-CACHE = _internal(f"{_OPS}.cache_op:CacheDataset", _PLACE)
-VARIANT = _internal(f"{_OPS}.dataset_ops:_VariantDataset", _PLACE)
-ITERATOR_RESOURCE = _internal(f"{_OPS}.iterator_ops:OwnedIterator._iterator_resource", _PLACE)
-FLAT_STRUCTURE = _internal("tensorflow:data.Dataset._flat_structure", "AutoShardPolicy.FILE")
+INPUTS_OF_PIPELINE = internal("tensorflow:data.Dataset._inputs", _PLACE)
+FUNCTIONS_OF_PIPELINE = internal("tensorflow:data.Dataset._functions", _PLACE)
+FUNCTIONS_OF_GRAPH = internal("tensorflow:Graph._functions", _PLACE)
+SHUFFLE = internal(f"{_OPS}.shuffle_op:_ShuffleDataset", _PLACE)
+SHUFFLE_SEED = internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed", _PLACE)
+SHUFFLE_SECOND_SEED = internal(f"{_OPS}.shuffle_op:_ShuffleDataset._seed2", _PLACE)
+CACHE = internal(f"{_OPS}.cache_op:CacheDataset", _PLACE)
+VARIANT = internal(f"{_OPS}.dataset_ops:_VariantDataset", _PLACE)
+ITERATOR_RESOURCE = internal(f"{_OPS}.iterator_ops:OwnedIterator._iterator_resource", _PLACE)
+FLAT_STRUCTURE = internal("tensorflow:data.Dataset._flat_structure", "AutoShardPolicy.FILE")

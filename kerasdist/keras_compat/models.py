@@ -141,12 +141,6 @@ def _kept_by(layer: Any, kind: type[Any]) -> list[Any]:
     return list(found.values())
 
 
-def layers_of_users(model: keras.Model) -> list[Any]:
-    """Returns a model and its layers, as far as their classes are not Keras's own."""
-    layers = [model, *flat_layers(model)]
-    return [layer for layer in layers if not is_builtin(type(layer))]
-
-
 def trainable_layers(model: keras.Model) -> list[bool]:
     """Returns which of a model's layers are trained."""
     return [one.trainable for one in flat_layers(model)]

@@ -144,8 +144,8 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     idle = len(shown) - len(own) * len(sharing)
     if idle and job.rank == sharing[0]:
         warn_user(
-            f"[worker {job.rank}/{job.num_workers}] {idle} of the {len(shown)} GPUs of "
-            f"{platform.node()} stay idle: its {len(sharing)} workers have {len(own)} each."
+            f"{job.who} {idle} of the {len(shown)} GPUs of {platform.node()} stay idle: its "
+            f"{len(sharing)} workers have {len(own)} each."
         )
     return Choice(sorted(shown.index(uuid) for uuid in own))
 

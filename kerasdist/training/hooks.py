@@ -154,22 +154,36 @@ def _compile(original: Original, model: keras.Model, *args: object, **kwargs: ob
     if trainer is None:
         outside.require_no_scope(model)
         return original(model, *args, **kwargs)
-    _, *given = _bound(original, model, args, kwargs).arguments.items()
+    call = inspect.signature(original).bind(model, *args, **kwargs)
+    call.apply_defaults()
+    _, *given = call.arguments.items()
     description.record_compile(model, dict(given))
     trainer.given_metrics = keras.tree.flatten([dict(given)[name] for name in _METRICS])
     with trainer.strategy.scope():
         return original(model, *args, **kwargs)
 
 
-def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
+def _with_trainer(run: Callable[[Original, TrainerLike, inspect.BoundArguments], Any]) -> Any:
+    """Returns a hook that runs a call of a model with a trainer; plain Keras runs any other."""
+
+    def hook(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
+        trainer, name = trainer_of(model), original.__name__
+        if trainer is None:
+            outside.warn(model, name)
+            if name == "fit":
+                outside.take_on(model)
+            return _plain(original, model, args, kwargs)
+        outside.require_one_distribution(trainer.strategy)
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+        call.apply_defaults()
+        return run(original, trainer, call)
+
+    return hook
+
+
+@_with_trainer
+def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
     """Runs Keras's own `fit` on the strategy's data adapter, with callbacks of kerasdist added."""
-    trainer = trainer_of(model)
-    if trainer is None:
-        outside.warn(model, "fit")
-        outside.take_on(model)
-        return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(trainer.strategy)
-    call = _bound(original, model, args, kwargs)
     given, replicas = call.arguments, trainer.replicas
     job = replicas.job
     # Facts about this call that the workers compare.
@@ -211,13 +225,8 @@ def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
         given["verbose"] = 2
 
 
-def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
-    trainer = trainer_of(model)
-    if trainer is None:
-        outside.warn(model, original.__name__)
-        return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(trainer.strategy)
-    call = _bound(original, model, args, kwargs)
+@_with_trainer
+def _evaluate(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
     replicas, job = trainer.replicas, trainer.replicas.job
     facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
     _set_verbosity(trainer, call.arguments)
@@ -226,17 +235,12 @@ def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: o
     return _run(original, trainer, call, facts)
 
 
-def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
-    trainer = trainer_of(model)
-    if trainer is None:
-        outside.warn(model, original.__name__)
-        return _plain(original, model, args, kwargs)
-    outside.require_one_distribution(trainer.strategy)
-    call = _bound(original, model, args, kwargs)
+@_with_trainer
+def _on_batch(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
     given, weights = call.arguments, call.arguments["sample_weight"]
     if lists_weights(weights, given["y"]) and all(isinstance(one, _NUMBERS) for one in weights):
         given["sample_weight"] = np.array(weights, keras.config.floatx())
-    working = worker_agreement.working(original.__name__, trainer.replicas, model)
+    working = worker_agreement.working(original.__name__, trainer.replicas, trainer.model)
     with trainer.replicas.placement(), working:
         logs = original(*call.args, **call.kwargs)
     is_training = original.__name__ == "train_on_batch"
@@ -255,14 +259,6 @@ def _plain(
     outside.require_unwrapped()
     with nullcontext() if current.replica else placements_left():
         return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
-
-
-def _bound(
-    original: Original, model: keras.Model, args: Iterable[Any], kwargs: dict[str, Any]
-) -> inspect.BoundArguments:
-    call = inspect.signature(original).bind(model, *args, **kwargs)
-    call.apply_defaults()
-    return call
 
 
 def _adapt(

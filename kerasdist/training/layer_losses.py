@@ -51,7 +51,8 @@ def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others
-    added = [of_replica.get(id(inner), (inner, ()))[1] for inner in _with_inner(layer)]
+    layers = [layer, *keras_compat.flat_layers(layer)]
+    added = [of_replica.get(id(inner), (inner, ()))[1] for inner in layers]
     return [*itertools.chain(*added), *others]
 
 
@@ -70,10 +71,6 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
             keras_compat.clear_losses_on(layers)
         else:
             original(layer)
-
-
-def _with_inner(layer: keras.Layer) -> list[Any]:
-    return [layer, *keras_compat.flat_layers(layer)]
 
 
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:

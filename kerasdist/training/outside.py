@@ -66,10 +66,9 @@ def warn(model: keras.Model, call: str) -> None:
     )
     if job is not None and call in _TRAINING and (strategy is here or not ownership.any_is_used()):
         raise ScopeError(
-            f"[worker {job.rank}/{job.num_workers}] Expected a model made in the scope of the "
-            f"job's strategy: each worker would train by itself, on all data. Received: {place}. "
-            "To train a model on each worker by itself, make it in the scope of "
-            "kerasdist.OneDeviceStrategy."
+            f"{job.who} Expected a model made in the scope of the job's strategy: each worker "
+            f"would train by itself, on all data. Received: {place}. To train a model on each "
+            "worker by itself, make it in the scope of kerasdist.OneDeviceStrategy."
         )
     _told.add(model)
     warn_user(
@@ -87,9 +86,9 @@ def take_on(model: keras.Model) -> None:
             continue
         if replicas.job is not None:
             raise ScopeError(
-                f"[worker {replicas.job.rank}/{replicas.job.num_workers}] Expected a model made in "
-                "the scope of the strategy whose layers it trains: each worker would train its own "
-                f"copy of them. Received: model={model.name!r}, made outside of the scope of "
-                f"{owner}. Make and compile it inside of `with strategy.scope():`."
+                f"{replicas.job.who} Expected a model made in the scope of the strategy whose "
+                "layers it trains: each worker would train its own copy of them. Received: "
+                f"model={model.name!r}, made outside of the scope of {owner}. Make and compile it "
+                "inside of `with strategy.scope():`."
             )
         replicas.trainer_class.prepare_other(model, replicas)

@@ -63,7 +63,8 @@ class ReplicatedTrainer:
             need not.
     """
 
-    # The hooks are listed under these names in the table of patches.
+    # The hooks are listed under these names in the table of patches. Each backend's class makes the
+    # functions of `fit`, `evaluate` and `predict`.
     HOOKED: tuple[str, ...] = (
         "make_train_function",
         "make_test_function",
@@ -94,18 +95,6 @@ class ReplicatedTrainer:
 
         On most frameworks there is nothing to prepare.
         """
-
-    def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `fit` calls."""
-        return original(force)
-
-    def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `evaluate` calls."""
-        return original(force)
-
-    def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `predict` calls."""
-        return original(force)
 
     def predict_on_batch(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Predicts one batch by Keras's own method, on the strategy's devices."""

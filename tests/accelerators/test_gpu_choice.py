@@ -32,7 +32,10 @@ class FakeBackend:
 
 def job_of(rank, workers, gather):
     return types.SimpleNamespace(
-        rank=rank, num_workers=workers, all_gather_object=lambda label, value: gather(value)
+        rank=rank,
+        num_workers=workers,
+        who=f"[worker {rank}/{workers}]",
+        all_gather_object=lambda label, value: gather(value),
     )
 
 

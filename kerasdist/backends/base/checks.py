@@ -32,7 +32,7 @@ def not_summable(dtype: str, wider: str) -> TypeError:
 def differing_assignment(variable: keras.Variable) -> DisagreementError:
     """Returns the error for workers that assign different values to a variable they divide."""
     job = current_job()
-    place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
+    place = "" if job is None else f"{job.who} "
     return DisagreementError(
         f"{place}Expected all workers to assign the same value to a sharded variable, of which "
         f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "

@@ -70,8 +70,8 @@ class Place:
         return len(self.at) == len(contents) and all(map(is_, self.at, contents))
 
     def values(self) -> Iterable[Any]:
-        """Returns the objects that the object contained at the beginning of the step."""
-        return self.before
+        """Returns the objects that a list contained at the beginning of the step."""
+        return self.before if isinstance(self.before, list) else ()
 
 
 class _Mapping(Place):
@@ -104,9 +104,6 @@ class _Members(Place):
     def is_same(self, contents: Any) -> bool:
         return self.at == contents
 
-    def values(self) -> Iterable[Any]:
-        return ()
-
 
 class _Array(Place):
     def read(self) -> Any:
@@ -117,9 +114,6 @@ class _Array(Place):
 
     def is_same(self, contents: Any) -> bool:
         return self.at.shape == contents.shape and self.at.tobytes() == contents.tobytes()
-
-    def values(self) -> Iterable[Any]:
-        return ()
 
 
 class _Numbers(Place):
@@ -144,9 +138,6 @@ class _Numbers(Place):
     def is_same(self, contents: Any) -> bool:
         return self.read() == contents
 
-    def values(self) -> Iterable[Any]:
-        return ()
-
 
 class Attributes(_Mapping):
     """The attributes of an object that has a ``__dict__``."""
@@ -166,7 +157,7 @@ class Attributes(_Mapping):
 
     def restore(self) -> None:
         """Sets the attributes that the object had at the beginning of the step."""
-        gone = dict.fromkeys(self.at.keys() - self.before.keys(), _MISSING)
+        gone = dict.fromkeys(self.read().keys() - self.before.keys(), _MISSING)
         self.write({**self.before, **gone})
 
     def values(self) -> Iterable[Any]:
@@ -190,11 +181,6 @@ class _Slots(Attributes):
                 setattr(self.at, name, value)
             elif hasattr(self.at, name):
                 delattr(self.at, name)
-
-    def restore(self) -> None:
-        """Sets the attributes that the object had at the beginning of the step."""
-        gone = dict.fromkeys(self.read().keys() - self.before.keys(), _MISSING)
-        self.write({**self.before, **gone})
 
     def is_same(self, contents: Any) -> bool:
         """Returns whether the attributes still are exactly these objects."""

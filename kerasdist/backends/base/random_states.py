@@ -99,7 +99,7 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     apart, differing, given, drawn, states = found
     is_concerned = job.is_chief or job.rank in differing
     if is_concerned and (not begins or (given is not None and "keras" in apart)):
-        _warn_once(job.rank, job.num_workers, ", ".join(apart), named_workers(differing))
+        _warn_once(job.who, ", ".join(apart), named_workers(differing))
     if given is None or "keras" in apart:  # TensorFlow's state cannot be sent, so all are seeded
         seed(drawn if given is None else given)
     put_back(states)
@@ -118,11 +118,11 @@ def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
 
 
 @cache
-def _warn_once(rank: int, workers: int, libraries: str, ranks: str) -> None:
+def _warn_once(who: str, libraries: str, ranks: str) -> None:
     warn_user(
-        f"[worker {rank}/{workers}] Expected all workers to be seeded alike, and to draw as many "
-        f"random numbers. Received: other states of {libraries} on {ranks} than on worker "
-        "0. All go on with those of worker 0, so that they shuffle data in the same order. Call "
+        f"{who} Expected all workers to be seeded alike, and to draw as many random numbers. "
+        f"Received: other states of {libraries} on {ranks} than on worker 0. All go on with those "
+        "of worker 0, so that they shuffle data in the same order. Call "
         "keras.utils.set_random_seed with the same number on all workers; what one worker draws "
         "alone, it should draw from a generator of its own (numpy.random.default_rng)."
     )

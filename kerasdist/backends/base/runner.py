@@ -15,6 +15,7 @@ import numpy as np
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, sole_component
 from kerasdist.backends.base.checks import axis_of_rows, checked_axes
+from kerasdist.core import ownership
 from kerasdist.core.context import StrategyLike, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.input.sharding import split_batch
@@ -156,13 +157,15 @@ class Runner(abc.ABC):
             variable: A variable of Keras or of the framework.
         """
 
-    @abc.abstractmethod
     def created(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was made in the strategy's scope.
+        """Returns whether a variable was made in the scope of a strategy over these replicas.
 
         Args:
             variable: A variable of Keras or of the framework.
         """
+        strategy = ownership.strategy_of(variable)
+        replicas = None if strategy is None else strategy.replica_set
+        return replicas is not None and replicas.runner is self
 
 
 _ARRAYS = (np.ndarray, np.generic)

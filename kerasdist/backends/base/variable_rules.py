@@ -100,10 +100,9 @@ def counts_all_replicas(variable: keras.Variable) -> bool:
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
-            "Expected a variable of floats to be assigned to in replica code, as its "
-            f"aggregation is the mean. Received: variable={variable.path!r}, "
-            f"dtype={dtype}. Make it a variable of floats, or assign to it in "
-            "cross-replica context (see ReplicaContext.merge_call)."
+            "Expected a variable of floats to be assigned to in replica code, as its aggregation "
+            f"is the mean. Received: variable={variable.path!r}, dtype={dtype}. Make it a variable "
+            "of floats, or assign to it in cross-replica context (see ReplicaContext.merge_call)."
         )
     if variable.aggregation == "sum":
         check_summable(dtype)

@@ -112,10 +112,10 @@ class JaxBackend(Backend):
         check_communication(options.communication, "JAX", ())
         if len(devices) % options.devices_per_replica:
             raise UnsupportedError(
-                f"[worker {job.rank}/{job.num_workers}] Expected each worker to have all devices "
-                f"of its replicas. Received: devices={len(devices)}, and a LayoutMap by which a "
-                f"replica has {options.devices_per_replica}. Divide the batch over more devices, "
-                "and the variables over fewer."
+                f"{job.who} Expected each worker to have all devices of its replicas. Received: "
+                f"devices={len(devices)}, and a LayoutMap by which a replica has "
+                f"{options.devices_per_replica}. Divide the batch over more devices, and the "
+                "variables over fewer."
             )
         if here[0].platform == "cpu":
             connection.check_way_back(job)

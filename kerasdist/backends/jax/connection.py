@@ -75,16 +75,15 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
             shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:
-        who = f"[worker {job.rank}/{job.num_workers}]"
         if _TOO_LATE in str(error):
             # JAX's own traceback is left out, because it says no more than this error.
             raise JobError(
-                f"{who} Expected the job's strategy before JAX starts. Received: JAX has made an "
-                "array, or has looked for its devices, already. Make the strategy at the top of "
+                f"{job.who} Expected the job's strategy before JAX starts. Received: JAX has made "
+                "an array, or has looked for its devices, already. Make the strategy at the top of "
                 "the script, before arrays, models and random seeds."
             ) from None
         raise JobError(
-            f"{who} Expected to connect JAX with the chief at {service}. Received: "
+            f"{job.who} Expected to connect JAX with the chief at {service}. Received: "
             f"{str(error).rstrip('.')}. Let the chief's port be reached."
         ) from error
     job.at_leave(jax.distributed.shutdown)
@@ -98,10 +97,9 @@ def check_way_back(job: Job) -> None:
     if address is not None:
         name = socket.gethostname()
         raise JobError(
-            f"[worker {job.rank}/{job.num_workers}] Expected the name of this machine to be an "
-            "address at which other machines reach it: JAX sums there, on CPUs. Received: "
-            f"{name!r}, which is {socket.gethostbyname(name)}. Write {address} behind the name, in "
-            "/etc/hosts."
+            f"{job.who} Expected the name of this machine to be an address at which other machines "
+            f"reach it: JAX sums there, on CPUs. Received: {name!r}, which is "
+            f"{socket.gethostbyname(name)}. Write {address} behind the name, in /etc/hosts."
         )
 
 

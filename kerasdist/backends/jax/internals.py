@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from kerasdist.core.internals import EVERY_VERSION, Internal
+from kerasdist.core.internals import internal
 
-CREATE_DEVICE_MESH = Internal(
-    {"jax.experimental.mesh_utils:create_device_mesh": EVERY_VERSION},
-    feature="a replica of several chips of a TPU slice as neighbours in its torus",
-    without="a replica's chips are those whose numbers follow each other",
+CREATE_DEVICE_MESH = internal(
+    "jax.experimental.mesh_utils:create_device_mesh",
+    "a replica of several chips of a TPU slice as neighbours in its torus",
+    "a replica's chips are those whose numbers follow each other",
 )
 
-GET_TOPOLOGY = Internal(
-    {"jax.experimental.topologies:get_topology_desc": EVERY_VERSION},
-    feature="a plan for accelerators that this machine does not have (kerasdist plan)",
-    without="refused",
+GET_TOPOLOGY = internal(
+    "jax.experimental.topologies:get_topology_desc",
+    "a plan for accelerators that this machine does not have (kerasdist plan)",
 )

@@ -79,9 +79,8 @@ class TensorFlowBackend(Backend):
         if options.sharding is not None:
             raise UnsupportedError(
                 "Expected sharding=None on TensorFlow, where each replica holds all weights and "
-                "all of the optimizer's state. Received: "
-                f"sharding={options.sharding!r:.200}. Set KERAS_BACKEND=jax or torch, on which "
-                "kerasdist shards both."
+                f"all of the optimizer's state. Received: sharding={options.sharding!r:.200}. Set "
+                "KERAS_BACKEND=jax or torch, on which kerasdist shards both."
             )
         if job is not None:
             return worker_replicas(devices, options, TensorFlowTrainer, job)

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from kerasdist.core.internals import EVERY_VERSION, Internal
+from kerasdist.core.internals import REFUSED, Internal, internal
 
-_HERE = ("torch",)
 _COMPARING = "comparing a training step with one device's on PyTorch"
 _UNCOMPARED = "refused; `fit` goes on without comparing its first step"
 _NORMALIZING = "BatchNormalization by torch's kernels on GPUs"
 _BY_KERAS = "Keras's own operations, which are slower"
 _ONE_BY_ONE = "the same numbers, by a kernel for each tensor: slower on GPUs"
 
-MULTIPLY_EACH = Internal(
-    {"torch:_foreach_mul": EVERY_VERSION},
-    feature="weighting gradients by few kernels",
-    without=_ONE_BY_ONE,
-    backends=_HERE,
-)
-ADD_TO_EACH = Internal(
-    {"torch:_foreach_add_": EVERY_VERSION},
-    feature="summing gradients by few kernels",
-    without=_ONE_BY_ONE,
-    backends=_HERE,
-)
-COPY_TO_EACH = Internal(
-    {"torch:_foreach_copy_": EVERY_VERSION},
-    feature="writing variables by few kernels",
-    without=_ONE_BY_ONE,
-    backends=_HERE,
-)
+MULTIPLY_EACH = internal("torch:_foreach_mul", "weighting gradients by few kernels", _ONE_BY_ONE)
+ADD_TO_EACH = internal("torch:_foreach_add_", "summing gradients by few kernels", _ONE_BY_ONE)
+COPY_TO_EACH = internal("torch:_foreach_copy_", "writing variables by few kernels", _ONE_BY_ONE)
 
-COUNT_OF_CHANGES = Internal(
-    {"torch:Tensor._version": EVERY_VERSION},
-    feature=(
-        "knowing that a tensor was changed: for several GPUs in one process, variables that "
-        'differ by replica in custom loops, sharding="full", set_most_examples_at_once, and layers '
-        "that register buffers, on PyTorch"
-    ),
-    without="refused",
-    backends=_HERE,
+COUNT_OF_CHANGES = internal(
+    "torch:Tensor._version",
+    "knowing that a tensor was changed: for several GPUs in one process, variables that "
+    'differ by replica in custom loops, sharding="full", set_most_examples_at_once, and layers '
+    "that register buffers, on PyTorch",
 )
 
 CALL_AFTER_BACKWARD = Internal(
@@ -50,73 +30,46 @@ CALL_AFTER_BACKWARD = Internal(
         "the end of a backward pass: with a LossScaleOptimizer, as mixed_float16 has, and with "
         'sharding="full", on PyTorch'
     ),
-    without="refused",
-    backends=_HERE,
+    without=REFUSED,
 )
 
-BATCH_NORM = Internal(
-    {"torch.nn.modules.batchnorm:_BatchNorm": EVERY_VERSION},
-    feature="finding batch normalizations in modules of torch",
-    without="those are found that derive from torch.nn's public classes",
-    backends=_HERE,
+BATCH_NORM = internal(
+    "torch.nn.modules.batchnorm:_BatchNorm",
+    "finding batch normalizations in modules of torch",
+    "those are found that derive from torch.nn's public classes",
 )
-NORMALIZE_ROWS = Internal(
-    {"torch:batch_norm_elemt": EVERY_VERSION},
-    feature=_NORMALIZING,
-    without=_BY_KERAS,
-    backends=_HERE,
-)
-REDUCE_NORMALIZED = Internal(
-    {"torch:batch_norm_backward_reduce": EVERY_VERSION},
-    feature=_NORMALIZING,
-    without=_BY_KERAS,
-    backends=_HERE,
-)
-ARE_TRANSFORMS_ACTIVE = Internal(
-    {"torch._C:_are_functorch_transforms_active": EVERY_VERSION},
-    feature=_NORMALIZING,
-    without=_BY_KERAS,
-    backends=_HERE,
+NORMALIZE_ROWS = internal("torch:batch_norm_elemt", _NORMALIZING, _BY_KERAS)
+REDUCE_NORMALIZED = internal("torch:batch_norm_backward_reduce", _NORMALIZING, _BY_KERAS)
+ARE_TRANSFORMS_ACTIVE = internal(
+    "torch._C:_are_functorch_transforms_active", _NORMALIZING, _BY_KERAS
 )
 
-COMPILER_ERROR = Internal(
-    {"torch._dynamo.exc:TorchDynamoException": EVERY_VERSION},
-    feature="running a model uncompiled, on PyTorch, that jit_compile=True cannot compile",
-    without="its `fit` ends with torch's error",
-    backends=_HERE,
+COMPILER_ERROR = internal(
+    "torch._dynamo.exc:TorchDynamoException",
+    "running a model uncompiled, on PyTorch, that jit_compile=True cannot compile",
+    "its `fit` ends with torch's error",
 )
 
-DISPATCH_MODE = Internal(
-    {"torch.utils._python_dispatch:TorchDispatchMode": EVERY_VERSION},
-    feature=_COMPARING,
-    without=_UNCOMPARED,
-    backends=_HERE,
-)
-LIST_SIGNATURES = Internal(
-    {"torch.fx.operator_schemas:get_signature_for_torch_op": EVERY_VERSION},
-    feature=_COMPARING,
-    without=_UNCOMPARED,
-    backends=_HERE,
+DISPATCH_MODE = internal("torch.utils._python_dispatch:TorchDispatchMode", _COMPARING, _UNCOMPARED)
+LIST_SIGNATURES = internal(
+    "torch.fx.operator_schemas:get_signature_for_torch_op", _COMPARING, _UNCOMPARED
 )
 
 _CALLERS = "modes that the code around `fit` is in, in all replicas of a process, on PyTorch"
 _OF_FIRST = "they hold in the first replica alone"
 
-FUNCTION_MODES = Internal(
-    {"torch.overrides:_get_current_function_mode_stack": EVERY_VERSION},
-    feature=f"`torch.device(...)` and other function {_CALLERS}",
-    without=_OF_FIRST,
-    backends=_HERE,
+FUNCTION_MODES = internal(
+    "torch.overrides:_get_current_function_mode_stack",
+    f"`torch.device(...)` and other function {_CALLERS}",
+    _OF_FIRST,
 )
-DISPATCH_MODES = Internal(
-    {"torch.utils._python_dispatch:_get_current_dispatch_mode_stack": EVERY_VERSION},
-    feature=f"dispatch {_CALLERS}",
-    without=_OF_FIRST,
-    backends=_HERE,
+DISPATCH_MODES = internal(
+    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack",
+    f"dispatch {_CALLERS}",
+    _OF_FIRST,
 )
-SAVED_TENSORS_HOOKS = Internal(
-    {"torch._C._autograd:_top_saved_tensors_default_hooks": EVERY_VERSION},
-    feature="hooks on saved tensors of the code around `fit`, in all replicas, on PyTorch",
-    without=_OF_FIRST,
-    backends=_HERE,
+SAVED_TENSORS_HOOKS = internal(
+    "torch._C._autograd:_top_saved_tensors_default_hooks",
+    "hooks on saved tensors of the code around `fit`, in all replicas, on PyTorch",
+    _OF_FIRST,
 )

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kerasdist.cli.formatting import table
+from kerasdist.core.user_warnings import plural
 
 Verdict = Literal["ok", "warning", "problem"]
 
@@ -74,11 +75,7 @@ def show(title: str, findings: Sequence[Finding], console: Console | None = None
     counts = {kind: sum(one.verdict == kind for one in findings) for kind in _STYLES}
     kind: Verdict = "problem" if counts["problem"] else "warning" if counts["warning"] else "ok"
     console.print(
-        f"{counts['ok']} ok, {_number(counts['warning'], 'warning')}, "
-        f"{_number(counts['problem'], 'problem')}",
+        f"{counts['ok']} ok, {plural(counts['warning'], 'warning')}, "
+        f"{plural(counts['problem'], 'problem')}",
         style=_STYLES[kind],
     )
-
-
-def _number(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"

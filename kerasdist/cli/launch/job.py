@@ -273,10 +273,12 @@ class Launcher:
             traces.forget_old(spec.profile)
 
         def hear(rank: int, line: bytes) -> None:
-            board.heard(rank, line)
-            if elastic is not None:
-                elastic.heard(number, line)
-                self._warm.heard(line)
+            said = live.report_in(line)
+            board.heard(rank, said)
+            if elastic is not None and "backup" in said:
+                elastic.heard_of_backup(number, *said["backup"])
+            if elastic is not None and "frameworks" in said:
+                self._warm.start(said["frameworks"])
 
         is_watched = spec.live or spec.logs is not None or elastic is not None
         heard = hear if is_watched else None

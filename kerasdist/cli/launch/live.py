@@ -64,14 +64,8 @@ class Board:
                 for slot in slots
             ]
 
-    def heard(self, rank: int, line: bytes) -> None:
+    def heard(self, rank: int, report: State) -> None:
         """Handles a worker's report."""
-        try:
-            report = json.loads(line)
-        except ValueError:  # the report was cut off when the worker ended
-            return
-        if not isinstance(report, dict):
-            return
         with self._lock:
             if self._workers[rank]["phase"] == "ended":  # the report came late
                 report["phase"] = "ended"
@@ -136,6 +130,15 @@ class Board:
             with whole_files.replacing(self._path, survives=False) as unfinished:
                 text = json.dumps(self.state(), indent=2)
                 Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
+
+
+def report_in(line: bytes) -> State:
+    """Returns a worker's report; an empty one if it was cut off when the worker ended."""
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
 
 
 def is_possible() -> bool:

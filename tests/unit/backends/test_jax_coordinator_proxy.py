@@ -45,7 +45,7 @@ def test_a_machine_that_others_cannot_reach_by_its_name_is_told_what_to_write(mo
     names = {"gethostname": lambda: "machine", "gethostbyname": lambda name: "127.0.1.1"}
     monkeypatch.setattr(connection, "socket", SimpleNamespace(**names))
     monkeypatch.setattr(connection.listening, "misleads", lambda others: "10.0.0.1")
-    job: Any = SimpleNamespace(rank=0, num_workers=2, other_addresses=["10.0.0.2:1"])
+    job: Any = SimpleNamespace(who="[worker 0/2]", other_addresses=["10.0.0.2:1"])
     said = r"\[worker 0/2\] Expected the name of this machine.*'machine', which is 127\.0\.1\.1\. "
     with pytest.raises(JobError, match=said + "Write 10.0.0.1 behind the name, in /etc/hosts"):
         connection.check_way_back(job)

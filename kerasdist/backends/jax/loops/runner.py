@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from kerasdist import keras_compat
 from kerasdist.api.options import ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
+from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, require_one_each
 from kerasdist.backends.base.checks import checked_axes, checked_axis
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
@@ -60,7 +60,7 @@ from kerasdist.backends.jax.mesh.arrays import (
 )
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import Placement
-from kerasdist.core import context, ownership
+from kerasdist.core import context
 from kerasdist.core.structures import Arguments, map_leaves, pack, transpose
 from kerasdist.errors import DisagreementError, UnsupportedError
 from kerasdist.input.sharding import bounds_of_replicas, examples, rows
@@ -324,14 +324,8 @@ class JaxRunner(Runner):
         """Makes one value per column of this worker's components; workers exchange the shapes."""
         self._check_outside()
         job, here = self._replica_set.job, len(self._place.layout.local_replicas)
-        who = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
-        wrong = [len(column) for column in columns if len(column) != here]
-        if wrong:
-            raise ValueError(
-                f"{who}Expected a component for each "
-                f"of the {here} replicas of this worker. Received: a value of {wrong[0]}. Make it "
-                "with strategy.distribute_values_from_function."
-            )
+        for column in columns:
+            require_one_each(column, len(column), here)
         shaped = [all(map(has_shape, column)) for column in columns]
         own = [
             [[list(np.shape(part)), str(jnp.result_type(part))] for part in column]
@@ -341,12 +335,12 @@ class JaxRunner(Runner):
         everyone = [own]
         if job is not None:
             everyone = job.all_gather_object("components of a distributed value", own)
-        if len(set(map(len, everyone))) > 1:
-            raise DisagreementError(
-                f"{who}Expected as many arrays from "
-                f"all workers. Received: numbers of arrays={list(map(len, everyone))}, by worker. "
-                "Make the same structure on every worker."
-            )
+            counts = list(map(len, everyone))
+            if len(set(counts)) > 1:
+                raise DisagreementError(
+                    f"{job.who} Expected as many arrays from all workers. Received: numbers of "
+                    f"arrays={counts}, by worker. Make the same structure on every worker."
+                )
         kinds = iter(zip(*everyone, strict=True))
         values: list[Any] = []
         for column, known in zip(columns, shaped, strict=True):
@@ -406,11 +400,6 @@ class JaxRunner(Runner):
         """Returns the variable's value, which is always the aggregate of its components."""
         require_aggregate(variable)
         return keras_compat.ops.convert_to_tensor(variable)
-
-    def created(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was made in the scope of a strategy over these replicas."""
-        strategy = ownership.strategy_of(variable)
-        return strategy is not None and strategy.replica_set is self._replica_set
 
     def _source(self, value: Any) -> Source:
         """Returns the components of a value or variable as a `Source`."""

@@ -13,7 +13,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from kerasdist.api.options import ReduceOp
-from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
+from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, require_one_each
 from kerasdist.backends.base.checks import check_shapes, check_summable
 from kerasdist.backends.jax.mesh.arrays import cut, is_array, is_traced, largest_of, padded, stack
 from kerasdist.backends.jax.mesh.layout import AXIS
@@ -227,12 +227,9 @@ def own(structure: Any) -> Any:
 def joined(value: DistributedValues, replicas: int | None = None) -> Source | None:
     """Returns the components of a value in one array; None if their types or ranks differ."""
     source: Any = value.source
-    count = source.replicas if isinstance(source, Source) else len(source)
-    if replicas is not None and count != replicas:
-        raise ValueError(
-            f"Expected a distributed value of {replicas} components, one a replica. Received: "
-            f"{type(value).__name__} of {count}. Make it with the strategy that it is used with."
-        )
+    if replicas is not None:
+        count = source.replicas if isinstance(source, Source) else len(source)
+        require_one_each(value, count, replicas)
     if isinstance(source, Source):
         return source
     parts = list(source)

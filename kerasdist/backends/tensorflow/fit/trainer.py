@@ -52,6 +52,16 @@ if TYPE_CHECKING:
 class _InPasses(ReplicatedTrainer):
     """A trainer that makes calls in passes, and finds how many rows there is memory for."""
 
+    HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
+
+    def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
+        """Calls the model, in passes if it has more examples than allowed at once."""
+        outputs = passes.calls(self, original, args, kwargs)
+        trial = current.trial
+        if trial is not None:
+            trial.record_outputs(self.model, outputs)
+        return outputs
+
     def require_passes(self) -> None:
         """Refuses a model whose calls cannot be made in passes, as far as that is known."""
         if self.model.jit_compile:
@@ -78,12 +88,6 @@ class _InPasses(ReplicatedTrainer):
 @final
 class PlacedTrainer(_InPasses):
     """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
-
-    HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
-
-    def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, in passes if it has more examples than allowed at once."""
-        return passes.calls(self, original, args, kwargs)
 
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows the device has memory for."""
@@ -141,22 +145,12 @@ class PlacedTrainer(_InPasses):
 class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
-
     if TYPE_CHECKING:
         replicas: TensorFlowReplicaSet
 
     # How many batches the data of the last call had; None if that is not known.
     _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
-
-    def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, in passes if it has more examples than allowed at once."""
-        outputs = passes.calls(self, original, args, kwargs)
-        trial = current.trial
-        if trial is not None:
-            trial.record_outputs(self.model, outputs)
-        return outputs
 
     @staticmethod
     def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:

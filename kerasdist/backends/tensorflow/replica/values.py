@@ -58,11 +58,7 @@ def to_native(native_strategy: tf.distribute.Strategy, structure: object) -> Any
     def converted(leaf: object) -> Any:
         if not isinstance(leaf, values.DistributedValues):
             return leaf
-        if len(leaf.values) != replicas:
-            raise ValueError(
-                f"Expected distributed values of the {replicas} replicas here. Received: a "
-                f"value of {len(leaf.values)}: {leaf!r:.300}. Make it with this strategy."
-            )
+        values.require_one_each(leaf, len(leaf.values), replicas)
         if isinstance(leaf, tf.distribute.DistributedValues):
             return leaf
         if isinstance(leaf, values.Mirrored):

@@ -147,7 +147,9 @@ class Steps:
             batch, parts = self._divided(given)
             if parts is None:
                 return self._alone(alone, batch)
-            _ensure_built(self._trainer, parts[0].argument)
+            if not model.built:  # Keras's `predict` builds no model before its first step
+                inputs, *_ = keras.utils.unpack_x_y_sample_weight(parts[0].argument)
+                self._trainer.ensure_built(inputs)
             own = join(self._replicas.run(self._trainer.strategy, step, parts, rules))
             rules.exchange()
             return of_all(self._group, own, "predict")
@@ -299,15 +301,6 @@ def _combined_logs(
         for leaf in leaves
     ]
     return pack(logs[0], found)
-
-
-def _ensure_built(trainer: Any, batch: Any) -> None:
-    """Builds a model before replicas call it in `predict`.
-
-    `fit` and `evaluate` build the model before their first step, but Keras's `predict` does not.
-    """
-    if not trainer.model.built:
-        trainer.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
 
 
 def _sums_of(model: keras.Model) -> Iterator[keras.Variable]:

@@ -114,28 +114,27 @@ class TorchTrainer(ReplicatedTrainer):
     def make_test_function(self, original: Original, force: bool = False) -> Any:
         """Makes ``test_function(batches)``, which returns the logs of the last batch's step."""
         model = self.model
-
-        def step(batch: object) -> Any:
-            with torch.no_grad():
-                return model.test_step(batch)
-
         if model.test_function is None or force:
+            step = self._without_gradients("test_step")
             model.test_function = self._steps.make_function(step, self._as_plain_keras(step))
         return model.test_function
 
     def make_predict_function(self, original: Original, force: bool = False) -> Any:
         """Makes ``predict_function(batches)``, which returns all predictions, concatenated."""
+        model, steps = self.model, self._steps
+        if model.predict_function is None or force:
+            step = self._without_gradients("predict_step")
+            model.predict_function = steps.make_predict_function(step, self._as_plain_keras(step))
+        return model.predict_function
+
+    def _without_gradients(self, name: str) -> Step:
         model = self.model
 
         def step(batch: object) -> Any:
             with torch.no_grad():
-                return model.predict_step(batch)
+                return getattr(model, name)(batch)
 
-        if model.predict_function is None or force:
-            model.predict_function = self._steps.make_predict_function(
-                step, self._as_plain_keras(step)
-            )
-        return model.predict_function
+        return step
 
     def build_symbolically(
         self, original: Original, iterator: Any = None, data_batch: Any = None

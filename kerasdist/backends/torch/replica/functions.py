@@ -80,9 +80,8 @@ def value_and_grad(
             value = keras_compat.ops.convert_to_tensor(value)
         if value.ndim > 0:
             raise ValueError(
-                "Expected fn to return a scalar. "
-                f"Received: a value of shape {tuple(value.shape)}. Reduce it, with "
-                "keras.ops.mean or keras.ops.sum."
+                f"Expected fn to return a scalar. Received: a value of shape {tuple(value.shape)}. "
+                "Reduce it, with keras.ops.mean or keras.ops.sum."
             )
         targets = [recorder.target(variable) for variable in variables]
         gradients = _gradients(value, targets, keep_graph=recorder.is_nested)

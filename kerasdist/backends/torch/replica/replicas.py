@@ -16,7 +16,13 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
 from kerasdist.api.options import CommunicationOptions, ReduceOp
-from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
+from kerasdist.api.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    per_replica,
+    require_one_each,
+)
 from kerasdist.backends.base.checks import check_shapes, checked_axes, checked_axis
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
@@ -44,7 +50,6 @@ from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
 from kerasdist.backends.torch.workers.buckets import GradientSum, in_buckets
 from kerasdist.backends.torch.workers.process_group import Group, ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
-from kerasdist.core import ownership
 from kerasdist.core.context import current, enclosing_replica, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldShard
@@ -479,7 +484,7 @@ class TorchRunner(Runner):
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Returns a value of these components, in which arrays become tensors on the devices."""
-        self._check_count(len(values), values)
+        require_one_each(values, len(values), len(self._devices))
         placed = [
             map_leaves(lambda leaf: on_device(device, leaf), structure)  # noqa: B023
             for device, structure in zip(self._devices, values, strict=True)
@@ -496,11 +501,6 @@ class TorchRunner(Runner):
         """Returns the value of a variable; if it has components, their aggregate."""
         require_aggregate(variable)
         return shards.read(variable).detach().clone()
-
-    def created(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was made in the scope of a strategy over these replicas."""
-        strategy = ownership.strategy_of(variable)
-        return strategy is not None and strategy.replica_set is self._replica_set
 
     def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
         """Returns the value that each replica of this process would read of a variable."""
@@ -519,9 +519,8 @@ class TorchRunner(Runner):
 
         def component(leaf: object) -> Any:
             if isinstance(leaf, DistributedValues):
-                values = leaf.values
-                self._check_count(len(values), values)
-                leaf = values[index]
+                require_one_each(leaf, len(leaf.values), len(self._devices))
+                leaf = leaf.values[index]
             return move(device, leaf)
 
         return map_leaves(component, structure)
@@ -532,7 +531,7 @@ class TorchRunner(Runner):
             parts: Sequence[Any] = self._replica_components(value)
         elif isinstance(value, DistributedValues):
             parts = value.values
-            self._check_count(len(parts), parts)
+            require_one_each(value, len(parts), len(self._devices))
         else:
             parts = [value] * len(self._devices)
         return [required_tensor(part).to(self._home) for part in parts]
@@ -541,14 +540,6 @@ class TorchRunner(Runner):
         if len(self._devices) == 1:
             return tensor
         return Mirrored(tuple(tensor.to(device) for device in self._devices))
-
-    def _check_count(self, count: int, values: Any) -> None:
-        if count != len(self._devices):
-            raise ValueError(
-                f"Expected one component for each of the {len(self._devices)} replicas here. "
-                f"Received: {count} components, {values!r:.200}. Make distributed values with the "
-                "strategy that uses them."
-            )
 
 
 def _values(leaves: Sequence[Any]) -> PerReplica | None:

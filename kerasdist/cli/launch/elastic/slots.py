@@ -11,7 +11,6 @@ workers can continue from a backup that another number has written.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -143,12 +142,8 @@ class ElasticSlots:
             if excess >= 0:
                 self._away_until[slot] = time.monotonic() + AWAY_SECONDS * 2**excess
 
-    def heard(self, attempt: int, line: bytes) -> None:
+    def heard_of_backup(self, attempt: int, epoch: int, batches: int, epochs: int) -> None:
         """Handles a report of a worker of this attempt; at a backup, other workers may be added."""
-        try:
-            epoch, batches, epochs = map(int, json.loads(line)["backup"])
-        except (ValueError, KeyError, TypeError):  # the report is another one, or is cut off
-            return
         self._backup = epoch, batches
         for slot in self._used:
             del self._failures[slot]

@@ -77,12 +77,8 @@ class WarmProcesses:
             self._starts = {}
         self._starts[slot.host] = start
 
-    def heard(self, line: bytes) -> None:
-        """Handles a report of a worker; one with a backup says what to import."""
-        try:
-            frameworks = json.loads(line)["frameworks"]
-        except (ValueError, KeyError, TypeError):  # the report is another one, or is cut off
-            return
+    def start(self, frameworks: Sequence[str]) -> None:
+        """Starts a warm process on each host without one, which imports these frameworks."""
         for host, start in list(self._starts.items()):
             is_there = host in self._running and self._running[host].running
             if is_there or not start.orders["warm"]:

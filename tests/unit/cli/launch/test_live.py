@@ -68,7 +68,7 @@ def board_of(*changes, folder=None, hosts=(None, None)):
     board.begin_attempt(0, slots)
     for rank, change in enumerate(changes):
         if change is not None:
-            board.heard(rank, json.dumps(REPORT | change).encode())
+            board.heard(rank, REPORT | change)
     return board
 
 
@@ -118,7 +118,7 @@ def test_workers_apart_from_each_other_add_up():
 def test_a_silent_worker_and_one_that_has_ended():
     board = board_of({}, {"phase": "validation"})
     board.ended(0, 41)
-    board.heard(0, json.dumps(REPORT).encode())  # was on its way
+    board.heard(0, dict(REPORT))  # was on its way
     state = board.state()
     state["time"] += 90
     _, _, first, second = drawn(state)
@@ -142,7 +142,7 @@ def test_too_many_workers_for_the_terminal():
 def test_what_is_no_report_is_passed_over():
     board = board_of({}, {})
     for line in (b"no report", b"3"):
-        board.heard(0, line)
+        board.heard(0, live.report_in(line))
     state = board.state()
     assert (state["schema"], state["workers"][0]["loss"]) == (1, REPORT["loss"])
 
