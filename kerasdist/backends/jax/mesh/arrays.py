@@ -12,6 +12,9 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding
 
+HOST = "pinned_host"
+"""JAX's name for memory of the host that a device can read and write by itself."""
+
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
     """Returns an array without padding: the first elements along each axis, in the given shape."""
@@ -47,6 +50,18 @@ def is_placed(leaf: object, sharding: Sharding) -> bool:
     """Returns whether a leaf is a JAX array with this sharding."""
     # Usually both are the same object, and then the slow comparison of meshes is not needed.
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
+
+
+def in_device_memory(sharding: Sharding) -> Sharding:
+    """Returns a sharding whose arrays are in the memory of the devices, not of the host."""
+    return sharding.with_memory_kind("device") if sharding.memory_kind == HOST else sharding
+
+
+def on_device(leaf: object) -> Any:
+    """Returns an array in its device's memory; other values unchanged."""
+    if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.sharding.memory_kind != HOST:
+        return leaf
+    return jax.device_put(leaf, in_device_memory(leaf.sharding))
 
 
 def local_copy(leaf: object) -> Any:

@@ -24,10 +24,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
+from kerasdist.backends.jax.mesh.arrays import HOST
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
-from kerasdist.core.sharding import Sharding
+from kerasdist.core.sharding import Sharding, is_small
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DeviceError, UnsupportedError
 
@@ -286,6 +287,7 @@ class Layout:
         spans_workers: Whether the mesh has devices of other processes.
         splits: Which variables are cut over the logical devices.
         sharding: The strategy's argument `sharding`.
+        offload: Whether the host holds the optimizer's variables.
         rule: Decides which variables `sharding` divides; None if the argument was not given.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
@@ -293,12 +295,19 @@ class Layout:
     """
 
     def __init__(
-        self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None, hosts: int = 1
+        self,
+        devices: Sequence[Any],
+        logical_devices: int = 1,
+        sharding: Any = None,
+        hosts: int = 1,
+        *,
+        offload: bool = False,
     ) -> None:
         """Arranges the devices; `hosts`: how many machines each hold all state."""
         of_workers = _are_of_workers(devices)
         self.replicas = len(devices) // logical_devices
         self.sharding = sharding
+        self.offload = offload
         self._factors = prime_factors(logical_devices)
         names = [f"logical_{axis}" for axis in range(len(self._factors))]
         self.rule: OverReplicas | ByLayoutMap | None = None
@@ -316,7 +325,7 @@ class Layout:
         self.splits = Splits(logical_devices)
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
-        if self.rule is not None or logical_devices > 1:
+        if self.rule is not None or offload or logical_devices > 1:
             _note_slots()
         self.shard_mesh = self.mesh
         self.by_replica: str | tuple[str, ...] = AXIS
@@ -351,7 +360,13 @@ class Layout:
             owner = weight_of(variable)
             shards = self.splits.shards_of(owner.path, variable.shape)
             spec = self._spec(shards, uncut=None)
-        return NamedSharding(self.shard_mesh, spec)
+        kind = HOST if self.offloads(variable) else None
+        return NamedSharding(self.shard_mesh, spec, memory_kind=kind)
+
+    def offloads(self, variable: keras.Variable) -> bool:
+        """Returns whether the host holds a variable between updates: an optimizer's large one."""
+        is_of_weight = self.offload and weight_of(variable) is not variable
+        return is_of_weight and not is_small(self.sharding, variable.shape)
 
     def adopt(self, other: Layout) -> None:
         """Copies the settings that a script has made on another layout, except `sharding`."""
@@ -366,8 +381,8 @@ class Layout:
 
     @property
     def shards_state(self) -> bool:
-        """Whether there may be a variable of which a device holds only a shard."""
-        return self.rule is not None or bool(self.splits.rules)
+        """Whether there may be a variable that a device does not hold, or only a shard of it."""
+        return self.rule is not None or self.offload or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
         """Adds rules for variables that are cut over the logical devices (see `Splits.add`)."""
