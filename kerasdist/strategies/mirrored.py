@@ -98,8 +98,7 @@ class MirroredStrategy(Strategy):
             offload: Which variables the host's memory holds, so that a larger model fits.
                 ``"optimizer"``: those of the optimizer that belong to a weight, except small ones;
                 a step brings them to the device, updates them, and takes them back. Works with and
-                without `sharding`. TensorFlow does not support it; on PyTorch each replica must be
-                a process.
+                without `sharding`. TensorFlow does not support it.
             **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for that many
                 `devices`; any other is refused, with what to write instead.
 
@@ -110,8 +109,8 @@ class MirroredStrategy(Strategy):
                 other.
             DeviceError: If a device is unknown or named twice, or there is no device.
             UnsupportedError: If the backend does not support the value of `batch_norm`, `launcher`,
-                `sharding` or `offload`, if this process cannot be started again, or if `cross_device_ops` is
-                given.
+                `sharding` or `offload`, if this process cannot be started again, or if
+                `cross_device_ops` is given.
             ValueError: If `batch_norm`, `check`, `launcher`, `sharding` or `offload` has none of
                 its allowed values.
         """

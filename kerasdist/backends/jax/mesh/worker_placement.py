@@ -18,13 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.backends.jax.mesh.arrays import (
-    HOST,
-    is_placed,
-    is_sharded,
-    local_copy,
-    on_device,
-)
+from kerasdist.backends.jax.mesh.arrays import HOST, is_placed, is_sharded, local_copy, on_device
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
