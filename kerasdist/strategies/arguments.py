@@ -31,6 +31,7 @@ def replica_options(
     batch_norm: BatchNorm | None = None,
     check: Check | None = None,
     parameter_device: Device | None = None,
+    *,
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     offload: Offload | None = None,
 ) -> ReplicaOptions:

@@ -75,7 +75,7 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
         layout: The mesh, and how the mesh divides variables.
     """
     normalization.install()
-    if layout.rule is not None:
+    if layout.shards_state:
         sharded_state.install()
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)

@@ -17,6 +17,7 @@ from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
+from kerasdist.backends.jax.mesh import host_memory
 from kerasdist.backends.jax.mesh.arrays import HOST, copied, in_device_memory, is_placed, local_copy
 from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
@@ -160,8 +161,7 @@ class Placement:
         self, arrays: Sequence[jax.Array], variables: Sequence[keras.Variable]
     ) -> list[jax.Array]:
         """Brings variables' values into the devices' memory, inside a program."""
-        hows = map(in_device_memory, self.layout.of_variables(variables))
-        return list(map(jax.device_put, arrays, hows)) if self.layout.offload else list(arrays)
+        return host_memory.to_device(arrays, self.layout.of_variables(variables))
 
     def argument(self, array: Any) -> Any:
         """Puts a user's array on every device, unless the replicas shard it."""

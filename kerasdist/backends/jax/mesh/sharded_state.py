@@ -30,6 +30,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, unnumbered
 from kerasdist.backends.base import weight_files
 from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.backends.jax.mesh import host_memory
 from kerasdist.backends.jax.mesh.arrays import (
     HOST,
     in_device_memory,
@@ -275,7 +276,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     """Returns a variable's whole value."""
     value = original(variable)
     if is_traced(value):
-        return _gathered_in_step(variable, value)
+        return _gathered_in_step(variable, host_memory.brought(variable, value))
     layout = layout_of_step()
     in_step = layout is not None and layout.shards_state
     in_program = keras_compat.get_stateless_scope() is not None or in_step
@@ -330,16 +331,12 @@ def _apply(
         for given in (grads, trainable_variables)
     )
     kept = layout.of_variables(optimizer.variables)
-    state = [
-        jax.device_put(value, in_device_memory(how)) if how.memory_kind == HOST else value
-        for value, how in zip(optimizer_variables, kept, strict=True)
-    ]
-    with in_step(None):  # the optimizer reads shards
+    with (
+        host_memory.read_in_order(optimizer, optimizer_variables, kept) as state,
+        in_step(None),  # the optimizer reads shards
+    ):
         new, own = original(optimizer, state, grads, values)
-    own = [
-        jax.device_put(value, how) if how.memory_kind == HOST else value
-        for value, how in zip(own, kept, strict=True)
-    ]
+    own = host_memory.to_host(own, kept)
     at_rest = layout.of_variables(weights)
     new = [
         _constrained(_constrained(value, part), rest)

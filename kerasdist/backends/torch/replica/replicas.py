@@ -175,8 +175,8 @@ class TorchReplicaSet(ReplicaSet):
         # Buckets limit the memory, because a message holds copies of its tensors.
         for members in in_buckets(dict(enumerate(own))):
             some = [own[index] for index in members]
-            for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
-                chiefs = chiefs.to(mine.device)  # the host holds what is offloaded
+            for mine, sent in zip(some, self.group.from_chief(some), strict=True):
+                chiefs = sent.to(mine.device)  # the host holds what is offloaded
                 # Equal values are not written, because a write invalidates components.
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
