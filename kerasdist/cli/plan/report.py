@@ -20,6 +20,7 @@ _LIMITS = {
     "memory": "the rate of the memory",
     "instructions": "the number of short instructions",
     "network": "the network",
+    "host": "the way to the host's memory",
 }
 
 
@@ -58,6 +59,18 @@ def _show_memory(plan: Plan, console: Console) -> None:
     for kind, value in plan.compiled.memory.items():
         shown.add_row(kind, size(value))
     console.print(shown)
+    if plan.compiled.work.host_bytes:
+        console.print(
+            f"The host holds {size(plan.compiled.work.host_bytes)} for each device, "
+            f"{size(plan.compiled.work.host_bytes * _devices_of_host(plan))} in all for the "
+            "devices of a machine or slice. They come to the device and go back in each step, "
+            f"which takes at least {milliseconds(plan.step.host)}.",
+            markup=False,
+        )
+
+
+def _devices_of_host(plan: Plan) -> int:
+    return min(plan.target.devices, plan.target.domain)
 
 
 def _largest(found: LargestBatch, subject: Subject) -> str:
@@ -160,6 +173,7 @@ def as_json(plan: Plan) -> str:
         "largest_batch_limit": largest and largest.limit,
         "flops": dict(compiled.work.flops),
         "memory_traffic": compiled.work.memory_bytes,
+        "host_bytes": compiled.work.host_bytes,
         "collectives": [asdict(each) for each in compiled.collectives],
         "step": _step(plan.step, plan) if compiled.refused is None else None,
         "scaling": [_step(each, plan) for each in plan.scaling] if not compiled.refused else [],
