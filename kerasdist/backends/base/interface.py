@@ -314,6 +314,8 @@ class ReplicaSet(abc.ABC):
     def held(self, variable: Any) -> tuple[str, str, tuple[int, ...]]:
         """Returns in words how and why a variable is divided, and the shape of a device's shard.
 
+        What the host holds has an empty shard.
+
         Args:
             variable: A Keras variable.
         """

@@ -134,6 +134,14 @@ class JaxReplicaSet(ReplicaSet):
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
         layout = self.logical_devices  # the layout of a plan has devices of other machines
+        how, why, shape = self._divided(layout, variable)
+        return (
+            (f"{how}, on the host", why, (0,)) if layout.offloads(variable) else (how, why, shape)
+        )
+
+    def _divided(
+        self, layout: Layout, variable: keras.Variable
+    ) -> tuple[str, str, tuple[int, ...]]:
         [sharding], shape = layout.of_variables([variable]), tuple(variable.shape)
         if layout.rule is None and sharding.is_fully_replicated:
             return super().held(variable)

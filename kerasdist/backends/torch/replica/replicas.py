@@ -38,6 +38,7 @@ from kerasdist.backends.torch.replica.random import FirstDraw, StepDraws, part_f
 from kerasdist.backends.torch.replica.threads import ReplicaThreads, ThreadSettings
 from kerasdist.backends.torch.state import sharded_optimizers, shards
 from kerasdist.backends.torch.state.components import Components, LoopRules
+from kerasdist.backends.torch.state.host_memory import is_on_host
 from kerasdist.backends.torch.state.reads import require_outside
 from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
@@ -187,6 +188,10 @@ class TorchReplicaSet(ReplicaSet):
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         """Returns how a variable is divided, why, and the shape of this worker's shard."""
+        how, why, shape = self._divided(variable)
+        return (f"{how}, on the host", why, (0,)) if is_on_host(variable) else (how, why, shape)
+
+    def _divided(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         shard = shards.shard_of(variable)
         if shard is not None:
             held = (shard.end - shard.begin,)

@@ -24,6 +24,7 @@ from kerasdist.core.user_warnings import warn_user
 _held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
     weakref.WeakKeyDictionary()
 )
+_on_host: VariableTable[bool] = VariableTable()
 _warned: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
 # Keras adds to these outside of the update of a group.
@@ -50,6 +51,12 @@ def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variabl
     keras_compat.store_value(slot, torch.nn.Parameter(own.copy_(stored), requires_grad=False))
     table = _held.setdefault(optimizer, VariableTable())
     table.put(weight, [*(table.get(weight) or ()), slot])
+    _on_host.put(slot, True)
+
+
+def is_on_host(variable: keras.Variable) -> bool:
+    """Returns whether the host holds a variable between updates."""
+    return _on_host.get(variable) is not None
 
 
 @contextmanager
