@@ -89,7 +89,7 @@ OPTIMIZERS = {
 
 @case(TOPIC, replicas=(2,), refused=REFUSED)
 def of_all_kinds(lab):
-    """Clipped, accumulated, averaged and scaled gradients; steps that run operation by operation."""
+    """Clipped, accumulated, averaged, scaled gradients; steps that run by operations."""
     x, y = regression(9, outputs=4)
     with of_all_sizes():
         for name, make in OPTIMIZERS.items():

@@ -50,8 +50,10 @@ def read_in_order(
 ) -> Iterator[list[Any]]:
     """Lets an optimizer's code bring its variables to the devices; yields values to give to it.
 
-    Code with branches gets all values on the devices: both branches must return the same kind.
+    Code with branches gets all values on the devices: both branches must return the same kind. In
+    the place of values a LossScaleOptimizer gives the variables of the optimizer inside of it.
     """
+    values = [_current(one) if isinstance(one, keras.Variable) else one for one in values]
     has_branches = optimizer.gradient_accumulation_steps or not keras_compat.is_builtin(
         type(optimizer)
     )
