@@ -92,9 +92,15 @@ def is_sharded(array: jax.Array) -> bool:
 def copied(array: jax.Array) -> jax.Array:
     """Returns a copy of an array, made without the other workers."""
     if array.is_fully_addressable:
-        return jnp.copy(array)
-    shards = [jnp.copy(shard.data) for shard in array.addressable_shards]
+        return _copied(array)
+    shards = [_copied(shard.data) for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+
+def _copied(array: jax.Array) -> jax.Array:
+    if array.sharding.memory_kind == HOST:
+        return jax.device_put(np.array(array), array.sharding)
+    return jnp.copy(array)
 
 
 def is_array(leaf: object) -> bool:
