@@ -217,24 +217,38 @@ class ByLayoutMap:
         self._sizes = sizes
         self._names = names
         self._paths: set[str] = set()  # paths of all variables that were looked up
-        self._looked_through = 0, 0  # the numbers of paths and keys at the last check
+        self._outputs: set[str] = set()  # paths of layers' outputs, once a step was traced
+        self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable."""
-        there = len(self._paths), len(self._map)
+        """Raises a ValueError if a key of the map fits no existing variable, and no output."""
+        there = len(self._paths), len(self._map), len(self._outputs)
         if there == self._looked_through:  # steps check this repeatedly
             return
-        used = {id(self._map[path]) for path in self._paths}
+        paths = self._paths | self._outputs
+        used = {id(self._map[path]) for path in paths}
         for key, layout in self._map.items():
-            if id(layout) not in used:
-                near = difflib.get_close_matches(key, self._paths, 3, cutoff=0.0)
+            may_follow = key.endswith("output") and not self._outputs
+            if id(layout) not in used and not may_follow:
+                near = difflib.get_close_matches(key, paths, 3, cutoff=0.0)
                 raise ValueError(
-                    "Expected each key of the LayoutMap to be the path of a variable, or a regular "
-                    f"expression for all of one. Received: key={key!r}, which no variable has that "
-                    f"was made so far; the nearest paths are {', '.join(near)}. Correct the key, "
-                    "leave it out, or make the model that it is for before the first step."
+                    "Expected each key of the LayoutMap to be the path of a variable, or of a "
+                    "layer's output, such as 'sequential/dense/output', or a regular expression "
+                    f"for all of one. Received: key={key!r}, which no variable has that was made "
+                    f"so far, and no output; the nearest paths are {', '.join(near)}. Correct the "
+                    "key, leave it out, or make the model that it is for before the first step."
                 )
         self._looked_through = there
+
+    def output_spec(self, path: str) -> PartitionSpec | None:
+        """Returns the map's entry for a layer's output; None if a key is for variables, too."""
+        self._outputs.add(path)
+        layout = self._map[path]
+        if layout is None or any(self._map[one] is layout for one in self._paths):
+            return None
+        sizes = [self._sizes.get(axis, 1) for axis in layout.axes]
+        pairs = zip(layout.axes, sizes, strict=True)
+        return PartitionSpec(*[self._names[axis] if size > 1 else None for axis, size in pairs])
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns the map's entry for a variable, or for the weight of an optimizer's variable."""
@@ -270,6 +284,23 @@ class ByLayoutMap:
             return "no key of the map"
         is_alike = tuple(owner.shape) == tuple(variable.shape)
         return _key_of(layout, self._map) if is_alike else "not of its weight's shape"
+
+
+@final
+class _OfOutputs:
+    """What Keras's layers ask for the layouts of their outputs, in a step of `fit`."""
+
+    def __init__(self, rule: ByLayoutMap, mesh: Mesh) -> None:
+        self._rule = rule
+        self._mesh = mesh
+
+    def get_variable_layout(self, variable: object) -> None:
+        """Returns None: the strategy divides variables."""
+
+    def get_tensor_layout(self, path: str) -> NamedSharding | None:
+        """Returns how the output of a layer is laid out; Keras calls it with ``LAYER/output``."""
+        spec = self._rule.output_spec(path)
+        return None if spec is None else NamedSharding(self._mesh, spec)
 
 
 @final
@@ -332,6 +363,9 @@ class Layout:
         if hosts > 1:
             self.by_replica = ("host", _IN_HOST)
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
+        self._of_outputs: _OfOutputs | None = None
+        if isinstance(self.rule, ByLayoutMap):
+            self._of_outputs = _OfOutputs(self.rule, self.mesh)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
         self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
@@ -367,6 +401,20 @@ class Layout:
         """Returns whether the host holds a variable between updates: an optimizer's large one."""
         is_of_weight = self.offload and weight_of(variable) is not variable
         return is_of_weight and not is_small(self.sharding, variable.shape)
+
+    @contextlib.contextmanager
+    def laying_out_outputs(self) -> Generator[None]:
+        """Lets layers that are called in the block lay out their outputs, if a map says how."""
+        if self._of_outputs is None or self.rule is None:
+            yield
+            return
+        before = keras.distribution.distribution()
+        keras.distribution.set_distribution(self._of_outputs)
+        try:
+            yield
+        finally:
+            keras.distribution.set_distribution(before)
+        self.rule.require_useful(())
 
     def adopt(self, other: Layout) -> None:
         """Copies the settings that a script has made on another layout, except `sharding`."""
