@@ -46,6 +46,7 @@ class Chip:
         clock: Cycles a second, for chips of which XLA estimates the cycles of its instructions;
             else 0.
         host_rate: Bytes a second from the host's memory to a chip, or back (PCIe).
+        host_source: Where that number comes from.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Chip:
     network_latency: float = 5.0 * _MICROSECOND
     clock: float = 0.0
     host_rate: float = 16 * _GB
+    host_source: str = ""
 
 
 _NCCL = "latencies: NCCL's own model, github.com/NVIDIA/nccl src/graph/tuning.cc (tree, LL)"
@@ -139,10 +141,11 @@ def _gpu(name: str) -> Chip:
         link_rate=links * _GB,
         network_rate=network * _GBIT,
         link_latency=0.52 * _MICROSECOND,
-        sources=(*_GPU_SOURCES[name], _NCCL, _PCIE, _JAX_MEMORY),
+        sources=(*_GPU_SOURCES[name], _NCCL, _JAX_MEMORY),
         usable=0.75,
         base_latency=4.4 * _MICROSECOND,
         host_rate=_PCIE_RATES[name] * _GB,
+        host_source=_PCIE,
     )
 
 
@@ -158,16 +161,12 @@ def _tpu(name: str) -> Chip:
         link_rate=links * _GBIT,
         network_rate=network * _GBIT,
         link_latency=1.0 * _MICROSECOND,
-        sources=(
-            f"compute, memory, links, network: cloud.google.com/tpu/docs/{name}",
-            _ICI,
-            _DCN,
-            _HOST,
-        ),
+        sources=(f"compute, memory, links, network: cloud.google.com/tpu/docs/{name}", _ICI, _DCN),
         domain=domain,
         axes=axes,
         clock=0.0 if units is None else half * _TERA / (units * 2 * 128**2),
         host_rate=(32 if name == "v6e" else 16) * _GB,
+        host_source=_HOST,
     )
 
 

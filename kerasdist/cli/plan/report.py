@@ -44,7 +44,7 @@ def show(plan: Plan, console: Console | None = None) -> None:
         _show_work(plan, console)
         _show_torch(plan, console)
         _show_scaling(plan, console)
-    for source in target.chip.sources:
+    for source in _sources(plan):
         console.print(source, style="dim", markup=False, highlight=False)
 
 
@@ -67,6 +67,11 @@ def _show_memory(plan: Plan, console: Console) -> None:
             f"which takes at least {milliseconds(plan.step.host)}.",
             markup=False,
         )
+
+
+def _sources(plan: Plan) -> list[str]:
+    chip = plan.target.chip
+    return [*chip.sources, *([chip.host_source] if plan.compiled.work.host_bytes else [])]
 
 
 def _devices_of_host(plan: Plan) -> int:
@@ -178,7 +183,7 @@ def as_json(plan: Plan) -> str:
         "step": _step(plan.step, plan) if compiled.refused is None else None,
         "scaling": [_step(each, plan) for each in plan.scaling] if not compiled.refused else [],
         "torch_step": None if plan.torch_step is None else _step(plan.torch_step, plan),
-        "sources": list(target.chip.sources),
+        "sources": _sources(plan),
     }
     return json.dumps(facts, indent=2)
 
