@@ -124,6 +124,7 @@ class Compiled:
         temporary_bytes: Memory for activations and other intermediate values.
         output_bytes: Memory for results other than the new state, which overwrites the old state.
         code_bytes: Memory for the program itself.
+        host_bytes: Memory of the host that the program takes as arguments.
         refused: XLA's message if the program needs more memory than a device has, else None.
     """
 
@@ -131,6 +132,7 @@ class Compiled:
     temporary_bytes: int = 0
     output_bytes: int = 0
     code_bytes: int = 0
+    host_bytes: int = 0
     refused: str | None = None
 
 
@@ -148,6 +150,7 @@ def compiled(program: TrainingProgram) -> Compiled:
         temporary_bytes=memory.temp_size_in_bytes,
         output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
         code_bytes=memory.generated_code_size_in_bytes,
+        host_bytes=memory.host_argument_size_in_bytes,
     )
 
 
