@@ -91,16 +91,15 @@ def is_sharded(array: jax.Array) -> bool:
 
 def copied(array: jax.Array) -> jax.Array:
     """Returns a copy of an array, made without the other workers."""
+    copy = _copied_on_host if array.sharding.memory_kind == HOST else jnp.copy
     if array.is_fully_addressable:
-        return _copied(array)
-    shards = [_copied(shard.data) for shard in array.addressable_shards]
+        return copy(array)
+    shards = [copy(shard.data) for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
-def _copied(array: jax.Array) -> jax.Array:
-    if array.sharding.memory_kind == HOST:
-        return jax.device_put(np.array(array), array.sharding)
-    return jnp.copy(array)
+def _copied_on_host(array: jax.Array) -> jax.Array:
+    return jax.device_put(np.array(array), array.sharding)
 
 
 def is_array(leaf: object) -> bool:

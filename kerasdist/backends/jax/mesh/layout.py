@@ -11,6 +11,7 @@ import difflib
 import inspect
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, final
@@ -288,11 +289,21 @@ class ByLayoutMap:
 
 @final
 class _OfOutputs:
-    """What Keras's layers ask for the layouts of their outputs, in a step of `fit`."""
+    """What Keras's layers ask for the layouts of their outputs, in a step that enters it."""
 
     def __init__(self, rule: ByLayoutMap, mesh: Mesh) -> None:
         self._rule = rule
         self._mesh = mesh
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(keras.distribution.distribution())
+        keras.distribution.set_distribution(self)
+
+    def __exit__(self, kind: type | None, *error: object) -> None:
+        keras.distribution.set_distribution(self._before.pop())
+        if kind is None:
+            self._rule.require_useful(())
 
     def get_variable_layout(self, variable: object) -> None:
         """Returns None: the strategy divides variables."""
@@ -320,6 +331,7 @@ class Layout:
         sharding: The strategy's argument `sharding`.
         offload: Whether the host holds the optimizer's variables.
         rule: Decides which variables `sharding` divides; None if the argument was not given.
+        outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
         stacked_rows: The sharding of several such arrays that are stacked along a new first axis.
@@ -363,9 +375,9 @@ class Layout:
         if hosts > 1:
             self.by_replica = ("host", _IN_HOST)
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
-        self._of_outputs: _OfOutputs | None = None
+        self.outputs: AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(self.rule, ByLayoutMap):
-            self._of_outputs = _OfOutputs(self.rule, self.mesh)
+            self.outputs = _OfOutputs(self.rule, self.mesh)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
         self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
@@ -401,20 +413,6 @@ class Layout:
         """Returns whether the host holds a variable between updates: an optimizer's large one."""
         is_of_weight = self.offload and weight_of(variable) is not variable
         return is_of_weight and not is_small(self.sharding, variable.shape)
-
-    @contextlib.contextmanager
-    def laying_out_outputs(self) -> Generator[None]:
-        """Lets layers that are called in the block lay out their outputs, if a map says how."""
-        if self._of_outputs is None or self.rule is None:
-            yield
-            return
-        before = keras.distribution.distribution()
-        keras.distribution.set_distribution(self._of_outputs)
-        try:
-            yield
-        finally:
-            keras.distribution.set_distribution(before)
-        self.rule.require_useful(())
 
     def adopt(self, other: Layout) -> None:
         """Copies the settings that a script has made on another layout, except `sharding`."""

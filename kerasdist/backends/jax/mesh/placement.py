@@ -289,7 +289,7 @@ class Placement:
             step = partial(_take_steps, step, held, keeps_rows)
 
         def program(state: object, batch: object) -> tuple[Any, Any]:
-            with in_step(self.layout), self.layout.laying_out_outputs():
+            with in_step(self.layout), self.layout.outputs:
                 outputs, state = step(state, batch)
             return jax.tree.map(returned, outputs), state
 

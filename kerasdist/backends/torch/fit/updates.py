@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -49,11 +50,12 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         else:
             most_bytes = _BYTES_ON_CPU if grads[0].device.type == "cpu" else _BYTES_ON_GPU
             groups = in_buckets(dict(enumerate(grads)), most_bytes)
-        device = grads[0].device
+        device, offloads = grads[0].device, optimizer in host_memory.held
         for group in groups:
             variables = [trainable_variables[index] for index in group]
-            with host_memory.on_device(optimizer, variables, device):
+            with host_memory.on_device(optimizer, variables, device) if offloads else nullcontext():
                 original(optimizer, [grads[index] for index in group], variables, learning_rate)
-        host_memory.wait(optimizer, device)
+        if offloads:
+            host_memory.wait(device)
 
     return update

@@ -20,10 +20,11 @@ from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.user_warnings import warn_user
 
-# Of each optimizer, by weight: its variables in the host's memory.
-_held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
+held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
     weakref.WeakKeyDictionary()
 )
+"""Of each optimizer, by weight: its variables in the host's memory."""
+
 _on_host: VariableTable[bool] = VariableTable()
 _warned: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
@@ -49,7 +50,7 @@ def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variabl
         return
     own = torch.empty_like(stored, device="cpu", pin_memory=stored.is_cuda)
     keras_compat.store_value(slot, torch.nn.Parameter(own.copy_(stored), requires_grad=False))
-    table = _held.setdefault(optimizer, VariableTable())
+    table = held.setdefault(optimizer, VariableTable())
     table.put(weight, [*(table.get(weight) or ()), slot])
     _on_host.put(slot, True)
 
@@ -64,7 +65,7 @@ def on_device(
     optimizer: keras.Optimizer, weights: Iterable[keras.Variable], device: torch.device
 ) -> Generator[None]:
     """Holds the variables of an optimizer for some weights on a device, during their update."""
-    table = None if current.trial is not None else _held.get(optimizer)
+    table = None if current.trial is not None else held.get(optimizer)
     if table is None:
         yield
         return
@@ -82,9 +83,9 @@ def on_device(
                 keras_compat.store_value(slot, own)
 
 
-def wait(optimizer: keras.Optimizer, device: torch.device) -> None:
+def wait(device: torch.device) -> None:
     """Waits until a GPU has written to the host, which may read at any time."""
-    if device.type == "cuda" and optimizer in _held:
+    if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
