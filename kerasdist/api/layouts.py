@@ -21,7 +21,7 @@ class ModelLayout:
 
     Attributes:
         rows: One row for each variable, also of the optimizer: its path, its shape, how it is
-            divided, why, and how many bytes of it a device holds.
+            divided, why, and how many bytes of it a device holds; none of what the host has.
         total_bytes: How many bytes all variables have.
         bytes_a_device: How many of these bytes a device holds.
         divided: The fraction of the bytes that belongs to variables which devices divide.
@@ -43,7 +43,7 @@ class ModelLayout:
             self.rows.append((variable.path, shape, layout, why, here))
             self.total_bytes += there
             self.bytes_a_device += here
-            divided += there if here < there else 0
+            divided += 0 if layout.startswith("whole") else there
         self.divided = divided / max(self.total_bytes, 1)
 
     def table(self, most: int | None = None) -> Table:

@@ -45,6 +45,8 @@ class Chip:
         network_latency: Seconds that one hop between machines, or between slices, takes.
         clock: Cycles a second, for chips of which XLA estimates the cycles of its instructions;
             else 0.
+        host_rate: Bytes a second from the host's memory to a chip, or back (PCIe).
+        host_source: Where that number comes from.
     """
 
     name: str
@@ -63,12 +65,17 @@ class Chip:
     base_latency: float = 0.0
     network_latency: float = 5.0 * _MICROSECOND
     clock: float = 0.0
+    host_rate: float = 16 * _GB
+    host_source: str = ""
 
 
 _NCCL = "latencies: NCCL's own model, github.com/NVIDIA/nccl src/graph/tuning.cc (tree, LL)"
 _JAX_MEMORY = "JAX takes 75 % of a GPU's memory: docs.jax.dev/en/latest/gpu_memory_allocation.html"
 _ICI = "1 us a hop: jax-ml.github.io/scaling-book/sharding"
 _DCN = "latency between slices: 5 us, an assumption"
+_PCIE = "host's memory: 16 lanes of PCIe 3 (P100, V100), 4 (A100), 5 (H100, H200), as specified"
+_HOST = "host's memory: 16 GB/s a chip (v6e: 32), jax-ml.github.io/scaling-book/tpus"
+_PCIE_RATES = {"p100": 15.75, "v100": 15.75, "a100": 31.5, "h100": 63.0, "h200": 63.0}
 
 _KINDS = ("bfloat16", "float16", "float32", "float64")
 _HOPPER_FLOPS = (989.4, 989.4, 494.7, 66.9)
@@ -137,6 +144,8 @@ def _gpu(name: str) -> Chip:
         sources=(*_GPU_SOURCES[name], _NCCL, _JAX_MEMORY),
         usable=0.75,
         base_latency=4.4 * _MICROSECOND,
+        host_rate=_PCIE_RATES[name] * _GB,
+        host_source=_PCIE,
     )
 
 
@@ -156,6 +165,8 @@ def _tpu(name: str) -> Chip:
         domain=domain,
         axes=axes,
         clock=0.0 if units is None else half * _TERA / (units * 2 * 128**2),
+        host_rate=(32 if name == "v6e" else 16) * _GB,
+        host_source=_HOST,
     )
 
 

@@ -103,6 +103,12 @@ class Sharding:
         return f"fewer than {self.min_size:,} elements"
 
 
+def is_small(sharding: object, shape: Sequence[int]) -> bool:
+    """Returns whether a variable is too small to leave the device (`offload`)."""
+    least = sharding.min_size if isinstance(sharding, Sharding) else DEFAULT_MIN_SIZE
+    return math.prod(shape) < least
+
+
 @final
 @dataclass(frozen=True)
 class Region:

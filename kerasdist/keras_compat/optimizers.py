@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from kerasdist.core.internals import value_at
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import is_builtin
 
@@ -31,6 +32,12 @@ ELEMENTWISE = (
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
     """Returns whether Keras's own code updates each element of a weight separately."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
+
+
+def updates_at_once(optimizer: keras.Optimizer) -> bool:
+    """Returns whether a torch optimizer updates many weights by one call of Keras's own code."""
+    path = internals.UPDATE_AT_ONCE.path
+    return path is not None and isinstance(optimizer, value_at(path.rpartition(".")[0]))
 
 
 def updating(optimizer: keras.Optimizer) -> Any:

@@ -1,4 +1,4 @@
-"""The arguments that strategies share: `batch_norm`, `check` and `sharding`."""
+"""The arguments that strategies share: `batch_norm`, `check`, `sharding` and `offload`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasdist.api.options import CommunicationOptions, require_choice
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import BatchNorm, Check, ReplicaOptions
+from kerasdist.backends.base.interface import BatchNorm, Check, Offload, ReplicaOptions
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.core.devices import Device
 from kerasdist.core.earlier_names import refuse_arguments
@@ -31,7 +31,9 @@ def replica_options(
     batch_norm: BatchNorm | None = None,
     check: Check | None = None,
     parameter_device: Device | None = None,
+    *,
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+    offload: Offload | None = None,
 ) -> ReplicaOptions:
     """Checks the arguments of a strategy, and returns them as the options of replicas.
 
@@ -41,11 +43,13 @@ def replica_options(
         check: The same as in `ReplicaOptions`; None for the environment variable's value.
         parameter_device: The same as in `ReplicaOptions`.
         communication: The same as in `ReplicaOptions`.
+        offload: The same as in `ReplicaOptions`.
 
     Raises:
         ValueError: If an argument has none of its allowed values.
     """
     require_choice("batch_norm", batch_norm, (None, *get_args(BatchNorm)))
+    require_choice("offload", offload, (None, *get_args(Offload)))
     checked = _checked_sharding(sharding)
     is_map = isinstance(checked, LayoutMap)
     return ReplicaOptions(
@@ -55,6 +59,7 @@ def replica_options(
         check=_checked_check(check),
         sharding=checked,
         communication=communication,
+        offload=offload,
     )
 
 

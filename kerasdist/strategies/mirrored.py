@@ -7,7 +7,14 @@ from typing import Any, final
 
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
+from kerasdist.backends.base.interface import (
+    Backend,
+    BatchNorm,
+    Check,
+    Offload,
+    ReplicaOptions,
+    ReplicaSet,
+)
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
 from kerasdist.core.devices import parse_devices
@@ -55,6 +62,7 @@ class MirroredStrategy(Strategy):
         check: Check | None = None,
         launcher: processes.Launcher | None = None,
         sharding: ShardingOption = None,
+        offload: Offload | None = None,
         **earlier: Any,
     ) -> None:
         """Makes the strategy.
@@ -87,6 +95,10 @@ class MirroredStrategy(Strategy):
                 of these; on PyTorch each replica must be a process. Small variables stay whole, see
                 `kerasdist.Sharding`. On JAX also a ``keras.distribution.LayoutMap`` over a mesh
                 whose first axis divides the batch, and whose other axes divide variables.
+            offload: Which variables the host's memory holds, so that a larger model fits.
+                ``"optimizer"``: those of the optimizer that belong to a weight, except small ones;
+                a step brings them to the device, updates them, and takes them back. Works with and
+                without `sharding`. TensorFlow does not support it.
             **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for that many
                 `devices`; any other is refused, with what to write instead.
 
@@ -96,11 +108,11 @@ class MirroredStrategy(Strategy):
                 `kerasdist.MultiWorkerMirroredStrategy`). Also if the processes do not find each
                 other.
             DeviceError: If a device is unknown or named twice, or there is no device.
-            UnsupportedError: If the backend does not support the value of `batch_norm`, `launcher`
-                or `sharding`, if this process cannot be started again, or if `cross_device_ops` is
-                given.
-            ValueError: If `batch_norm`, `check`, `launcher` or `sharding` has none of its allowed
-                values.
+            UnsupportedError: If the backend does not support the value of `batch_norm`, `launcher`,
+                `sharding` or `offload`, if this process cannot be started again, or if
+                `cross_device_ops` is given.
+            ValueError: If `batch_norm`, `check`, `launcher`, `sharding` or `offload` has none of
+                its allowed values.
         """
         devices = named_devices(devices, earlier)
         told = None if launcher == "threads" else processes.devices_from_launcher()
@@ -113,7 +125,7 @@ class MirroredStrategy(Strategy):
                 "Leave the argument out."
             )
         backend = registry.current()
-        options = replica_options(sharding, batch_norm, check)
+        options = replica_options(sharding, batch_norm, check, offload=offload)
         launcher = processes.checked_launcher(launcher, backend)
         super().__init__(_replicas(backend, devices, options, launcher, told))
         hooks.install()

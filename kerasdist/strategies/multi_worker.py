@@ -10,7 +10,14 @@ from kerasdist.api.options import CommunicationOptions, options_of
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.backends.base import random_states
-from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
+from kerasdist.backends.base.interface import (
+    Backend,
+    BatchNorm,
+    Check,
+    Offload,
+    ReplicaOptions,
+    ReplicaSet,
+)
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
@@ -65,6 +72,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         batch_norm: BatchNorm | None = None,
         check: Check | None = None,
         sharding: ShardingOption = None,
+        offload: Offload | None = None,
         **earlier: Any,
     ) -> None:
         """Makes the strategy. All workers must make the strategy.
@@ -83,6 +91,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 all workers, numbered from 0 in the order of the workers: ``"gpu:8"`` is the first
                 device of worker 1 if each worker has eight. All devices of one replica must belong
                 to one worker.
+            offload: The same as in `MirroredStrategy`.
             **earlier: `communication`, the name in ``tf.distribute.experimental`` for the
                 `implementation` of the options; and arguments of 2018, as in `MirroredStrategy`.
 
@@ -102,7 +111,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             CommunicationOptions, communication_options, "communication_options"
         )
         backend = registry.current()
-        options = replica_options(sharding, batch_norm, check, communication=communication)
+        options = replica_options(
+            sharding, batch_norm, check, communication=communication, offload=offload
+        )
         self._resolver = checked_resolver(cluster_resolver) or detect()
         place = None if self._resolver is None else self._resolver.membership()
         if place is None or place.num_workers == 1:
@@ -127,6 +138,7 @@ def replicas_of_job(
         "check": options.check,
         "batch_norm": options.batch_norm,
         "sharding": described(options.sharding),
+        "offload": options.offload,
         "settings": backend.settings(),
     }
     job.assert_equal("options of the strategy", chosen)

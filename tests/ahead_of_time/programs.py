@@ -23,7 +23,7 @@ import kerasdist as kd
 from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import TrainingProgram
 from kerasdist.backends.jax.backend import coordinates_of
-from kerasdist.backends.jax.mesh import gathers
+from kerasdist.backends.jax.mesh import gathers, host_memory
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cli.plan import hlo
 from kerasdist.cli.plan.script import devices_of
@@ -92,6 +92,7 @@ class Program:
     logical_devices: int = 1
     splits: dict[str, tuple[int, int]] = field(default_factory=dict)
     sharding: kd.Sharding | None = None
+    offload: bool = False
     group_bytes: int = GROUP_BYTES
 
 
@@ -103,6 +104,8 @@ PROGRAMS = {
     "mlp, optimizer sharded": Program(sharding=kd.Sharding("optimizer", min_size=1024)),
     "mlp, all sharded": Program(sharding=kd.Sharding("full", min_size=1024)),
     "deep, all sharded": Program(deep, sharding=kd.Sharding("full"), group_bytes=1),
+    "deep": Program(deep),
+    "deep, offloaded": Program(deep, offload=True, group_bytes=1),
     "convolutions with BatchNormalization": Program(convolutions),
     "transformer in bfloat16": Program(transformer, batch=32, policy="mixed_bfloat16"),
     "LSTM": Program(recurrent, batch=32),
@@ -130,9 +133,9 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
         y = np.zeros(program.batch, "int32")
         model._symbolic_build(data_batch=(x, y))
         optimizer.build(model.trainable_variables)
-    layout = Layout(devices, program.logical_devices, program.sharding)
+    layout = Layout(devices, program.logical_devices, program.sharding, offload=program.offload)
     layout.split_variables(program.splits)
-    gathers.GROUP_BYTES = program.group_bytes
+    gathers.GROUP_BYTES = host_memory.GROUP_BYTES = program.group_bytes
     batch = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, y))
     return ahead_of_time.training_program(model, batch, layout)
 
@@ -149,6 +152,7 @@ def facts(name: str, devices: list[Any]) -> dict[str, Any]:
         "collectives": dict(collections.Counter(each.kind for each in found)),
         "sent": [[each.kind, each.bytes, each.devices] for each in found],
         "held": dict(program.state_bytes),
+        "on the host": [program.host_bytes, made.host_bytes],
         "temporary": made.temporary_bytes,
     }
 

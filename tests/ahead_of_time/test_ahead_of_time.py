@@ -39,6 +39,7 @@ ON_TPU = {
 EXPECTED = {"v5e:2x2": BOTH | ON_TPU, "8xh100": BOTH}
 # A batch that is divided unevenly, and variables that are divided; for GPUs: `test_golden`.
 DEEP = "deep, all sharded"
+OFFLOADED = ("deep", "deep, offloaded")  # described GPUs have no memory of a host
 SELECTED = {"v5e:2x2": ["mlp, uneven batch", "mlp, all sharded"]}
 DEVICES = {"v5e:2x2": 4, "8xh100": 8}
 GATHERED = {"v5e:2x2": 0.5, "8xh100": 1}  # a TPU multiplies in bfloat16, and gathers that
@@ -47,7 +48,7 @@ CHOSEN = {one: list(EXPECTED[one]) for one in EXPECTED} if EVERYTHING else SELEC
 
 @functools.cache
 def programs(target):
-    names = [*CHOSEN.get(target, []), DEEP]
+    names = [*CHOSEN.get(target, []), DEEP, *(OFFLOADED if target == "v5e:2x2" else ())]
     return compiled(target, names, SECONDS)
 
 
@@ -58,6 +59,21 @@ def test_a_slice_has_a_topology_of_which_replicas_are_blocks():
     assert found["topology"] == "Topology(mesh_shape=[2, 2, 1, 1], num_tasks=1)"
     rows = [[[x, y, 0, 0] for x in range(2)] for y in range(2)]
     assert found["blocks"] == rows
+
+
+@pytest.mark.timeout(SECONDS + 20)
+def test_what_the_host_holds_leaves_the_device():
+    """Optimizer variables are arguments in the host's memory, and few are copied at a time."""
+    whole, offloaded = (programs("v5e:2x2")[name] for name in OFFLOADED)
+    slots = 2 * 4 * LAYERS * UNITS**2
+    assert offloaded["on the host"] == [slots, slots]
+    assert whole["on the host"] == [0, 0]
+    assert whole["held"]["optimizer"] == offloaded["held"]["optimizer"] + slots
+    before, now = (sum(one["held"].values()) + one["temporary"] for one in (whole, offloaded))
+    # XLA keeps gradients until the update, which it else makes as they come. If it copied all
+    # at once, the device would have as much as before.
+    assert now < before - slots / 10
+    assert offloaded["donated"] == offloaded["arrays"]
 
 
 @pytest.mark.timeout(SECONDS + 20)

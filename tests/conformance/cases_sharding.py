@@ -1,6 +1,7 @@
 """What only sharded state has: the parts that devices hold, initial values, refusals."""
 
 import math
+import re
 import warnings
 from unittest import mock
 
@@ -292,6 +293,37 @@ def little_is_divided(lab):
     lab.equal(1, len(found))
     lab.check("3 replicas, which divide 0% of" in found[0], found[0])
     lab.check("'sequential/up/kernel' of shape (4, 8)" in found[0], found[0])
+
+
+@case(TOPIC, backends=("jax",), replicas=(4,))
+def layouts_of_outputs(lab):
+    """A LayoutMap's key for a layer's output lays it out, as in Keras; a wrong one is refused."""
+    from kerasdist.backends.jax import ahead_of_time
+
+    x, y = regression(9, outputs=4)
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), lab.devices)
+
+    def by(key):
+        layouts = keras.distribution.LayoutMap(mesh)
+        layouts[".*up/kernel"] = (None, "model")
+        layouts[key] = ("batch", "model")
+        return lab.strategy(sharding=layouts)
+
+    strategy = by(".*/up/output")
+    actions = fit(x, y, batch_size=4, epochs=2), predict(x)
+    model = lab.same(
+        even, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="divided by a map"
+    )
+    layout, batch = strategy.replica_set.arrays.layout, np.zeros((4, 4), "float32")
+    text = ahead_of_time.training_program(model, (batch, batch), layout).lowered.as_text()
+    constraint = (
+        r'sharding_constraint %\S+ <@\w+, \[{"replica"}, {"logical_model"}\]> : tensor<4x8xf32>'
+    )
+    lab.check(re.search(constraint, text) is not None, text)
+    with by(".*/uq/output").scope():
+        model = even()
+    with lab.raises(ValueError, r"Received: key='.\*/uq/output'.*nearest paths are .*up/output"):
+        model.fit(x, y, verbose=0)
 
 
 @case(TOPIC, backends=("jax",), replicas=(4,))

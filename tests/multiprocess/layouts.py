@@ -17,6 +17,7 @@ from tests.environment import everything
 # printed on several workers there are cases of their own.
 NOT_HERE = (
     "strategies.",
+    "offload.",  # on workers: `cases_offload_workers`
     "sharding.",
     "cost.",
     "saving.",
@@ -166,6 +167,7 @@ _SELECTED_ON_SHARDED = (
     "optimizers.ema_overwrite",
     "optimizers.global_clipnorm_opposing",
     "optimizers.loss_scale_overflow",
+    "offload_workers.",
     "optimizers.one_for_some_layers",
     "optimizers.own_apply",
     "ragged.fewer_examples_than_replicas",

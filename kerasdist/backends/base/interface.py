@@ -37,6 +37,7 @@ Event = dict[str, Any]
 
 BatchNorm = Literal["synchronized", "per_replica"]
 Check = Literal["off", "warn", "raise"]
+Offload = Literal["optimizer"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class ReplicaOptions:
         check: What to do if the first training step differs from that of one device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
         communication: How workers communicate.
+        offload: Which variables the host holds: ``"optimizer"`` or None.
     """
 
     batch_norm: BatchNorm | None = None
@@ -61,6 +63,7 @@ class ReplicaOptions:
     check: Check = "warn"
     sharding: Any = None
     communication: CommunicationOptions = DEFAULT_COMMUNICATION
+    offload: Offload | None = None
 
 
 class Backend(abc.ABC):
@@ -310,6 +313,8 @@ class ReplicaSet(abc.ABC):
 
     def held(self, variable: Any) -> tuple[str, str, tuple[int, ...]]:
         """Returns in words how and why a variable is divided, and the shape of a device's shard.
+
+        What the host holds has an empty shard.
 
         Args:
             variable: A Keras variable.

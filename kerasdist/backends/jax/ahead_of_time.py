@@ -14,7 +14,7 @@ from kerasdist.backends.jax.fit.steps import StepFunction
 from kerasdist.backends.jax.internals import GET_TOPOLOGY
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
-from kerasdist.backends.jax.mesh import sharded_state
+from kerasdist.backends.jax.mesh import host_memory, sharded_state
 from kerasdist.backends.jax.mesh.layout import Layout, note_all
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.devices import Device
@@ -52,6 +52,9 @@ class TrainingProgram:
         lowered: The program, to be compiled: `jax.stages.Lowered`.
         arrays: How many arrays the state has.
         state_bytes: The bytes that each device holds, by kind of state.
+        host_bytes: The bytes that the host holds for each device, which a step brings and returns.
+        copied_bytes: The bytes of these that a device may have at a time, where XLA's figures do
+            not count them: described GPUs have no memory of a host.
         input_bytes: The bytes of a batch that each device gets.
         matmul_flops: Floating-point operations of matrix products and convolutions in one step, for
             all devices together, by the type of the operands.
@@ -61,6 +64,8 @@ class TrainingProgram:
     lowered: Any
     arrays: int
     state_bytes: Mapping[str, int]
+    host_bytes: int
+    copied_bytes: int
     input_bytes: int
     matmul_flops: Mapping[str, float]
     logical_devices: int
@@ -75,9 +80,22 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
         layout: The mesh, and how the mesh divides variables.
     """
     normalization.install()
-    if layout.rule is not None:
+    if layout.shards_state:
         sharded_state.install()
-    state = {name: _specs(each, layout) for name, each in _variables(model).items()}
+    variables = _variables(model)
+    state = {name: _specs(each, layout) for name, each in variables.items()}
+    owned = {
+        name: [
+            _bytes_of(one, one.sharding) * (not layout.offloads(variable))
+            for one, variable in zip(state[name], variables[name], strict=True)
+        ]
+        for name in state
+    }
+    own = [_bytes_of(one, one.sharding) for one in state["optimizer"]]
+    host_bytes = sum(own) - sum(owned["optimizer"])
+    copied = 0
+    if layout.mesh.devices.flat[0].platform != "tpu":
+        copied = min(host_bytes, 2 * max(host_memory.GROUP_BYTES, 2 * max(own, default=0)))
     batch = jax.tree.map(_spec, batch)
     placement = Placement(layout)
     function = StepFunction(model, model.train_step, placement)
@@ -87,9 +105,9 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     return TrainingProgram(
         lowered=traced.lower(),
         arrays=sum(map(len, state.values())),
-        state_bytes={
-            name: sum(_bytes_of(one, one.sharding) for one in each) for name, each in state.items()
-        },
+        state_bytes={name: sum(each) for name, each in owned.items()},
+        host_bytes=host_bytes,
+        copied_bytes=copied,
         input_bytes=sum(_bytes_of(one, entry) for one in jax.tree.leaves(batch)),
         matmul_flops=dict(matmul_flops(traced.jaxpr)),
         logical_devices=layout.splits.logical_devices,
@@ -106,6 +124,7 @@ class Compiled:
         temporary_bytes: Memory for activations and other intermediate values.
         output_bytes: Memory for results other than the new state, which overwrites the old state.
         code_bytes: Memory for the program itself.
+        host_bytes: Memory of the host that the program takes as arguments.
         refused: XLA's message if the program needs more memory than a device has, else None.
     """
 
@@ -113,6 +132,7 @@ class Compiled:
     temporary_bytes: int = 0
     output_bytes: int = 0
     code_bytes: int = 0
+    host_bytes: int = 0
     refused: str | None = None
 
 
@@ -130,6 +150,7 @@ def compiled(program: TrainingProgram) -> Compiled:
         temporary_bytes=memory.temp_size_in_bytes,
         output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
         code_bytes=memory.generated_code_size_in_bytes,
+        host_bytes=memory.host_argument_size_in_bytes,
     )
 
 
@@ -213,9 +234,12 @@ class PlanningBackend(JaxBackend):
                 f"shards between machines take. Received: sharding={sharding}. Leave out `within`, "
                 "and plan for the devices of one machine: on several each holds as much."
             )
-        options = dataclasses.replace(options, check="off", parameter_device=None)
+        offload = options.offload is not None
+        options = dataclasses.replace(options, check="off", parameter_device=None, offload=None)
         here = jax.local_devices(backend="cpu")[:1]
         names = [Device("cpu", index) for index in range(len(self._described))]
         replicas = JaxReplicaSet(here, names, options)
-        replicas.logical_devices = Layout(self._described, options.devices_per_replica, sharding)
+        replicas.logical_devices = Layout(
+            self._described, options.devices_per_replica, sharding, offload=offload
+        )
         return replicas

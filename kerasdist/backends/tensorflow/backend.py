@@ -82,6 +82,12 @@ class TensorFlowBackend(Backend):
                 f"all of the optimizer's state. Received: sharding={options.sharding!r:.200}. Set "
                 "KERAS_BACKEND=jax or torch, on which kerasdist shards both."
             )
+        if options.offload is not None:
+            raise UnsupportedError(
+                "Expected offload=None on TensorFlow, where the devices hold the optimizer's "
+                f"state. Received: offload={options.offload!r}. Set KERAS_BACKEND=jax or torch, "
+                "on which the host can hold it."
+            )
         if job is not None:
             return worker_replicas(devices, options, TensorFlowTrainer, job)
         kinds = sorted({device.kind for device in devices})

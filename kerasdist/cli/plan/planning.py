@@ -1,7 +1,8 @@
 """Makes a plan from the results of compiling a training step.
 
-The time of a device is the longest of three times: the time of its matrix units at their full rate,
-the time of its memory at its full rate, and XLA's estimate for its instructions. No program is
+The time of a device is the longest of these times: the time of its matrix units at their full rate,
+the time of its memory at its full rate, XLA's estimate for its instructions, and the time in which
+what the host holds comes to the device (`offload`), while what is new goes back. No program is
 faster than that, and most are slower. Collectives are added, except for the part that XLA has put
 between other work. The times of collectives follow the usual model of latency and bandwidth, with
 ring sums over the fast links; between machines or slices each chip sends its part.
@@ -38,11 +39,13 @@ class Work:
         flops: Floating-point operations of the matrix units, by the type of the operands.
         memory_bytes: Bytes that move between the chip and its memory.
         cycles: XLA's estimate of the cycles of all instructions; 0 if there is none.
+        host_bytes: Bytes that the host holds for the device, which come and go in each step.
     """
 
     flops: Mapping[str, float]
     memory_bytes: float
     cycles: float = 0.0
+    host_bytes: float = 0.0
 
 
 @final
@@ -55,6 +58,7 @@ class StepTime:
         compute: The time of the matrix units.
         memory: The time of the memory.
         estimate: XLA's estimate for the instructions; 0 if there is none.
+        host: The time of the copies from the host's memory and back, which go at the same time.
         own: The time of a device alone: the largest of the times above, or the measured time.
         network: The time of all collectives.
         exposed: The part of the network time that the device's own work does not hide.
@@ -64,6 +68,7 @@ class StepTime:
     compute: float
     memory: float
     estimate: float
+    host: float
     own: float
     network: float
     exposed: float
@@ -88,11 +93,14 @@ class StepTime:
     def limit(self) -> str:
         """The resource that takes most of the time.
 
-        The value is ``"compute"``, ``"memory"``, ``"network"``, or ``"instructions"`` if these are
-        so many and so short that neither units nor memory are busy.
+        The value is ``"compute"``, ``"memory"``, ``"network"``, ``"host"`` if it is the copies
+        from the host's memory and back, or ``"instructions"`` if these are so many and so short
+        that neither units nor memory are busy.
         """
         if self.exposed > self.own:
             return "network"
+        if self.host > max(self.compute, self.memory, self.estimate):
+            return "host"
         if self.estimate > 2 * max(self.compute, self.memory):
             return "instructions"
         return "compute" if self.compute >= self.memory else "memory"
@@ -115,14 +123,15 @@ def step_time(
     compute = sum(flops / chip.flops.get(kind, slowest) for kind, flops in work.flops.items())
     memory = work.memory_bytes / chip.memory_rate
     estimate = work.cycles / chip.clock if chip.clock else 0.0
-    own = max(compute, memory, estimate) if measured is None else measured
+    host = work.host_bytes / chip.host_rate
+    own = max(max(compute, memory, estimate) if measured is None else measured, host)
     times = [collective_time(each, target) for each in collectives]
     hidden = sum(
         min(time, each.overlap * own) for time, each in zip(times, collectives, strict=True)
     )
     network = sum(times)
     exposed = network - min(hidden, own)
-    return StepTime(target.devices, compute, memory, estimate, own, network, exposed)
+    return StepTime(target.devices, compute, memory, estimate, host, own, network, exposed)
 
 
 def scaling(

@@ -20,6 +20,7 @@ _LIMITS = {
     "memory": "the rate of the memory",
     "instructions": "the number of short instructions",
     "network": "the network",
+    "host": "the way to the host's memory",
 }
 
 
@@ -43,7 +44,7 @@ def show(plan: Plan, console: Console | None = None) -> None:
         _show_work(plan, console)
         _show_torch(plan, console)
         _show_scaling(plan, console)
-    for source in target.chip.sources:
+    for source in _sources(plan):
         console.print(source, style="dim", markup=False, highlight=False)
 
 
@@ -58,6 +59,23 @@ def _show_memory(plan: Plan, console: Console) -> None:
     for kind, value in plan.compiled.memory.items():
         shown.add_row(kind, size(value))
     console.print(shown)
+    if plan.compiled.work.host_bytes:
+        console.print(
+            f"The host holds {size(plan.compiled.work.host_bytes)} for each device, "
+            f"{size(plan.compiled.work.host_bytes * _devices_of_host(plan))} in all for the "
+            "devices of a machine or slice. They come to the device and go back in each step, "
+            f"which takes at least {milliseconds(plan.step.host)}.",
+            markup=False,
+        )
+
+
+def _sources(plan: Plan) -> list[str]:
+    chip = plan.target.chip
+    return [*chip.sources, *([chip.host_source] if plan.compiled.work.host_bytes else [])]
+
+
+def _devices_of_host(plan: Plan) -> int:
+    return min(plan.target.devices, plan.target.domain)
 
 
 def _largest(found: LargestBatch, subject: Subject) -> str:
@@ -160,11 +178,12 @@ def as_json(plan: Plan) -> str:
         "largest_batch_limit": largest and largest.limit,
         "flops": dict(compiled.work.flops),
         "memory_traffic": compiled.work.memory_bytes,
+        "host_bytes": compiled.work.host_bytes,
         "collectives": [asdict(each) for each in compiled.collectives],
         "step": _step(plan.step, plan) if compiled.refused is None else None,
         "scaling": [_step(each, plan) for each in plan.scaling] if not compiled.refused else [],
         "torch_step": None if plan.torch_step is None else _step(plan.torch_step, plan),
-        "sources": list(target.chip.sources),
+        "sources": _sources(plan),
     }
     return json.dumps(facts, indent=2)
 

@@ -241,7 +241,8 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
                 f"devices={target.devices} ({target}). Choose another target."
             )
         report(f"compiling for {target}, {examples} examples a device ...")
-        layout = Layout(devices_of(target), logical, sharding)
+        offload = of_script is not None and of_script.offload
+        layout = Layout(devices_of(target), logical, sharding, offload=offload)
         if trainer is not None and of_script is not None:
             layout.adopt(of_script)
             trainer.replicas.logical_devices = layout
@@ -261,7 +262,7 @@ def _facts(
         "optimizer": program.state_bytes["optimizer"],
         "metrics": program.state_bytes["metrics"],
         "input": 2 * program.input_bytes,
-        "activations and temporaries": compiled.temporary_bytes,
+        "activations and temporaries": compiled.temporary_bytes + program.copied_bytes,
         "outputs": compiled.output_bytes,
         "program": compiled.code_bytes,
     }
@@ -271,7 +272,7 @@ def _facts(
     return Compilation(
         batch=examples,
         memory=memory,
-        work=Work(flops, *device_work(compiled.text)),
+        work=Work(flops, *device_work(compiled.text), host_bytes=program.host_bytes),
         collectives=found,
         refused=compiled.refused,
         refused_bytes=_bytes(needed[1], needed[2]) if needed else 0.0,

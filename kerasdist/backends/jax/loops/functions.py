@@ -28,7 +28,7 @@ from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
 from kerasdist.backends.jax.loops.values import Stacked, in_one_array, is_distributed, map_values
 from kerasdist.backends.jax.mesh import sharded_state
-from kerasdist.backends.jax.mesh.arrays import is_array, is_traced, local_copy
+from kerasdist.backends.jax.mesh.arrays import is_array, is_traced, local_copy, on_device
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context
 from kerasdist.errors import ScopeError
@@ -438,7 +438,7 @@ class Executable:
         values = keras_compat.stored_values(variables)
         values[:count] = donation.consumable(variables[:count], values[:count])
         if place is None:
-            values = list(map(local_copy, values))
+            values = [on_device(local_copy(one)) for one in values]
             return values[:count], values[count:], [], arrays
         on_mesh = place.enter(values, variables)
         if on_mesh is not values and place.keeps_state:
@@ -461,7 +461,10 @@ class Executable:
         known, place = self.variables(), self.place
         assert self._traced is not None
         held = dict(zip(self.held, stacks, strict=False))  # `stacks` is empty if there is no mesh
-        scope = scopes.ProgramScope(known, [*consumed, *kept], held)
+        values = [*consumed, *kept]
+        if place is not None:
+            values = place.in_program(values, list(known.values()))
+        scope = scopes.ProgramScope(known, values, held)
         with scope:
             results = map_values(in_one_array, self._traced(arrays))
         if scope.variables or (place is None and scope.placements):

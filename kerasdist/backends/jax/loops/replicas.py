@@ -51,8 +51,9 @@ class JaxReplicaSet(ReplicaSet):
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
         self.logical_devices = self.arrays.layout
-        if self.arrays.layout.rule is not None:
+        if self.arrays.layout.rule is not None or self.arrays.layout.offload:
             sharded_state.add(self)
+        if self.arrays.layout.rule is not None:
             self.reads_need_all_workers = job is not None
         self._kind = jax_devices[0].device_kind
 
@@ -61,9 +62,15 @@ class JaxReplicaSet(ReplicaSet):
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
         if len(devices) == 1:  # in a plan, one device stands for all devices
-            layout = Layout(devices)
+            layout = Layout(devices, offload=options.offload is not None)
         else:
-            layout = Layout(devices, options.devices_per_replica, options.sharding, hosts)
+            layout = Layout(
+                devices,
+                options.devices_per_replica,
+                options.sharding,
+                hosts,
+                offload=options.offload is not None,
+            )
         if layout.spans_workers:
             assert job is not None
             return WorkerPlacement(layout, job, self.begin_step, self._note_batch)
@@ -127,6 +134,14 @@ class JaxReplicaSet(ReplicaSet):
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
         layout = self.logical_devices  # the layout of a plan has devices of other machines
+        how, why, shape = self._divided(layout, variable)
+        return (
+            (f"{how}, on the host", why, (0,)) if layout.offloads(variable) else (how, why, shape)
+        )
+
+    def _divided(
+        self, layout: Layout, variable: keras.Variable
+    ) -> tuple[str, str, tuple[int, ...]]:
         [sharding], shape = layout.of_variables([variable]), tuple(variable.shape)
         if layout.rule is None and sharding.is_fully_replicated:
             return super().held(variable)

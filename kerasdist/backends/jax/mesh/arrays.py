@@ -12,6 +12,9 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding
 
+HOST = "pinned_host"
+"""JAX's name for memory of the host that a device can read and write by itself."""
+
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
     """Returns an array without padding: the first elements along each axis, in the given shape."""
@@ -49,6 +52,18 @@ def is_placed(leaf: object, sharding: Sharding) -> bool:
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
+def in_device_memory(sharding: Sharding) -> Sharding:
+    """Returns a sharding whose arrays are in the memory of the devices, not of the host."""
+    return sharding.with_memory_kind("device") if sharding.memory_kind == HOST else sharding
+
+
+def on_device(leaf: object) -> Any:
+    """Returns an array in its device's memory; other values unchanged."""
+    if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.sharding.memory_kind != HOST:
+        return leaf
+    return jax.device_put(leaf, in_device_memory(leaf.sharding))
+
+
 def local_copy(leaf: object) -> Any:
     """Returns this process's copy of a replicated global array; other arrays unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
@@ -76,10 +91,15 @@ def is_sharded(array: jax.Array) -> bool:
 
 def copied(array: jax.Array) -> jax.Array:
     """Returns a copy of an array, made without the other workers."""
+    copy = _copied_on_host if array.sharding.memory_kind == HOST else jnp.copy
     if array.is_fully_addressable:
-        return jnp.copy(array)
-    shards = [jnp.copy(shard.data) for shard in array.addressable_shards]
+        return copy(array)
+    shards = [copy(shard.data) for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+
+def _copied_on_host(array: jax.Array) -> jax.Array:
+    return jax.device_put(np.array(array), array.sharding)
 
 
 def is_array(leaf: object) -> bool:

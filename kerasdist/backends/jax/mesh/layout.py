@@ -11,6 +11,7 @@ import difflib
 import inspect
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, final
@@ -24,10 +25,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
+from kerasdist.backends.jax.mesh.arrays import HOST
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
-from kerasdist.core.sharding import Sharding
+from kerasdist.core.sharding import Sharding, is_small
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DeviceError, UnsupportedError
 
@@ -216,24 +218,38 @@ class ByLayoutMap:
         self._sizes = sizes
         self._names = names
         self._paths: set[str] = set()  # paths of all variables that were looked up
-        self._looked_through = 0, 0  # the numbers of paths and keys at the last check
+        self._outputs: set[str] = set()  # paths of layers' outputs, once a step was traced
+        self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable."""
-        there = len(self._paths), len(self._map)
+        """Raises a ValueError if a key of the map fits no existing variable, and no output."""
+        there = len(self._paths), len(self._map), len(self._outputs)
         if there == self._looked_through:  # steps check this repeatedly
             return
-        used = {id(self._map[path]) for path in self._paths}
+        paths = self._paths | self._outputs
+        used = {id(self._map[path]) for path in paths}
         for key, layout in self._map.items():
-            if id(layout) not in used:
-                near = difflib.get_close_matches(key, self._paths, 3, cutoff=0.0)
+            may_follow = key.endswith("output") and not self._outputs
+            if id(layout) not in used and not may_follow:
+                near = difflib.get_close_matches(key, paths, 3, cutoff=0.0)
                 raise ValueError(
-                    "Expected each key of the LayoutMap to be the path of a variable, or a regular "
-                    f"expression for all of one. Received: key={key!r}, which no variable has that "
-                    f"was made so far; the nearest paths are {', '.join(near)}. Correct the key, "
-                    "leave it out, or make the model that it is for before the first step."
+                    "Expected each key of the LayoutMap to be the path of a variable, or of a "
+                    "layer's output, such as 'sequential/dense/output', or a regular expression "
+                    f"for all of one. Received: key={key!r}, which no variable has that was made "
+                    f"so far, and no output; the nearest paths are {', '.join(near)}. Correct the "
+                    "key, leave it out, or make the model that it is for before the first step."
                 )
         self._looked_through = there
+
+    def output_spec(self, path: str) -> PartitionSpec | None:
+        """Returns the map's entry for a layer's output; None if a key is for variables, too."""
+        self._outputs.add(path)
+        layout = self._map[path]
+        if layout is None or any(self._map[one] is layout for one in self._paths):
+            return None
+        sizes = [self._sizes.get(axis, 1) for axis in layout.axes]
+        pairs = zip(layout.axes, sizes, strict=True)
+        return PartitionSpec(*[self._names[axis] if size > 1 else None for axis, size in pairs])
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns the map's entry for a variable, or for the weight of an optimizer's variable."""
@@ -272,6 +288,33 @@ class ByLayoutMap:
 
 
 @final
+class _OfOutputs:
+    """What Keras's layers ask for the layouts of their outputs, in a step that enters it."""
+
+    def __init__(self, rule: ByLayoutMap, mesh: Mesh) -> None:
+        self._rule = rule
+        self._mesh = mesh
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(keras.distribution.distribution())
+        keras.distribution.set_distribution(self)
+
+    def __exit__(self, kind: type | None, *error: object) -> None:
+        keras.distribution.set_distribution(self._before.pop())
+        if kind is None:
+            self._rule.require_useful(())
+
+    def get_variable_layout(self, variable: object) -> None:
+        """Returns None: the strategy divides variables."""
+
+    def get_tensor_layout(self, path: str) -> NamedSharding | None:
+        """Returns how the output of a layer is laid out; Keras calls it with ``LAYER/output``."""
+        spec = self._rule.output_spec(path)
+        return None if spec is None else NamedSharding(self._mesh, spec)
+
+
+@final
 class Layout:
     """A mesh with an axis of replicas, and with axes of logical devices if a replica has several.
 
@@ -286,19 +329,28 @@ class Layout:
         spans_workers: Whether the mesh has devices of other processes.
         splits: Which variables are cut over the logical devices.
         sharding: The strategy's argument `sharding`.
+        offload: Whether the host holds the optimizer's variables.
         rule: Decides which variables `sharding` divides; None if the argument was not given.
+        outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
         stacked_rows: The sharding of several such arrays that are stacked along a new first axis.
     """
 
     def __init__(
-        self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None, hosts: int = 1
+        self,
+        devices: Sequence[Any],
+        logical_devices: int = 1,
+        sharding: Any = None,
+        hosts: int = 1,
+        *,
+        offload: bool = False,
     ) -> None:
         """Arranges the devices; `hosts`: how many machines each hold all state."""
         of_workers = _are_of_workers(devices)
         self.replicas = len(devices) // logical_devices
         self.sharding = sharding
+        self.offload = offload
         self._factors = prime_factors(logical_devices)
         names = [f"logical_{axis}" for axis in range(len(self._factors))]
         self.rule: OverReplicas | ByLayoutMap | None = None
@@ -316,13 +368,16 @@ class Layout:
         self.splits = Splits(logical_devices)
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
-        if self.rule is not None or logical_devices > 1:
+        if self.rule is not None or offload or logical_devices > 1:
             _note_slots()
         self.shard_mesh = self.mesh
         self.by_replica: str | tuple[str, ...] = AXIS
         if hosts > 1:
             self.by_replica = ("host", _IN_HOST)
             self.shard_mesh = Mesh(grid.reshape(hosts, -1), self.by_replica)
+        self.outputs: AbstractContextManager[None] = contextlib.nullcontext()
+        if isinstance(self.rule, ByLayoutMap):
+            self.outputs = _OfOutputs(self.rule, self.mesh)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
         self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
@@ -351,7 +406,13 @@ class Layout:
             owner = weight_of(variable)
             shards = self.splits.shards_of(owner.path, variable.shape)
             spec = self._spec(shards, uncut=None)
-        return NamedSharding(self.shard_mesh, spec)
+        kind = HOST if self.offloads(variable) else None
+        return NamedSharding(self.shard_mesh, spec, memory_kind=kind)
+
+    def offloads(self, variable: keras.Variable) -> bool:
+        """Returns whether the host holds a variable between updates: an optimizer's large one."""
+        is_of_weight = self.offload and weight_of(variable) is not variable
+        return is_of_weight and not is_small(self.sharding, variable.shape)
 
     def adopt(self, other: Layout) -> None:
         """Copies the settings that a script has made on another layout, except `sharding`."""
@@ -366,8 +427,8 @@ class Layout:
 
     @property
     def shards_state(self) -> bool:
-        """Whether there may be a variable of which a device holds only a shard."""
-        return self.rule is not None or bool(self.splits.rules)
+        """Whether there may be a variable that a device does not hold, or only a shard of it."""
+        return self.rule is not None or self.offload or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
         """Adds rules for variables that are cut over the logical devices (see `Splits.add`)."""

@@ -17,7 +17,8 @@ from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.mesh.arrays import copied, is_placed, local_copy
+from kerasdist.backends.jax.mesh import host_memory
+from kerasdist.backends.jax.mesh.arrays import HOST, copied, in_device_memory, is_placed, local_copy
 from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
@@ -154,8 +155,13 @@ class Placement:
         self, arrays: list[jax.Array], variables: Sequence[keras.Variable]
     ) -> list[jax.Array]:
         """Constrains the shardings of variables' new values, inside a program."""
-        constrain = jax.lax.with_sharding_constraint
-        return list(map(constrain, arrays, self.layout.of_variables(variables)))
+        return list(map(_constrained, arrays, self.layout.of_variables(variables)))
+
+    def in_program(
+        self, arrays: Sequence[jax.Array], variables: Sequence[keras.Variable]
+    ) -> list[jax.Array]:
+        """Brings variables' values into the devices' memory, inside a program."""
+        return host_memory.to_device(arrays, self.layout.of_variables(variables))
 
     def argument(self, array: Any) -> Any:
         """Puts a user's array on every device, unless the replicas shard it."""
@@ -198,16 +204,19 @@ class Placement:
 
         def run(state: object, batch: object) -> tuple[Any, Any]:
             self._note_batch(batch)
-            outputs, new = step(state, batch)
+            before = [leaf.sharding for leaf in jax.tree.leaves(state)]
+            outputs, new = step(jax.tree.map(self._on_device, state), batch)
             # A user's step may return the state in other containers, as in plain Keras.
             leaves, structure = jax.tree.flatten(new)
-            before = [leaf.sharding for leaf in jax.tree.leaves(state)]
             state = jax.tree.unflatten(structure, map(self.put, leaves, before))
             logs, form = jax.tree.flatten(outputs)
             logs = [self.read(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in logs]
             return jax.tree.unflatten(form, logs), state
 
         return run
+
+    def _on_device(self, array: jax.Array) -> jax.Array:
+        return self.put(array, in_device_memory(array.sharding))
 
     def shard_batch(self, batch: Any) -> Any:
         """Constrains the first axis of a batch to be sharded over the replicas."""
@@ -280,7 +289,7 @@ class Placement:
             step = partial(_take_steps, step, held, keeps_rows)
 
         def program(state: object, batch: object) -> tuple[Any, Any]:
-            with in_step(self.layout):
+            with in_step(self.layout), self.layout.outputs:
                 outputs, state = step(state, batch)
             return jax.tree.map(returned, outputs), state
 
@@ -377,6 +386,11 @@ def _take_steps(
         return jax.tree.map(lambda leaf: leaf[-1], outputs), state
     count = len(jax.tree.leaves(batches)[0])
     return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(count)], state
+
+
+def _constrained(array: jax.Array, sharding: Sharding) -> jax.Array:
+    put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint
+    return put(array, sharding)
 
 
 def _types(state: object) -> list[object]:

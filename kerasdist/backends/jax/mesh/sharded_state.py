@@ -11,6 +11,7 @@ divide is gathered for each use (`gathers.py`), and the optimizer updates shards
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import sys
@@ -29,7 +30,15 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, unnumbered
 from kerasdist.backends.base import weight_files
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, parts_of
+from kerasdist.backends.jax.mesh import host_memory
+from kerasdist.backends.jax.mesh.arrays import (
+    HOST,
+    in_device_memory,
+    is_placed,
+    is_traced,
+    on_device,
+    parts_of,
+)
 from kerasdist.backends.jax.mesh.gathers import gather
 from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
@@ -100,6 +109,10 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     shape, dtype = tuple(variable.shape), keras_compat.stored_dtype(variable)
     sharding = place.layout.of_variable(variable)
     constant = _CONSTANTS.get(type(initializer))
+    if constant is not None and sharding.memory_kind == HOST:
+        filled = np.full(shape, constant(initializer), jnp.dtype(dtype))
+        keras_compat.store_value(variable, place.put(filled, sharding))
+        return
     if constant is not None:
         filled = jnp.full(shape, constant(initializer), dtype, device=sharding)
         keras_compat.store_value(variable, filled)
@@ -216,7 +229,9 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             return checksum_in_type(value, dtype)
         return checksums_of([value])
 
-    with place.together(_work("assignment", variable), checksum) as is_same:
+    # What each worker has whole, in its host's memory, it may assign alone.
+    alone = contextlib.nullcontext(True) if sharding.is_fully_replicated else None
+    with alone or place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
             raise differing_assignment(variable)
         if not on_host:
@@ -261,9 +276,9 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     """Returns a variable's whole value."""
     value = original(variable)
     if is_traced(value):
-        return _gathered_in_step(variable, value)
+        return _gathered_in_step(variable, host_memory.brought(variable, value))
     layout = layout_of_step()
-    in_step = layout is not None and layout.rule is not None
+    in_step = layout is not None and layout.shards_state
     in_program = keras_compat.get_stateless_scope() is not None or in_step
     return value if in_program else whole(variable, value)
 
@@ -271,7 +286,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a whole array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
-        return value
+        return on_device(value)
     for place in [cast("Placement", replicas.arrays) for replicas in _replica_sets]:
         if getattr(value.sharding, "mesh", None) == place.layout.shard_mesh:
             with place.together(_work("read", variable), lambda: None):
@@ -288,10 +303,12 @@ def _work(name: str, variable: keras.Variable) -> str:
 
 def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
     layout = layout_of_step()
-    if layout is None or layout.rule is None:
+    if layout is None or not layout.shards_state:
         return value
     at_rest = layout.of_variable(variable)
-    if not layout.rule.gathers_weights or at_rest == layout.whole:
+    if at_rest.memory_kind == HOST:
+        return jax.device_put(value, in_device_memory(at_rest))
+    if layout.rule is None or not layout.rule.gathers_weights or at_rest == layout.whole:
         return value
     return gather(value, at_rest, layout.whole)
 
@@ -299,13 +316,13 @@ def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
 def _apply(
     original: Callable[..., Any],
     optimizer: keras.Optimizer,
-    optimizer_variables: object,
+    optimizer_variables: Sequence[Any],
     grads: Sequence[Any],
     trainable_variables: Sequence[Any],
 ) -> Any:
     """Lets each device update its shard of the weights, by its shard of the gradients."""
     layout = layout_of_step()
-    if layout is None or layout.rule is None:
+    if layout is None or not (layout.rule is not None or layout.offload):
         return original(optimizer, optimizer_variables, grads, trainable_variables)
     weights = keras_compat.optimized_variables(optimizer)
     parts = [layout.of_update(weight) for weight in weights]
@@ -313,8 +330,13 @@ def _apply(
         [_constrained(value, part) for value, part in zip(given, parts, strict=True)]
         for given in (grads, trainable_variables)
     )
-    with in_step(None):  # the optimizer reads shards
-        new, own = original(optimizer, optimizer_variables, grads, values)
+    kept = layout.of_variables(optimizer.variables)
+    with (
+        host_memory.read_in_order(optimizer, optimizer_variables, kept) as state,
+        in_step(None),  # the optimizer reads shards
+    ):
+        new, own = original(optimizer, state, grads, values)
+    own = host_memory.to_host(own, kept)
     at_rest = layout.of_variables(weights)
     new = [
         _constrained(_constrained(value, part), rest)

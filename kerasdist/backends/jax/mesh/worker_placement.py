@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.backends.jax.mesh.arrays import is_placed, is_sharded, local_copy
+from kerasdist.backends.jax.mesh.arrays import HOST, is_placed, is_sharded, local_copy, on_device
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
@@ -91,6 +91,8 @@ class WorkerPlacement(Placement):
         if isinstance(array, jax.Array) and is_sharded(array):
             return self._resharded(array, sharding)
         rows = self.copy_if_shared(local_copy(array))
+        if sharding.memory_kind == HOST:  # JAX takes an array of one device as it is
+            rows = np.asarray(rows)
         made = jax.make_array_from_callback(
             np.shape(rows),
             sharding,
@@ -250,7 +252,7 @@ def _summed_over_workers(sharding: Sharding) -> Callable[..., Any]:
 
 def checksums_of(values: Sequence[jax.Array]) -> list[int]:
     """Returns a checksum of each array's bits in this process."""
-    sums = [_sum_of_bits(value.addressable_data(0)) for value in values]
+    sums = [_sum_of_bits(on_device(value.addressable_data(0))) for value in values]
     return [int(one) for one in jax.device_get(sums)]
 
 
@@ -290,7 +292,7 @@ def _held_shard(variable: keras.Variable, shard: Any, axis: int) -> HeldShard:
 
     def write(values: np.ndarray[Any, Any]) -> None:
         array = keras_compat.stored_value(variable)
-        new = jax.device_put(values.reshape(shard.data.shape), shard.device)
+        new = jax.device_put(values.reshape(shard.data.shape), shard.data.sharding)
         parts = [
             new if one.device == shard.device else one.data for one in array.addressable_shards
         ]

@@ -16,6 +16,7 @@ from kerasdist.backends.base.trial import Draws, MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
 from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state.host_memory import copied_to
 from kerasdist.core.structures import map_leaves
 from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
@@ -63,7 +64,8 @@ class TorchTrial(Trial):
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a clone of a variable's value, which is whole on each worker."""
         value = shards.read(variable)
-        return None if value is None else _clone(value)
+        device = self._replicas.torch_devices[0]
+        return None if value is None else _clone(copied_to(device, value))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable."""

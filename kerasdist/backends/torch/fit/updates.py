@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch.state import host_memory
 from kerasdist.backends.torch.workers.buckets import in_buckets
 from kerasdist.core import ownership
 
@@ -44,11 +46,16 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
             or isinstance(optimizer, keras.optimizers.Nadam)
             or any(map(operator.attrgetter("is_sparse"), grads))
         ):
-            original(optimizer, grads, trainable_variables, learning_rate)
-            return
-        most_bytes = _BYTES_ON_CPU if grads[0].device.type == "cpu" else _BYTES_ON_GPU
-        for group in in_buckets(dict(enumerate(grads)), most_bytes):
+            groups = [range(len(grads))]
+        else:
+            most_bytes = _BYTES_ON_CPU if grads[0].device.type == "cpu" else _BYTES_ON_GPU
+            groups = in_buckets(dict(enumerate(grads)), most_bytes)
+        device, offloads = grads[0].device, optimizer in host_memory.held
+        for group in groups:
             variables = [trainable_variables[index] for index in group]
-            original(optimizer, [grads[index] for index in group], variables, learning_rate)
+            with host_memory.on_device(optimizer, variables, device) if offloads else nullcontext():
+                original(optimizer, [grads[index] for index in group], variables, learning_rate)
+        if offloads:
+            host_memory.wait(device)
 
     return update

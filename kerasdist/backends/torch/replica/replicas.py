@@ -42,8 +42,9 @@ from kerasdist.backends.torch.replica.placing import (
 )
 from kerasdist.backends.torch.replica.random import FirstDraw, StepDraws, part_from_other_gpus
 from kerasdist.backends.torch.replica.threads import ReplicaThreads, ThreadSettings
-from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state import sharded_optimizers, shards
 from kerasdist.backends.torch.state.components import Components, LoopRules
+from kerasdist.backends.torch.state.host_memory import is_on_host
 from kerasdist.backends.torch.state.reads import require_outside
 from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
@@ -125,6 +126,9 @@ class TorchReplicaSet(ReplicaSet):
         self.loop_rules = LoopRules(self.components, self._initialize)
         on_one = len(self.devices) == 1 and self.variable_devices == self.devices
         self.is_plain = job is None and on_one
+        if options.offload is not None:
+            sharded_optimizers.install()
+            updates.install()
         if not self.is_plain:
             for hooks in (modules, batches, random, backward, updates):
                 hooks.install()
@@ -177,7 +181,8 @@ class TorchReplicaSet(ReplicaSet):
         # Buckets limit the memory, because a message holds copies of its tensors.
         for members in in_buckets(dict(enumerate(own))):
             some = [own[index] for index in members]
-            for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
+            for mine, sent in zip(some, self.group.from_chief(some), strict=True):
+                chiefs = sent.to(mine.device)  # the host holds what is offloaded
                 # Equal values are not written, because a write invalidates components.
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
@@ -188,6 +193,10 @@ class TorchReplicaSet(ReplicaSet):
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         """Returns how a variable is divided, why, and the shape of this worker's shard."""
+        how, why, shape = self._divided(variable)
+        return (f"{how}, on the host", why, (0,)) if is_on_host(variable) else (how, why, shape)
+
+    def _divided(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         shard = shards.shard_of(variable)
         if shard is not None:
             held = (shard.end - shard.begin,)
@@ -205,9 +214,14 @@ class TorchReplicaSet(ReplicaSet):
             (one if shards.shard_of(variable) is None else one[:0]).detach()
             for variable, one in zip(variables, keras_compat.stored_values(variables), strict=True)
         ]
+        device = self.torch_devices[0]
         if self.on_cpu:
             return [checksum_of(one.reshape(-1).view(torch.uint8)) for one in values]
-        return torch.stack([checksum_on_device(one) for one in values]).tolist() if values else []
+        return (
+            torch.stack([checksum_on_device(one).to(device) for one in values]).tolist()
+            if values
+            else []
+        )
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules

@@ -20,12 +20,13 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state import host_memory, shards
 from kerasdist.backends.torch.state.gathered import GatheredWeights
 from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, padded
 from kerasdist.core import ownership
 from kerasdist.core.context import current, scoped_strategy
 from kerasdist.core.ownership import VariableTable
+from kerasdist.core.sharding import is_small
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.keras_compat import LossScaleOptimizer
 
@@ -197,6 +198,10 @@ def _make_slot(
         if optimizer not in _sharded:
             _sharded[optimizer] = ShardedOptimizer(optimizer, rules.group)
         _sharded[optimizer].add(reference_variable, slot)
+    replicas: Any = None if strategy is None else strategy.replica_set
+    options = None if replicas is None else replicas.options
+    if options is not None and options.offload and not is_small(options.sharding, slot.shape):
+        host_memory.move(optimizer, reference_variable, slot)
     return slot
 
 

@@ -23,6 +23,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, checksum_of, unnumbered
 from kerasdist.backends.base import metering, weight_files
 from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.backends.torch.state.host_memory import copied_to
 from kerasdist.backends.torch.workers.process_group import bytes_of
 from kerasdist.core.context import current, replica_scope
 from kerasdist.core.ownership import VariableTable
@@ -87,7 +88,8 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        work, gathered = self.group.start_gather_of_parts(padded(own.detach(), self.length))
+        own = copied_to(self.group.device, own.detach())
+        work, gathered = self.group.start_gather_of_parts(padded(own, self.length))
         with metering.waiting_for_workers():
             work.wait()
         return gathered[: self.size].view(self.shape)

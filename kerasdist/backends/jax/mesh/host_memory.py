@@ -1,0 +1,129 @@
+"""The host holds an optimizer's variables (`offload="optimizer"`).
+
+A step takes and returns them as arrays in memory of the host, which a device can copy by itself.
+During the update they are brought to the devices when the optimizer's code reads them: those of one
+group of weights after the other. XLA would start all copies as soon as the step begins, and so hold
+everything on the device, since it drops optimization barriers between copies. So what is copied
+depends on the group before the last: it is two slices, whose begin is a number that only the
+running program knows to be 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, final
+
+import jax
+import keras
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+
+from kerasdist import keras_compat
+from kerasdist.backends.jax.mesh.arrays import HOST, in_device_memory
+from kerasdist.backends.jax.mesh.layout import weight_of
+from kerasdist.core.sharding import GROUP_BYTES
+
+_copies: ContextVar[_Copies | None] = ContextVar("copies", default=None)
+
+
+def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+    """Brings those of a step's values to the devices that the host holds."""
+    return [
+        jax.device_put(value, in_device_memory(how)) if how.memory_kind == HOST else value
+        for value, how in zip(values, shardings, strict=True)
+    ]
+
+
+def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+    """Returns a step's values, of which the host gets those that it shall hold."""
+    return [
+        jax.device_put(value, how) if how.memory_kind == HOST else value
+        for value, how in zip(values, shardings, strict=True)
+    ]
+
+
+@contextmanager
+def read_in_order(
+    optimizer: keras.Optimizer, values: Sequence[Any], shardings: Sequence[NamedSharding]
+) -> Iterator[list[Any]]:
+    """Lets an optimizer's code bring its variables to the devices; yields values to give to it.
+
+    Code with branches gets all values on the devices: both branches must return the same kind. In
+    the place of values a LossScaleOptimizer gives the variables of the optimizer inside of it.
+    """
+    values = [_current(one) if isinstance(one, keras.Variable) else one for one in values]
+    has_branches = optimizer.gradient_accumulation_steps or not keras_compat.is_builtin(
+        type(optimizer)
+    )
+    if has_branches or isinstance(optimizer, keras_compat.LossScaleOptimizer):
+        yield to_device(values, shardings)
+        return
+    pairs = zip(values, shardings, strict=True)
+    on_host = {id(value): how for value, how in pairs if how.memory_kind == HOST}
+    token = _copies.set(_Copies(optimizer.iterations, on_host) if on_host else None)
+    try:
+        yield list(values)
+    finally:
+        _copies.reset(token)
+
+
+def brought(variable: keras.Variable, value: Any) -> Any:
+    """Returns what the optimizer's code reads from a variable, on the devices."""
+    copies = _copies.get()
+    return value if copies is None else copies.of(variable, value)
+
+
+@final
+class _Copies:
+    """The copies of one update, and on which results they wait."""
+
+    def __init__(self, iterations: Any, on_host: dict[int, NamedSharding]) -> None:
+        self._iterations = iterations
+        self._on_host = on_host
+        self._made: dict[int, Any] = {}
+        self._weight: Any = None  # the last one whose variables were copied
+        self._bytes = 0  # of the running group
+        # New weights of the group before, and of the group that this one waits for.
+        self._before: Any = None
+        self._awaited: Any = None
+
+    def of(self, variable: keras.Variable, value: Any) -> Any:
+        """Returns the copy of a value on the devices; other values unchanged."""
+        how = self._on_host.get(id(value))
+        if how is None:
+            return value
+        if id(value) not in self._made:
+            self._begin_group(weight_of(variable))
+            self._bytes += keras_compat.nbytes(variable, how.shard_shape(value.shape))
+            late = self._after_awaited(value, how)
+            self._made[id(value)] = jax.device_put(late, in_device_memory(how))
+        return self._made[id(value)]
+
+    def _begin_group(self, weight: Any) -> None:
+        if weight is not self._weight and self._bytes >= GROUP_BYTES:
+            self._awaited, self._before = self._before, _current(self._weight)
+            self._bytes = 0
+        self._weight = weight
+
+    def _after_awaited(self, value: jax.Array, how: NamedSharding) -> jax.Array:
+        spec = [*how.spec, *[None] * (value.ndim - len(how.spec))]
+        whole = [axis for axis in range(value.ndim) if spec[axis] is None and value.shape[axis] > 1]
+        if self._awaited is None or not whole:
+            return value
+        axis = whole[0]
+        first, size = self._awaited[(0,) * self._awaited.ndim], value.shape[axis]
+        steps = _current(self._iterations).astype("int32")  # never negative
+        begin = jnp.minimum(steps + (first != 0).astype("int32"), 0)
+        cut, half = jax.lax.dynamic_slice_in_dim, size // 2
+        parts = [cut(value, begin, half, axis), cut(value, begin + half, size - half, axis)]
+        return jnp.concatenate(
+            [jax.device_put(one, in_device_memory(how)) for one in parts], axis=axis
+        )
+
+
+def _current(variable: keras.Variable) -> Any:
+    scope = keras_compat.get_stateless_scope()
+    assert scope is not None  # an update of a step is stateless
+    return scope.get_current_value(variable)

@@ -1,0 +1,94 @@
+"""The host holds an optimizer's variables (`offload="optimizer"`).
+
+Between updates such a variable is a tensor in memory of the host, from which a GPU copies by
+itself. An update of a group of weights brings the group's variables to the device, lets Keras
+update them there, and writes them back. So the device holds those of one group at a time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.core.context import current
+from kerasdist.core.ownership import VariableTable
+from kerasdist.core.user_warnings import warn_user
+
+held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Of each optimizer, by weight: its variables in the host's memory."""
+
+_on_host: VariableTable[bool] = VariableTable()
+_warned: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
+
+# Keras adds to these outside of the update of a group.
+_ON_DEVICE = ("gradient_accumulator", "average")
+
+
+@torch.no_grad()
+def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variable) -> None:
+    """Moves an optimizer's new variable to the host, if its updates come in groups."""
+    stored = keras_compat.stored_value(slot)
+    if stored is None or stored.is_meta or slot.name.endswith(_ON_DEVICE):
+        return
+    if not keras_compat.updates_at_once(optimizer):
+        if optimizer not in _warned:
+            _warned.add(optimizer)
+            warn_user(
+                f"The device holds the variables of the optimizer {optimizer.name!r}, in spite of "
+                "offload='optimizer': on PyTorch those of Keras's optimizers go to the host that "
+                "update many weights at once, such as SGD, Adam and AdamW. Received: "
+                f"{type(optimizer).__name__}."
+            )
+        return
+    own = torch.empty_like(stored, device="cpu", pin_memory=stored.is_cuda)
+    keras_compat.store_value(slot, torch.nn.Parameter(own.copy_(stored), requires_grad=False))
+    table = held.setdefault(optimizer, VariableTable())
+    table.put(weight, [*(table.get(weight) or ()), slot])
+    _on_host.put(slot, True)
+
+
+def is_on_host(variable: keras.Variable) -> bool:
+    """Returns whether the host holds a variable between updates."""
+    return _on_host.get(variable) is not None
+
+
+@contextmanager
+def on_device(
+    optimizer: keras.Optimizer, weights: Iterable[keras.Variable], device: torch.device
+) -> Generator[None]:
+    """Holds the variables of an optimizer for some weights on a device, during their update."""
+    table = None if current.trial is not None else held.get(optimizer)
+    if table is None:
+        yield
+        return
+    slots = [slot for weight in weights for slot in table.get(weight) or ()]
+    before = keras_compat.stored_values(slots)
+    for slot, own in zip(slots, before, strict=True):
+        there: Any = own.detach().to(device, non_blocking=True, copy=True)
+        keras_compat.store_value(slot, torch.nn.Parameter(there, requires_grad=False))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for slot, own in zip(slots, before, strict=True):
+                own.copy_(keras_compat.stored_value(slot), non_blocking=True)
+                keras_compat.store_value(slot, own)
+
+
+def wait(device: torch.device) -> None:
+    """Waits until a GPU has written to the host, which may read at any time."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def copied_to(device: torch.device, value: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor on a device, copied there if the host holds it."""
+    return value if value.device.type == device.type else value.to(device)
