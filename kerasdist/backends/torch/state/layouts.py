@@ -237,7 +237,8 @@ class LayoutRules(ShardRules):
         return self._why(variable)
 
     def _why(self, variable: keras.Variable) -> str:
-        return self._reader.why(self._owners.get(variable) or variable, tuple(variable.shape))
+        owner = self._owners.get(variable)
+        return self._reader.why(variable if owner is None else owner, variable.shape)
 
     def new_shard(self, variable: keras.Variable) -> LayoutShard:
         """Returns a new shard of a weight, as the map has it."""
