@@ -187,13 +187,12 @@ class LayoutWeights(ShardedWeights):
         if not any(isinstance(one, DTensor) for one in flatten([args, kwargs])):
             return operation(*args, **kwargs)
         own = _RULES.get(operation)
-        if own is not None:
-            result = own(self._mesh, *args)
-            if result is not None:
-                return result
-        elif torch.Tag.nondeterministic_seeded not in operation.tags:
+        result = None if own is None else own(self._mesh, *args)
+        if result is not None:
+            return result
+        if operation not in _WRONG and torch.Tag.nondeterministic_seeded not in operation.tags:
             try:
-                return operation(*args, **kwargs)
+                return _summed(operation(*args, **kwargs))
             except (NotImplementedError, RuntimeError) as error:
                 if not _has_no_rule(error):
                     raise
@@ -241,7 +240,7 @@ class LayoutWeights(ShardedWeights):
         target.to_local().copy_(source.redistribute(placements=target.placements).to_local())
 
     def _tell(self, operation: str) -> None:
-        if operation in self._told or operation in _EXPECTED:
+        if operation in self._told:
             return
         self._told.add(operation)
         warn_user(
@@ -249,6 +248,15 @@ class LayoutWeights(ShardedWeights):
             "it from whole values: the numbers are the same, and it takes the memory and time of "
             "one device. Received: a LayoutMap that divides what it is computed from."
         )
+
+
+def _summed(result: Any) -> Any:
+    """Returns a result that several operations can read: parts of rows can be summed only once."""
+    if isinstance(result, DTensor):
+        [place] = result.placements
+        if isinstance(place, Partial) and type(place) is not Partial:
+            return result.redistribute(placements=_WHOLE)
+    return result
 
 
 def _has_no_rule(error: Exception) -> bool:
@@ -291,6 +299,22 @@ def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
     if not isinstance(tensor, DTensor):
         tensor = DTensor.from_local(tensor, mesh, _WHOLE, run_check=False)
     return tensor.redistribute(placements=(placement,)).to_local()
+
+
+def _embedding_gradient(  # noqa: PLR0917  torch's parameters
+    mesh: Any, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
+) -> Any:
+    """Computes the gradient of this worker's rows of a table, of the rows that divide evenly."""
+    own = rows // mesh.size()
+    if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
+        return None
+    whole, numbers = _local(gradient, mesh, Replicate()), _local(indices, mesh, Replicate())
+    begin = mesh.get_local_rank() * own
+    # one row more, for the numbers of other workers' rows
+    is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
+    numbers = torch.where(is_own, numbers - begin, own)
+    found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]
+    return DTensor.from_local(found, mesh, (Along(0),), run_check=False)
 
 
 def _is_by_outputs(weight: Any) -> bool:
@@ -367,6 +391,7 @@ def _convolve_backward(  # noqa: PLR0913, PLR0917  torch's parameters
 _RULES: dict[Any, Callable[..., Any]] = {
     _aten.convolution.default: _convolve,
     _aten.convolution_backward.default: _convolve_backward,
+    _aten.embedding_dense_backward.default: _embedding_gradient,
 }
-# They are meant to run whole, or their layer is small beside the rest.
-_EXPECTED: frozenset[str] = frozenset()
+# DTensor's own rules for these have no parts of a kernel, and serve for parts of rows alone.
+_WRONG = {_aten.convolution.default, _aten.convolution_backward.default}
