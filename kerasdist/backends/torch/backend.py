@@ -148,7 +148,7 @@ class TorchProfiler(Profiler):
         return read_chrome_trace(folder / _TRACE)
 
 
-def _check_sharding(sharding: object, devices: Sequence[Device], job: Job | None) -> None:
+def _check_sharding(sharding: Any, devices: Sequence[Device], job: Job | None) -> None:
     if not isinstance(sharding, Sharding) and job is None:
         size = math.prod(sharding.device_mesh.shape)
         raise UnsupportedError(

@@ -7,6 +7,7 @@ from kerasdist.core.internals import EVERY_VERSION, Internal
 _HERE = ("torch",)
 _COMPARING = "comparing a training step with one device's on PyTorch"
 _UNCOMPARED = "refused; `fit` goes on without comparing its first step"
+_BY_LAYOUT_MAP = "a keras.distribution.LayoutMap on PyTorch"
 _NORMALIZING = "BatchNormalization by torch's kernels on GPUs"
 _BY_KERAS = "Keras's own operations, which are slower"
 _ONE_BY_ONE = "the same numbers, by a kernel for each tensor: slower on GPUs"
@@ -88,8 +89,14 @@ COMPILER_ERROR = Internal(
 
 DISPATCH_MODE = Internal(
     {"torch.utils._python_dispatch:TorchDispatchMode": EVERY_VERSION},
-    feature=_COMPARING,
-    without=_UNCOMPARED,
+    feature=f"{_COMPARING}, and {_BY_LAYOUT_MAP}",
+    without=f"{_UNCOMPARED}; a LayoutMap is refused",
+    backends=_HERE,
+)
+OPERATION_SCHEMA = Internal(
+    {"torch._ops:OpOverload._schema": EVERY_VERSION},
+    feature=_BY_LAYOUT_MAP,
+    without="refused",
     backends=_HERE,
 )
 LIST_SIGNATURES = Internal(

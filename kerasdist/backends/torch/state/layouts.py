@@ -16,6 +16,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.layout_maps import MapReader
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.sharded_optimizers import ShardedOptimizer, ShardRules
 from kerasdist.backends.torch.state.shards import Shard
@@ -159,8 +160,8 @@ class LayoutOptimizer(ShardedOptimizer):
                 found.append(shard.cut_across(part).contiguous())
                 self._held.append(shard)
                 continue
-            is_part = isinstance(held, LayoutShard) and tuple(gradient.shape) != held.shape
-            found.append(held.gather_inside(gradient) if is_part else gradient)
+            is_whole = not isinstance(held, LayoutShard) or tuple(gradient.shape) == held.shape
+            found.append(gradient if is_whole else held.gather_inside(gradient))
             self._held.append(None)
         return found
 
@@ -195,6 +196,8 @@ class LayoutRules(ShardRules):
 
     def __init__(self, layout_map: Any, workers: ProcessGroup, job: Job) -> None:
         """Arranges the workers in the mesh. All workers must call it."""
+        for internal in (internals.DISPATCH_MODE, internals.OPERATION_SCHEMA):
+            internal.require()
         mesh = layout_map.device_mesh
         kind = "cpu" if workers.device.type == "cpu" else "gpu"
         there = [f"{kind}:{number}" for number in range(job.num_workers)]

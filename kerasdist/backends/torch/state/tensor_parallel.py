@@ -85,7 +85,7 @@ class Leaf:
 
 @final
 class LayoutWeights(ShardedWeights):
-    """The weights of a strategy with a LayoutMap, and the way of tensors into and out of DTensor."""
+    """The weights of a strategy with a LayoutMap, and the way into and out of DTensor."""
 
     advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
 
@@ -105,7 +105,7 @@ class LayoutWeights(ShardedWeights):
         return None if leaf is None else leaf.tensor
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns a weight as a DTensor; None for a variable that is neither divided nor trained."""
+        """Returns a weight as a DTensor; None for a variable that is read as it is stored."""
         leaf = self._leaf(variable)
         if leaf is None:
             return None
@@ -178,7 +178,8 @@ class LayoutWeights(ShardedWeights):
         if isinstance(gradient, DTensor):
             leaf = self._leaf(variable)
             placements = _WHOLE if leaf is None else leaf.placements
-            return gradient.detach().redistribute(placements=placements).to_local()
+            whole: Any = gradient.detach()
+            return whole.redistribute(placements=placements).to_local()
         is_whole = shard is not None and tuple(gradient.shape) == shard.shape
         return shard.cut_inside(gradient) if shard is not None and is_whole else gradient
 
@@ -215,11 +216,8 @@ class LayoutWeights(ShardedWeights):
         with torch.no_grad():
             result = operation(*map_leaves(whole, list(args)), **map_leaves(whole, dict(kwargs)))
             changed: dict[int, DTensor] = {}
-            written = operation._schema.arguments  # noqa: SLF001
-            for place, parameter in enumerate(written):
-                given = args[place] if place < len(args) else kwargs.get(parameter.name)
-                if parameter.alias_info is None or not parameter.alias_info.is_write:
-                    continue
+            for place, name in private.list_written(operation):
+                given = args[place] if place < len(args) else kwargs.get(name)
                 for leaf in flatten(given):
                     if isinstance(leaf, DTensor):
                         self._write(leaf, wholes[id(leaf)])
@@ -321,7 +319,7 @@ def _is_by_outputs(weight: Any) -> bool:
     return isinstance(weight, DTensor) and weight.placements == (Along(0),)
 
 
-def _convolve(  # noqa: PLR0913, PLR0917  torch's parameters
+def _convolve(  # noqa: PLR0917  torch's parameters
     mesh: Any,
     inputs: Any,
     weight: Any,
@@ -350,7 +348,7 @@ def _convolve(  # noqa: PLR0913, PLR0917  torch's parameters
     return DTensor.from_local(own, mesh, (Along(1),), run_check=False)
 
 
-def _convolve_backward(  # noqa: PLR0913, PLR0917  torch's parameters
+def _convolve_backward(  # noqa: PLR0917  torch's parameters
     mesh: Any,
     gradient: Any,
     inputs: Any,
