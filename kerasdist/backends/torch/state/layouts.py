@@ -160,8 +160,10 @@ class LayoutOptimizer(ShardedOptimizer):
                 found.append(shard.cut_across(part).contiguous())
                 self._held.append(shard)
                 continue
-            is_whole = not isinstance(held, LayoutShard) or tuple(gradient.shape) == held.shape
-            found.append(gradient if is_whole else held.gather_inside(gradient))
+            if isinstance(held, LayoutShard) and tuple(gradient.shape) != held.shape:
+                found.append(held.gather_inside(gradient))
+            else:
+                found.append(gradient)
             self._held.append(None)
         return found
 
