@@ -74,8 +74,9 @@ def as_one_device(lab):
     slots = [part(one) for one in model.optimizer.variables if tuple(one.shape)]
     lab.equal([1 / each] * 4 + [sharded] * 2 + [1.0] * 6, slots)
     lab.alike(model.get_weights())
-    rows = {path.rpartition("/")[2]: row for path, *row in kd.describe_layout(model).rows[:4]}
-    lab.check("(None, model)" in rows["kernel"] or each == 1, f"{rows}")
+    if each > 1:
+        _, _, layout, why, _ = kd.describe_layout(model).rows[0]
+        lab.equal(("(None, model)", "key .*up/kernel"), (layout, why))
     with lab.folder() as folder:
         model.save(folder / "m.keras")
         whole = keras.models.load_model(folder / "m.keras")
@@ -106,7 +107,6 @@ def custom_loop(lab):
 @case("workers", backends=("jax",))
 def one_component_a_replica(lab):
     """A value has a component for each replica of a worker, not for each device."""
-    each = lab.replicas // lab.job.num_workers
     strategy = lab.strategy(sharding=_layouts(lab))
     with strategy.scope():
         variable = keras.Variable([1.0, 2.0])
@@ -174,19 +174,19 @@ def bad_maps(lab):
 
     class Counts(keras.layers.Layer):
         def build(self, shape):
-            self.total = self.add_weight(shape=shape[1:], trainable=False, name="total")
+            self.total = self.add_weight(shape=shape[1:], trainable=False, name="tally")
 
         def call(self, inputs):
             self.total.assign(self.total + 1.0)
             return inputs
 
-    strategy = lab.strategy(sharding=_map(lab, {".*total": ("model",)}))
+    strategy = lab.strategy(sharding=_map(lab, {".*tally": ("model",)}))
     if x.shape[1] % _shape(lab)[1]:
         return
     with strategy.scope():
         model = stack([Counts(), keras.layers.Dense(4)])
     with lab.raises(
-        kd.errors.UnsupportedError, "variable='.*total'. Leave it out of the LayoutMap"
+        kd.errors.UnsupportedError, "variable='.*tally'. Leave it out of the LayoutMap"
     ):
         model.fit(x, y, verbose=0)
 
@@ -256,7 +256,7 @@ def _of_many_layers():
     x = layers.LayerNormalization()(x)
     x = x + layers.MultiHeadAttention(2, 4, use_bias=False, name="attention")(x, x)
     model = keras.Model([inputs, ids], layers.Dense(4)(layers.Flatten()(x)))
-    return compiled(model, keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    return compiled(model, keras.optimizers.SGD(0.01, momentum=0.9), "mse")
 
 
 OF_LAYERS = {

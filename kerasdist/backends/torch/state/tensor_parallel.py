@@ -26,7 +26,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.state.gathered import ShardedWeights
-from kerasdist.backends.torch.state.shards import Shard, shard_of
+from kerasdist.backends.torch.state.shards import Shard, draw_all, shard_of
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.core.user_warnings import warn_user
@@ -130,6 +130,7 @@ class LayoutWeights(ShardedWeights):
     @contextmanager
     def in_step(self) -> Generator[None]:
         """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
+        draw_all()
         self._draw_alike()
         with implicit_replication(), private.intercept(self._run):
             try:
