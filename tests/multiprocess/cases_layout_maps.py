@@ -11,13 +11,12 @@ from tests.conformance.models import compiled, regression, stack
 from tests.conformance.registry import case
 from tests.multiprocess.loops import same_loop
 
-
 TORCH = ("torch",)
 BACKENDS = ("jax", "torch")
 
 
 def _shape(lab):
-    """The mesh: on JAX a worker is a replica, on PyTorch two workers are, or all of an odd number."""
+    """The mesh: on JAX a worker is a replica, on PyTorch two workers are, or all if odd."""
     workers = lab.job.num_workers
     if lab.backend == "torch":
         each = 2 if workers % 2 == 0 else workers
@@ -289,7 +288,7 @@ def layers(lab):
     lab.equal(1 / _shape(lab)[1], part(kernel))
 
 
-@case("workers", backends=TORCH)
+@case("workers", backends=TORCH, like="together")
 def half_precision(lab):
     """A mixed policy, whose weights are shards of float32."""
     if not _by_pairs(lab):
