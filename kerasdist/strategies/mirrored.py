@@ -85,8 +85,9 @@ class MirroredStrategy(Strategy):
                 are sharded. ``"full"``: the weights are sharded too. ``"auto"``: the same, but on
                 JAX by the layout map of the model's class if it has one. TensorFlow supports none
                 of these; on PyTorch each replica must be a process. Small variables stay whole, see
-                `kerasdist.Sharding`. On JAX also a ``keras.distribution.LayoutMap`` over a mesh
-                whose first axis divides the batch, and whose other axes divide variables.
+                `kerasdist.Sharding`. On JAX, and on PyTorch with a process per device, also a
+                ``keras.distribution.LayoutMap`` over a mesh whose first axis divides the batch, and
+                whose other axes divide variables.
             **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for that many
                 `devices`; any other is refused, with what to write instead.
 

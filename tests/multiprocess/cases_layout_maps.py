@@ -171,6 +171,9 @@ def bad_maps(lab):
     with lab.raises(ValueError, r"Received: key='absent/kernel', which no variable has"):
         model.fit(x, y, verbose=0)
 
+    with lab.raises(kd.errors.UnsupportedError, "rows of a replica.*Received: a dataset of which"):
+        absent.distribute_datasets_from_function(lambda context: [(x, y)])
+
     class Counts(keras.layers.Layer):
         def build(self, shape):
             self.total = self.add_weight(shape=shape[1:], trainable=False, name="tally")
@@ -194,6 +197,7 @@ UP_DOWN = {
     ".*up/kernel": (None, "model"),
     ".*up/bias": ("model",),
     ".*down/kernel": ("model", "batch"),
+    ".*last/kernel": ("batch", None),
 }
 
 
@@ -219,6 +223,33 @@ def together(lab):
         return compiled(model, optimizer, "mse")
 
     _trained(lab, build, UP_DOWN, *regression(13, outputs=4))
+
+
+@case("workers", backends=TORCH)
+def own_train_step(lab):
+    """A step of the user's, with a penalty on divided weights, and gradients read from weights."""
+    if not _by_pairs(lab):
+        return
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            self.zero_grad()
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred)
+            loss.backward()
+            weights = self.trainable_weights
+            gradients = [one.value.grad for one in weights]
+            self.optimizer.apply(gradients, weights)
+            return {"loss": loss}
+
+    def build():
+        penalty = keras.regularizers.L2(0.01)
+        up = keras.layers.Dense(8, "tanh", name="up", kernel_regularizer=penalty)
+        layers = [up, keras.layers.Dense(4, name="down"), keras.layers.Dense(4, name="last")]
+        return compiled(Own([keras.Input((4,)), *layers]), keras.optimizers.Adam(0.01), "mse")
+
+    _trained(lab, build, UP_DOWN, *regression(8, outputs=4))
 
 
 @case("workers", backends=TORCH, like="together")

@@ -275,6 +275,11 @@ class ReplicaSet(abc.ABC):
         )
 
     @property
+    def spans_workers(self) -> bool:
+        """Whether several workers compute the rows of one replica together."""
+        return self.options.devices_per_replica > len(self.devices)
+
+    @property
     def divides_state(self) -> bool:
         """Whether each worker of the job may hold only a part of a variable."""
         return self.job is not None and self.options.sharding is not None

@@ -34,8 +34,8 @@ _IN_THREADS = (
     "one process. A process per device compiles: `kerasdist run --workers gpu script.py`."
 )
 _GATHERS = (
-    'With sharding="full" weights are gathered while the model runs, which torch.compile cannot '
-    'follow. sharding="optimizer" compiles.'
+    'With sharding="full" weights are gathered while the model runs, and with a LayoutMap it runs '
+    'by DTensor, which torch.compile cannot follow here. sharding="optimizer" compiles.'
 )
 
 
@@ -154,7 +154,8 @@ class TorchTrainer(ReplicatedTrainer):
         """Refuses a model whose calls cannot be made in passes, as far as that is known."""
         if self._gathers_weights:
             raise refused(
-                'weights that are sharded (sharding="full"), which each pass would gather'
+                'weights that are sharded (sharding="full"), which each pass would gather, or that '
+                "a LayoutMap divides"
             )
         if (
             self.model.jit_compile

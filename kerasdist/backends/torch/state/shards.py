@@ -78,6 +78,11 @@ class Shard:
         return math.prod(self.shape)
 
     @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those that hold equal shards."""
+        return self.group.is_first
+
+    @property
     def own_shape(self) -> tuple[int, ...]:
         """The shape of this worker's shard."""
         return (self.end - self.begin,)
@@ -323,7 +328,7 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
         return keras_compat.ops.convert_to_numpy(own)
 
     dtype = keras.backend.standardize_dtype(own.dtype)
-    return [HeldShard(region, dtype, read, write, shard.group.is_first)]
+    return [HeldShard(region, dtype, read, write, shard.is_first)]
 
 
 @contextmanager

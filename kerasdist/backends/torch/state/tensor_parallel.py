@@ -132,7 +132,7 @@ class LayoutWeights(ShardedWeights):
         """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
         draw_all()
         self._draw_alike()
-        with implicit_replication(), private.intercept(self._run):
+        with private.intercept(self._run):
             try:
                 yield
             finally:
@@ -194,7 +194,9 @@ class LayoutWeights(ShardedWeights):
             return result
         if operation not in _WRONG and torch.Tag.nondeterministic_seeded not in operation.tags:
             try:
-                return _summed(operation(*args, **kwargs))
+                # for each, since the threads of a GPU's backward pass do not inherit it
+                with implicit_replication():
+                    return _summed(operation(*args, **kwargs))
             except (NotImplementedError, RuntimeError) as error:
                 if not _has_no_rule(error):
                     raise
