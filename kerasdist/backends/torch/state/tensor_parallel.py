@@ -32,7 +32,7 @@ from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.state.layouts import LayoutShard
+    from kerasdist.backends.torch.state.layout_shards import LayoutShard
     from kerasdist.backends.torch.workers.process_group import ProcessGroup
 
 _WHOLE = (Replicate(),)
