@@ -274,9 +274,23 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
     batches_of(dataset)  # other objects raise an error here, before the loop
     job, policy = job_of(strategy), policy_of(dataset, options.auto_shard_policy)
     if job is not None and not policy.keeps_global_batches:
+        _require_own_rows(strategy)
         own = WorkerBatches(own_source(dataset, policy, job), job)
         return _preferred(ShardedDataset(own, strategy, options))
     return _preferred(DividedDataset(dataset, strategy, options))
+
+
+def _require_own_rows(strategy: StrategyLike) -> None:
+    """Refuses what each worker reads by itself, where several workers need the same rows."""
+    replicas: Any = strategy.replica_set
+    if replicas is not None and replicas.spans_workers:
+        raise UnsupportedError(
+            "Expected global batches, of which all workers read the same: with this LayoutMap the "
+            f"rows of a replica are those of {replicas.options.devices_per_replica} workers. "
+            "Received: a dataset of which each worker reads its own. Pass the global batches to "
+            "fit or strategy.distribute_dataset, with AutoShardPolicy.OFF for a tf.data pipeline "
+            "with options."
+        )
 
 
 def shards_itself(dataset: object) -> bool:
@@ -293,6 +307,7 @@ def from_function(
 
     The function is called once for this process, or once for each of its replicas.
     """
+    _require_own_rows(strategy)
     replicas = strategy.num_replicas_in_sync
     each = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
     here = strategy.local_replicas

@@ -93,8 +93,9 @@ class MirroredStrategy(Strategy):
                 are sharded. ``"full"``: the weights are sharded too. ``"auto"``: the same, but on
                 JAX by the layout map of the model's class if it has one. TensorFlow supports none
                 of these; on PyTorch each replica must be a process. Small variables stay whole, see
-                `kerasdist.Sharding`. On JAX also a ``keras.distribution.LayoutMap`` over a mesh
-                whose first axis divides the batch, and whose other axes divide variables.
+                `kerasdist.Sharding`. On JAX, and on PyTorch with a process per device, also a
+                ``keras.distribution.LayoutMap`` over a mesh whose first axis divides the batch, and
+                whose other axes divide variables.
             offload: Which variables the host's memory holds, so that a larger model fits.
                 ``"optimizer"``: those of the optimizer that belong to a weight, except small ones;
                 a step brings them to the device, updates them, and takes them back. Works with and

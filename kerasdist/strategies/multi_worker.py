@@ -89,8 +89,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             check: The same as in `MirroredStrategy`.
             sharding: The same as in `MirroredStrategy`. The mesh of a LayoutMap has the devices of
                 all workers, numbered from 0 in the order of the workers: ``"gpu:8"`` is the first
-                device of worker 1 if each worker has eight. All devices of one replica must belong
-                to one worker.
+                device of worker 1 if each worker has eight. On JAX all devices of one replica must
+                belong to one worker; on PyTorch each device is a worker.
             offload: The same as in `MirroredStrategy`.
             **earlier: `communication`, the name in ``tf.distribute.experimental`` for the
                 `implementation` of the options; and arguments of 2018, as in `MirroredStrategy`.

@@ -266,14 +266,21 @@ class ReplicaSet(abc.ABC):
         self.steps_ahead = 1 if self.on_cpu else _STEPS_AHEAD
         self.options = options
         self.job = job
-        here = len(self.devices) // options.devices_per_replica
         self.rank, self.num_workers = (0, 1) if job is None else (job.rank, job.num_workers)
-        self.num_replicas = self.num_workers * here
-        self.local_replicas = range(self.rank * here, (self.rank + 1) * here)
+        here, each = len(self.devices), options.devices_per_replica
+        self.num_replicas = self.num_workers * here // each
+        # a replica of several workers, which torch has, is a replica of each of them
+        first = self.rank * here // each
+        self.local_replicas = range(first, first + max(here // each, 1))
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
         self.first_batches = FirstBatches(
             job, wanted=options.check != "off", count_begun=count_begun
         )
+
+    @property
+    def spans_workers(self) -> bool:
+        """Whether several workers compute the rows of one replica together."""
+        return self.options.devices_per_replica > len(self.devices)
 
     @property
     def divides_state(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -147,11 +148,13 @@ class TorchProfiler(Profiler):
         return read_chrome_trace(folder / _TRACE)
 
 
-def _check_sharding(sharding: object, devices: Sequence[Device], job: Job | None) -> None:
-    if not isinstance(sharding, Sharding):
+def _check_sharding(sharding: Any, devices: Sequence[Device], job: Job | None) -> None:
+    if not isinstance(sharding, Sharding) and job is None:
+        size = math.prod(sharding.device_mesh.shape)
         raise UnsupportedError(
-            "Expected sharding to be None, a name or a kerasdist.Sharding on PyTorch. "
-            f"Received: {sharding!r:.200}. Set KERAS_BACKEND=jax for a LayoutMap."
+            "Expected one device per process, for a LayoutMap on PyTorch. Received: a mesh of "
+            f"{size} devices, with devices={[str(device) for device in devices]} in one process. "
+            f"Start a worker for each device: kerasdist run --workers {size} script.py."
         )
     if job is None and len(devices) > 1:
         raise UnsupportedError(

@@ -6,6 +6,7 @@ from kerasdist.core.internals import REFUSED, Internal, internal
 
 _COMPARING = "comparing a training step with one device's on PyTorch"
 _UNCOMPARED = "refused; `fit` goes on without comparing its first step"
+_BY_LAYOUT_MAP = "a keras.distribution.LayoutMap on PyTorch"
 _NORMALIZING = "BatchNormalization by torch's kernels on GPUs"
 _BY_KERAS = "Keras's own operations, which are slower"
 _ONE_BY_ONE = "the same numbers, by a kernel for each tensor: slower on GPUs"
@@ -50,7 +51,12 @@ COMPILER_ERROR = internal(
     "its `fit` ends with torch's error",
 )
 
-DISPATCH_MODE = internal("torch.utils._python_dispatch:TorchDispatchMode", _COMPARING, _UNCOMPARED)
+DISPATCH_MODE = internal(
+    "torch.utils._python_dispatch:TorchDispatchMode",
+    f"{_COMPARING}, and {_BY_LAYOUT_MAP}",
+    f"{_UNCOMPARED}; a LayoutMap is refused",
+)
+OPERATION_SCHEMA = internal("torch._ops:OpOverload._schema", _BY_LAYOUT_MAP)
 LIST_SIGNATURES = internal(
     "torch.fx.operator_schemas:get_signature_for_torch_op", _COMPARING, _UNCOMPARED
 )

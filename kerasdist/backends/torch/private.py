@@ -136,6 +136,16 @@ def _interceptor() -> type[Any]:
     return Interceptor
 
 
+def list_written(operation: Any) -> list[tuple[int, str]]:
+    """Returns the places and names of the parameters that an operation of torch writes to."""
+    arguments = internals.OPERATION_SCHEMA.of(operation).arguments
+    return [
+        (place, one.name)
+        for place, one in enumerate(arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
+
+
 def list_parameters(operation: Callable[..., object]) -> list[str]:
     """Returns the names of the parameters of an operation of torch, in order."""
     [signature] = internals.LIST_SIGNATURES.get()(operation)

@@ -63,3 +63,21 @@ def test_equals_plain_keras(results, backend, case):
     assert "error" not in plain, plain["error"]
     assert "error" not in ours, ours["error"]
     assert not differences(plain, ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
+def test_own_map_on_torch_workers(workers):
+    """Gemma by its class's map: tensor parallelism by DTensor, with the batch over the replicas."""
+    output = run_python(
+        *("-m", "kerasdist", "run", "--workers", str(workers)),
+        "tests/keras_suites/hub/layout_script.py",
+        seconds=SECONDS,
+        KERAS_BACKEND="torch",
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(PACKAGES)]),
+    )
+    line = next(one for one in output.splitlines() if '"replicas"' in one)
+    facts, end = json.JSONDecoder().raw_decode(line[line.index("{") :])
+    assert facts == {"replicas": workers // 2, "divided": facts["divided"]}
+    assert facts["divided"] >= 3 * 14  # the weights of two blocks and the table, and their slots
+    assert float(line[line.index("{") :][end:]) < ABSOLUTE

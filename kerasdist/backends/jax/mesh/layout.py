@@ -7,7 +7,6 @@ optimizer's variable belongs.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import operator
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.layout_maps import MapReader, key_of
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
 from kerasdist.backends.jax.mesh.arrays import HOST
@@ -158,7 +158,7 @@ class OverReplicas:
             for name, own in self.own_maps.items():
                 layout = own[weight.path]
                 if layout is not None and "batch" in layout.axes:
-                    known = layout.axes.index("batch"), f"{_key_of(layout, own)} of {name}"
+                    known = layout.axes.index("batch"), f"{key_of(layout, own)} of {name}"
             _own_axes.put(weight, known)
         return known
 
@@ -214,64 +214,27 @@ class ByLayoutMap:
 
     def __init__(self, layout_map: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
         """Stores the map, the sizes of its mesh's axes, and their names in the strategy's mesh."""
-        self._map = layout_map
-        self._sizes = sizes
+        self._reader = MapReader(layout_map, sizes, of_outputs=True)
         self._names = names
-        self._paths: set[str] = set()  # paths of all variables that were looked up
-        self._outputs: set[str] = set()  # paths of layers' outputs, once a step was traced
-        self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
         """Raises a ValueError if a key of the map fits no existing variable, and no output."""
-        there = len(self._paths), len(self._map), len(self._outputs)
-        if there == self._looked_through:  # steps check this repeatedly
-            return
-        paths = self._paths | self._outputs
-        used = {id(self._map[path]) for path in paths}
-        for key, layout in self._map.items():
-            may_follow = key.endswith("output") and not self._outputs
-            if id(layout) not in used and not may_follow:
-                near = difflib.get_close_matches(key, paths, 3, cutoff=0.0)
-                raise ValueError(
-                    "Expected each key of the LayoutMap to be the path of a variable, or of a "
-                    "layer's output, such as 'sequential/dense/output', or a regular expression "
-                    f"for all of one. Received: key={key!r}, which no variable has that was made "
-                    f"so far, and no output; the nearest paths are {', '.join(near)}. Correct the "
-                    "key, leave it out, or make the model that it is for before the first step."
-                )
-        self._looked_through = there
+        self._reader.require_useful()
 
     def output_spec(self, path: str) -> PartitionSpec | None:
         """Returns the map's entry for a layer's output; None if a key is for variables, too."""
-        self._outputs.add(path)
-        layout = self._map[path]
-        if layout is None or any(self._map[one] is layout for one in self._paths):
+        axes = self._reader.output_axes(path)
+        if axes is None:
             return None
-        sizes = [self._sizes.get(axis, 1) for axis in layout.axes]
-        pairs = zip(layout.axes, sizes, strict=True)
-        return PartitionSpec(*[self._names[axis] if size > 1 else None for axis, size in pairs])
+        return PartitionSpec(*(None if axis is None else self._names[axis] for axis in axes))
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns the map's entry for a variable, or for the weight of an optimizer's variable."""
-        owner = weight_of(variable)
-        self._paths.add(owner.path)
-        layout = self._map[owner.path]
-        if layout is None or tuple(owner.shape) != tuple(variable.shape):
+        axes = self._reader.axes(weight_of(variable), tuple(variable.shape))
+        if axes is None:
             return WHOLE
-        counts = [self._sizes.get(one, 1) for one in layout.axes]
-        shape = tuple(variable.shape)
-        if len(counts) != len(shape) or any(
-            size % count for size, count in zip(shape, counts, strict=True)
-        ):
-            raise ValueError(
-                "Expected an axis of the mesh, or None, for each axis of the variable, which must "
-                f"divide it evenly. Received: layout={layout.axes} for the variable {owner.path!r} "
-                f"of shape {shape}, on a mesh of {dict(self._sizes)}. Change the LayoutMap."
-            )
-        pairs = zip(layout.axes, counts, strict=True)
-        axes = [self._names[axis] if count > 1 else None for axis, count in pairs]
-        # Specs that JAX returns leave out axes of size 1, so these do, to be equal to them.
-        return PartitionSpec(*axes) if any(axes) else WHOLE
+        # Specs that JAX returns leave out axes of size 1, as these do, to be equal to them.
+        return PartitionSpec(*(None if axis is None else self._names[axis] for axis in axes))
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
         """Returns the layout map's entry for the weight."""
@@ -279,12 +242,7 @@ class ByLayoutMap:
 
     def why(self, variable: keras.Variable) -> str:
         """Returns the reason that a table gives for the result of `spec`."""
-        owner = weight_of(variable)
-        layout = self._map[owner.path]
-        if layout is None:
-            return "no key of the map"
-        is_alike = tuple(owner.shape) == tuple(variable.shape)
-        return _key_of(layout, self._map) if is_alike else "not of its weight's shape"
+        return self._reader.why(weight_of(variable), tuple(variable.shape))
 
 
 @final
@@ -462,10 +420,6 @@ class Layout:
 
     def _constrained(self, tensor: jax.Array, spec: PartitionSpec) -> jax.Array:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
-
-
-def _key_of(layout: object, layout_map: Mapping[str, object]) -> str:
-    return f"key {next(key for key, one in layout_map.items() if one is layout)}"
 
 
 @contextlib.contextmanager

@@ -171,7 +171,7 @@ class Steps:
         def drawing_alike(batch: object) -> Any:
             if current.replica is not None:
                 return step(batch)
-            with chiefs_draws(self._group, self._replicas.torch_devices[0]):
+            with chiefs_draws(self._replicas.workers, self._replicas.torch_devices[0]):
                 return step(batch)
 
         return drawing_alike

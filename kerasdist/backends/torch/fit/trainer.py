@@ -34,8 +34,8 @@ _IN_THREADS = (
     "one process. A process per device compiles: `kerasdist run --workers gpu script.py`."
 )
 _GATHERS = (
-    'With sharding="full" weights are gathered while the model runs, which torch.compile cannot '
-    'follow. sharding="optimizer" compiles.'
+    'With sharding="full" weights are gathered while the model runs, and with a LayoutMap it runs '
+    'by DTensor, which torch.compile cannot follow here. sharding="optimizer" compiles.'
 )
 
 
@@ -64,7 +64,11 @@ class TorchTrainer(ReplicatedTrainer):
         collectives = collectives_here() if compiled else None
         if compiled and collectives and trial is None:
             return compiled(collectives, self.model, original, args, kwargs)
-        outputs = original(*args, **kwargs)
+        weights = scope.weights if isinstance(scope, ReplicaScope) else None
+        if weights is not None and not keras_compat.is_in_layer():
+            outputs = weights.plain(original(*weights.joint(args), **weights.joint(kwargs)))
+        else:
+            outputs = original(*args, **kwargs)
         if trial is not None:
             trial.record_outputs(self.model, outputs)
         return outputs
@@ -86,6 +90,8 @@ class TorchTrainer(ReplicatedTrainer):
 
         if model.train_function is None or force:
             self._require_places_of_gradients()
+            if self.replicas.shard_rules is not None:
+                self.replicas.shard_rules.require_useful()
             function = self._steps.make_train_function(step, self._as_plain_keras(step))
             model.train_function = self._checked(function) if may_differ(model) else function
         return model.train_function
@@ -147,7 +153,8 @@ class TorchTrainer(ReplicatedTrainer):
         """Refuses a model whose calls cannot be made in passes, as far as that is known."""
         if self._gathers_weights:
             raise refused(
-                'weights that are sharded (sharding="full"), which each pass would gather'
+                'weights that are sharded (sharding="full"), which each pass would gather, or that '
+                "a LayoutMap divides"
             )
         if (
             self.model.jit_compile

@@ -179,6 +179,13 @@ class TorchCollectives(Collectives):
         In every process the last replica to arrive runs the update, in cross-replica context.
         """
         # The gradients of torch's embeddings may be sparse.
+        weights = self.scope.weights
+        if weights is not None:
+            known = variables or keras_compat.optimized_variables(optimizer)
+            gradients = [
+                None if gradient is None else weights.own_gradient(gradient, variable)
+                for gradient, variable in zip(gradients, known, strict=True)
+            ]
         gradients = [None if one is None else one.to_dense() for one in gradients]
 
         def update(
@@ -216,6 +223,7 @@ class TorchCollectives(Collectives):
 
     def differentiated_loss(self, loss: torch.Tensor, *, is_weighted: bool) -> torch.Tensor:
         """Returns the loss, as a `WeightedLoss` if it was already multiplied by the weight."""
+        loss = self._plain(loss)
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 
     def all_sum(
@@ -224,35 +232,45 @@ class TorchCollectives(Collectives):
         """Returns each tensor summed over the replicas, differentiable (see `GlobalSum`)."""
         if options is not DEFAULT_COMMUNICATION:
             checks.check_communication(options, "PyTorch, in all_reduce,", ())
-        tensors = [as_tensor(tensor) for tensor in tensors]
+        tensors = self._plain([as_tensor(tensor) for tensor in tensors])
         if not tensors:
             return []
         check_summable(tensors)
         if torch.compiler.is_compiling():
             return graph_ops.all_sum(tensors, self.number)
-        return list(GlobalSum.apply(self, self.label("all_sum"), 1.0, 1.0, *tensors))
+        return self._joint(list(GlobalSum.apply(self, self.label("all_sum"), 1.0, 1.0, *tensors)))
 
     @torch.compiler.disable
     def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
         """Returns the replicas' tensors concatenated along an axis, differentiable."""
-        return GlobalGather.apply(self, self.label("all_gather"), as_tensor(tensor), axis, False)
+        own = self._plain(as_tensor(tensor))
+        return self._joint(GlobalGather.apply(self, self.label("all_gather"), own, axis, False))
 
     def all_stack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the replicas' tensors stacked along a new first axis, differentiable."""
         if torch.compiler.is_compiling():
             replicas = self._count * self._group.size
             return graph_ops.all_stack(tensor, self.number, replicas)
-        return GlobalGather.apply(self, self.label("all_stack"), tensor[None], 0, True)
+        own = self._plain(tensor)[None]
+        return self._joint(GlobalGather.apply(self, self.label("all_stack"), own, 0, True))
 
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Returns mean and variance over all replicas; None for what `GlobalMoments` leaves."""
-        rows = batch_norm.rows_of(inputs, axes)
+        rows = batch_norm.rows_of(self._plain(inputs), axes)
         if rows is None:
             return None
         mean, variance = GlobalMoments.apply(self, self.label("all_moments"), rows)
-        return mean, variance
+        return self._joint((mean, variance))
+
+    def _plain(self, structure: Any) -> Any:
+        weights = self.scope.weights
+        return structure if weights is None else weights.plain(structure)
+
+    def _joint(self, structure: Any) -> Any:
+        weights = self.scope.weights
+        return structure if weights is None else weights.joint(structure)
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import compress
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
@@ -23,6 +23,9 @@ from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core.context import current, replica_scope
 
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.state.gathered import ShardedWeights
+
 
 @final
 class FirstDraw:
@@ -32,14 +35,19 @@ class FirstDraw:
     replicas share the generator of the thread that runs the step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: ShardedWeights | None) -> None:
         self.generator: Any = None
+        self._weights = weights
 
     def next(self, ordered: bool = True) -> Any:
         """Returns the next seed, as ``keras.random.SeedGenerator`` does."""
         if self.generator is None:
             with keras_compat.outside_stateless_scopes(), replica_scope(None):
                 self.generator = keras.random.SeedGenerator()
+                if self._weights is not None:
+                    [state] = keras_compat.stored_values([self.generator.state])
+                    [equal] = self._weights.equalize([state])
+                    state.copy_(equal)
         return self.generator.next(ordered=ordered)
 
 
@@ -129,7 +137,9 @@ def _dropped(
     if torch.compiler.is_compiling():
         return inputs * (_kept_in_graph(inputs, 1.0 - rate, collectives.number) / (1.0 - rate))
     generator = collectives.draws.generator(collectives.rank)
-    return inputs * _kept(inputs, 1.0 - rate, generator).div_(1.0 - rate)
+    # A DTensor could not draw by a generator.
+    like = torch.empty(inputs.shape, dtype=inputs.dtype) if collectives.scope.weights else inputs
+    return inputs * _kept(like, 1.0 - rate, generator).div_(1.0 - rate)
 
 
 @torch.library.custom_op(  # torch's compiler does not support generators

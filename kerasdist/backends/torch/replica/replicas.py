@@ -46,14 +46,14 @@ from kerasdist.backends.torch.state import sharded_optimizers, shards
 from kerasdist.backends.torch.state.components import Components, LoopRules
 from kerasdist.backends.torch.state.host_memory import is_on_host
 from kerasdist.backends.torch.state.reads import require_outside
-from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
+from kerasdist.backends.torch.state.sharded_optimizers import RulesBySize, ShardRules
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
 from kerasdist.backends.torch.workers.buckets import GradientSum, in_buckets
 from kerasdist.backends.torch.workers.process_group import Group, ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
 from kerasdist.core.context import current, enclosing_replica, replica_scope
 from kerasdist.core.devices import Device
-from kerasdist.core.sharding import HeldShard
+from kerasdist.core.sharding import HeldShard, Sharding
 from kerasdist.core.structures import Arguments, flatten, map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.autoshard import WorkerBatches
@@ -74,7 +74,8 @@ class TorchReplicaSet(ReplicaSet):
     continue to run while the next replica launches its own. In a job each worker has one replica.
 
     Attributes:
-        group: The collectives between the processes that hold replicas.
+        workers: The collectives between all workers.
+        group: The collectives between this worker and those of the other replicas.
         gradient_sum: Sums the workers' gradients after the backward pass; None if there is one
             worker.
         torch_devices: The devices as objects of torch.
@@ -107,18 +108,18 @@ class TorchReplicaSet(ReplicaSet):
         self.timeout = Timeouts.of_environment().meeting
         self._replicas: LocalReplicas | None = None
         self._one_step = threading.Lock()
-        self.group = Group()
+        self.workers = self.group = Group()
         self.gradient_sum: GradientSum | None = None
         self.shard_rules: ShardRules | None = None
         if job is not None:
             [device] = self.torch_devices
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            group = self.group = ProcessGroup(job, device, options.communication)
-            self.gradient_sum = GradientSum(group, job)
+            self.workers = self.group = ProcessGroup(job, device, options.communication)
             if self.divides_state:
-                self.shard_rules = ShardRules(options.sharding, group, job)
+                self._divide_state(self.workers, job)
                 self.reads_need_all_workers = True
+            self.gradient_sum = GradientSum(self.group, job)
         self.gradients_travel_as = self.group.gradients_travel_as
         # NCCL's collectives return at once, so the host does not wait inside of them.
         self.measures_collectives = job is not None and self.on_cpu
@@ -134,6 +135,17 @@ class TorchReplicaSet(ReplicaSet):
                 hooks.install()
             if not self.on_cpu:
                 batch_norm.install()
+
+    def _divide_state(self, workers: ProcessGroup, job: Job) -> None:
+        sharding = self.options.sharding
+        if isinstance(sharding, Sharding):
+            self.shard_rules = RulesBySize(sharding, workers, job)
+            return
+        # imported here, because few programs need DTensor
+        from kerasdist.backends.torch.state.layouts import LayoutRules
+
+        rules = self.shard_rules = LayoutRules(sharding, workers, job)
+        self.group = rules.column
 
     @cached_property
     def runner(self) -> Runner:
@@ -161,7 +173,7 @@ class TorchReplicaSet(ReplicaSet):
             return WholeBatchesAdapter(adapter, self.first_batches)
         if keras_compat.takes_rows(adapter):
             [device] = self.torch_devices
-            return OwnRowsAdapter(adapter, self.job.num_workers, self.job.rank, device)
+            return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas.start, device)
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
@@ -181,7 +193,7 @@ class TorchReplicaSet(ReplicaSet):
         # Buckets limit the memory, because a message holds copies of its tensors.
         for members in in_buckets(dict(enumerate(own))):
             some = [own[index] for index in members]
-            for mine, sent in zip(some, self.group.from_chief(some), strict=True):
+            for mine, sent in zip(some, self.workers.from_chief(some), strict=True):
                 chiefs = sent.to(mine.device)  # the host holds what is offloaded
                 # Equal values are not written, because a write invalidates components.
                 if not torch.equal(mine, chiefs):
@@ -199,8 +211,7 @@ class TorchReplicaSet(ReplicaSet):
     def _divided(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         shard = shards.shard_of(variable)
         if shard is not None:
-            held = (shard.end - shard.begin,)
-            return f"flattened, by {shard.group.size}", "PyTorch divides any shape", held
+            return *shard.described(), shard.own_shape
         if self.shard_rules is None:
             return super().held(variable)
         return "whole", self.shard_rules.why_whole(variable), tuple(variable.shape)
@@ -338,7 +349,7 @@ class LocalReplicas:
         rules.begin(scopes)
         makes_generator = keras_compat.has_no_seed_generator()
         if makes_generator:
-            first_draw = FirstDraw()
+            first_draw = FirstDraw(self._weights)
             keras_compat.set_global_seed_generator(first_draw)
         try:
             if self._threads is None:
@@ -394,6 +405,8 @@ class LocalReplicas:
                 if part.local_batch is not None:
                     part.local_batch.note_in(error)
                 raise
+            if self._weights is not None:
+                result = self._weights.plain(result)
         if not rules.is_fit:
             keras_compat.initialize_waiting_variables()
         return result

@@ -18,10 +18,11 @@ The gathers are collectives, so all workers must read the same weights in the sa
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
@@ -83,18 +84,67 @@ class _Saved:
     version: int
 
 
-@final
-class GatheredWeights:
+class ShardedWeights(abc.ABC):
     """The sharded weights of a process's replica, as the replica's steps see them.
 
     Attributes:
         are_differentiated: Whether the backward pass of Keras's own `train_step` is over. After it,
             until the optimizer's update, that step reads only gradients.
+        advice: How a user keeps a weight whole that a step changes.
     """
+
+    are_differentiated = False
+    advice: str
+
+    @abc.abstractmethod
+    def add(self, variable: keras.Variable, shard: Shard) -> None:
+        """Adds a new weight."""
+
+    @abc.abstractmethod
+    def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
+        """Returns the autograd leaf of a weight; None for one that is read as it is stored."""
+
+    @abc.abstractmethod
+    def read(self, variable: keras.Variable) -> torch.Tensor | None:
+        """Returns the value of a weight; None for one that is read as it is stored."""
+
+    @abc.abstractmethod
+    def has_frozen(self, value: object) -> bool:
+        """Returns whether a value is that of a gathered weight that is not trained."""
+
+    @abc.abstractmethod
+    def in_step(self) -> AbstractContextManager[None]:
+        """Returns the context of a replica's step."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Drops gathered values, for example after an update."""
+
+    def plain(self, structure: Any) -> Any:
+        """Returns a structure in which each tensor is plain, and whole on this worker."""
+        return structure
+
+    def joint(self, structure: Any) -> Any:
+        """Returns a structure of the tensors that are computed with weights."""
+        return structure
+
+    def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns tensors that are equal on all workers of a replica."""
+        return list(tensors)
+
+    def own_gradient(self, gradient: torch.Tensor, variable: keras.Variable) -> torch.Tensor:
+        """Returns a gradient of a weight as this worker holds it, before it is summed."""
+        return gradient
+
+
+@final
+class GatheredWeights(ShardedWeights):
+    """The weights that are gathered whole when a layer reads them."""
+
+    advice = "Raise min_size of kerasdist.Sharding, so that it stays whole on each worker."
 
     def __init__(self, *, in_layers: bool) -> None:
         """Starts without weights; `in_layers`: whether layers read sharded weights."""
-        self.are_differentiated = False
         self._in_layers = in_layers
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
@@ -123,6 +173,11 @@ class GatheredWeights:
             self._leaves.put(variable, leaf)
             self._release(leaf.group)
         return leaf
+
+    def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
+        """Returns the leaf's tensor of a sharded variable, else None."""
+        shard = shard_of(variable)
+        return None if shard is None else self.leaf(variable, shard).tensor
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a sharded variable's value, None if the variable is whole on each worker."""

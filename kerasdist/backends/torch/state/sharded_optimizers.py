@@ -8,10 +8,11 @@ themselves are gathered from the updated shards.
 
 from __future__ import annotations
 
+import abc
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -21,7 +22,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.state import host_memory, shards
-from kerasdist.backends.torch.state.gathered import GatheredWeights
+from kerasdist.backends.torch.state.gathered import GatheredWeights, ShardedWeights
 from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, padded
 from kerasdist.core import ownership
 from kerasdist.core.context import current, scoped_strategy
@@ -45,12 +46,11 @@ _sharded: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ShardedOptimizer
 _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-@final
 class ShardedOptimizer:
     """Which slots of one optimizer, and which of the weights that it updates, are sharded."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
-        """Starts without slots."""
+        """Starts without slots; `group`: the workers that divide the variables."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[tuple[keras.Variable, Shard]] = []
@@ -58,12 +58,13 @@ class ShardedOptimizer:
         # For each gradient of the running update, whether the gradient is a shard.
         self._are_shards: list[bool] = []
 
-    def add(self, weight: keras.Variable, slot: keras.Variable) -> None:
-        """Shards a slot of a weight."""
-        shard = shards.shard(slot, self.group)
+    def add(self, weight: keras.Variable, slot: keras.Variable, new: Callable[[], Shard]) -> None:
+        """Shards a slot of a weight, by a new shard."""
+        shard = new()
+        shards.keep_shard(slot, shard)
         self._slots.append((slot, shard))
         if self._weights.get(weight) is None:
-            self._weights.put(weight, Shard(shard.shape, self.group))
+            self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
         """Returns the shard of a weight that this worker updates; None if it updates all of it."""
@@ -74,6 +75,9 @@ class ShardedOptimizer:
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
         """Returns the shards of gradients by index, without gradients that are not sharded."""
+        return self._shards_by_index(variables)
+
+    def _shards_by_index(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
         found = {index: self.updated(one) for index, one in enumerate(variables)}
         return {index: shard for index, shard in found.items() if shard is not None}
 
@@ -81,7 +85,7 @@ class ShardedOptimizer:
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
         """Returns the gradients; full gradients are cut to this worker's shards."""
-        held = self.of_gradients(variables)
+        held = self._shards_by_index(variables)
         self._are_shards = [index in held for index in range(len(gradients))]
         return [
             held[index].cut(one) if index in held and one.numel() == held[index].size else one
@@ -137,9 +141,10 @@ def _state_of(
     updating = keras_compat.updating(optimizer)
     state = _sharded.get(updating)
     if state is None:
-        held = next(filter(None, map(shards.shard_of, weights)), None)
-        if held is not None:
-            state = _sharded[updating] = ShardedOptimizer(updating, held.group)
+        held = next((one for one in weights if shards.shard_of(one) is not None), None)
+        rules = None if held is None else _rules_of(ownership.strategy_of(held))
+        if rules is not None:
+            state = _sharded[updating] = rules.new_state(updating)
     return state
 
 
@@ -194,10 +199,13 @@ def _make_slot(
     slot = original(optimizer, reference_variable, *args, **kwargs)
     strategy = ownership.strategy_of(reference_variable)
     rules = _rules_of(strategy)
-    if rules is not None and rules.shards_update(optimizer, reference_variable):
-        if optimizer not in _sharded:
-            _sharded[optimizer] = ShardedOptimizer(optimizer, rules.group)
-        _sharded[optimizer].add(reference_variable, slot)
+    if rules is not None:
+        rules.note_slot(reference_variable, slot)
+        if rules.shards_update(optimizer, reference_variable):
+            if optimizer not in _sharded:
+                _sharded[optimizer] = rules.new_state(optimizer)
+            new = partial(rules.new_shard, reference_variable)
+            _sharded[optimizer].add(reference_variable, slot, new)
     replicas: Any = None if strategy is None else strategy.replica_set
     options = None if replicas is None else replicas.options
     if options is not None and options.offload and not is_small(options.sharding, slot.shape):
@@ -275,53 +283,54 @@ _NEEDED = (
 )
 
 
-@final
-class ShardRules:
-    """Which variables of a strategy are sharded.
+class ShardRules(abc.ABC):
+    """Which variables of a strategy are sharded, and how.
 
     Attributes:
-        group: The workers that divide the variables: all workers, or those of one machine.
         shards_weights: Whether weights are sharded too, and not only the optimizer's slots.
-        weights: The sharded weights, as steps see them.
+        weights: The weights, as steps see them.
     """
 
-    def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
-        """Stores the sharding that the user has asked for."""
+    shards_weights = True
+    weights: ShardedWeights
+
+    def __init__(self, workers: ProcessGroup, job: Job) -> None:
+        """Stores the workers of the job."""
         for internal in _NEEDED:
             internal.require()
         install()
-        self._workers = group
-        self.group = group
-        if sharding.within is not None:
-            self.group = group.within_host(job.workers_a_host())
-        self.shards_weights = sharding.divides_weights
-        self.weights = GatheredWeights(in_layers=self.shards_weights)
+        self._workers = workers
         self._job = job
-        self._sharding = sharding
         self._warned: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
-    def serves(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable is a weight that is large enough, trained or quantized."""
-        if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
-            return False
-        dtype = keras_compat.stored_dtype(variable)
-        # Others that are not trained may change in a step, which takes whole ones.
-        is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
-        return dtype == "int8" or (keras.backend.is_float_dtype(dtype) and is_weight)
+    @abc.abstractmethod
+    def new_state(self, optimizer: keras.optimizers.Optimizer) -> ShardedOptimizer:
+        """Returns the state of an optimizer without slots."""
 
+    @abc.abstractmethod
+    def new_shard(self, variable: keras.Variable) -> Shard:
+        """Returns a new shard of a variable that these rules shard."""
+
+    @abc.abstractmethod
+    def serves(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable is a weight that is sharded."""
+
+    @abc.abstractmethod
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns the reason that a table gives for a variable that is not divided."""
-        if self._sharding.is_small(variable.shape):
-            return self._sharding.small
-        if self.serves(variable):
-            return "not the optimizer's"
-        return "not trained, or its optimizer mixes elements"
+
+    def require_useful(self) -> None:  # noqa: B027
+        """Raises if the rules cannot be meant for the variables that exist."""
+
+    def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:  # noqa: B027
+        """Notes to which weight a variable of an optimizer belongs, if that matters."""
 
     def shard_weight(self, variable: keras.Variable, initializer: Any) -> None:
         """Gives each worker its shard of a new weight. All workers must call this method."""
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
         self._job.assert_equal("sharded variables", {"new variable": made})
-        shard = shards.shard_without_values(variable, initializer, self.group, self._workers)
+        shard = self.new_shard(variable)
+        shards.shard_without_values(variable, initializer, shard, self._workers)
         # Only an initializer of Keras with a number as seed surely draws the same values later.
         is_fixed = isinstance(getattr(initializer, "seed", 0), int)
         if not (is_fixed and keras_compat.is_builtin(type(initializer))):
@@ -343,3 +352,47 @@ class ShardRules:
                 f"weight by itself ({kinds}). Received: {type(optimizer).__name__}."
             )
         return False
+
+
+@final
+class RulesBySize(ShardRules):
+    """The rules of a `Sharding`: large variables are divided in runs of flattened values.
+
+    Attributes:
+        group: The workers that divide the variables: all workers, or those of one machine.
+    """
+
+    def __init__(self, sharding: Sharding, workers: ProcessGroup, job: Job) -> None:
+        """Stores the sharding that the user has asked for."""
+        super().__init__(workers, job)
+        self.group = workers
+        if sharding.within is not None:
+            self.group = workers.within_host(job.workers_a_host())
+        self.shards_weights = sharding.divides_weights
+        self.weights = GatheredWeights(in_layers=self.shards_weights)
+        self._sharding = sharding
+
+    def new_state(self, optimizer: keras.optimizers.Optimizer) -> ShardedOptimizer:
+        """Returns the state of an optimizer without slots."""
+        return ShardedOptimizer(optimizer, self.group)
+
+    def new_shard(self, variable: keras.Variable) -> Shard:
+        """Returns a new shard of a variable."""
+        return Shard(tuple(variable.shape), self.group)
+
+    def serves(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable is a weight that is large enough, trained or quantized."""
+        if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
+            return False
+        dtype = keras_compat.stored_dtype(variable)
+        # Others that are not trained may change in a step, which takes whole ones.
+        is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
+        return dtype == "int8" or (keras.backend.is_float_dtype(dtype) and is_weight)
+
+    def why_whole(self, variable: keras.Variable) -> str:
+        """Returns the reason that a table gives for a variable that is not divided."""
+        if self._sharding.is_small(variable.shape):
+            return self._sharding.small
+        if self.serves(variable):
+            return "not the optimizer's"
+        return "not trained, or its optimizer mixes elements"

@@ -45,7 +45,6 @@ NONE_SHARDED: Mapping[int, Shard] = {}
 """No variable is sharded."""
 
 
-@final
 class Shard:
     """Which values of one variable this worker holds.
 
@@ -79,10 +78,40 @@ class Shard:
         """How many elements the variable has."""
         return math.prod(self.shape)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those that hold equal shards."""
+        return self.group.is_first
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of this worker's shard."""
+        return (self.end - self.begin,)
+
+    @property
+    def gradient_shape(self) -> tuple[int, ...]:
+        """The shape of the gradient that a replica's backward pass brings to this worker."""
+        return self.shape
+
+    def described(self) -> tuple[str, str]:
+        """Returns in words how and why the variable is divided."""
+        return f"flattened, by {self.group.size}", "PyTorch divides any shape"
+
+    def region(self) -> Region | None:
+        """Returns which elements this worker holds; None if they are no region."""
+        return Region(1, self.begin, self.end)
+
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this worker's shard of a whole value, as a view if torch can make one."""
         # Gradients of torch's embeddings may be sparse.
         return whole.detach().to_dense().reshape(-1)[self.begin : self.end]
+
+    def copy_cut(self, own: torch.Tensor, whole: np.ndarray[Any, Any], dtype: str) -> None:
+        """Copies this worker's shard of a NumPy array, a block at a time."""
+        for begin in range(self.begin, self.end, _BLOCK):
+            end = min(begin + _BLOCK, self.end)
+            some = keras_compat.ops.convert_to_tensor(whole.flat[begin:end], dtype=dtype)
+            own[begin - self.begin : end - self.begin].copy_(some)
 
     @torch.no_grad()
     def gather(self, own: torch.Tensor) -> torch.Tensor:
@@ -220,27 +249,23 @@ def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
 
 
 @torch.no_grad()
-def shard(variable: keras.Variable, group: ProcessGroup) -> Shard:
+def keep_shard(variable: keras.Variable, shard: Shard) -> None:
     """Keeps only this worker's shard of a variable."""
-    shard = Shard(tuple(variable.shape), group)
     stored = keras_compat.stored_value(variable)
     own = torch.nn.Parameter(shard.cut(stored).clone(), requires_grad=stored.requires_grad)
     keras_compat.store_value(variable, own)
     _shards.put(variable, shard)
-    return shard
 
 
 def shard_without_values(
-    variable: keras.Variable, initializer: object, group: ProcessGroup, workers: ProcessGroup
-) -> Shard:
+    variable: keras.Variable, initializer: object, shard: Shard, workers: ProcessGroup
+) -> None:
     """Makes a shard without values, which a file may fill; otherwise `draw_all` fills it."""
-    shard = Shard(tuple(variable.shape), group)
-    own = keras_compat.ops.zeros((shard.end - shard.begin,), keras_compat.stored_dtype(variable))
+    own = keras_compat.ops.zeros(shard.own_shape, keras_compat.stored_dtype(variable))
     keras_compat.store_value(variable, torch.nn.Parameter(own, requires_grad=variable.trainable))
     _shards.put(variable, shard)
     shard.initializer = initializer
     _undrawn.append((weakref.ref(variable), shard, workers))
-    return shard
 
 
 @torch.no_grad()
@@ -291,21 +316,21 @@ def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> N
 def held_shards(variable: keras.Variable) -> list[HeldShard]:
     """Returns this worker's shard of a variable, for a backup; [] if the variable is whole."""
     shard = _shards.get(variable)
-    if shard is None:
+    region = None if shard is None else shard.region()
+    if shard is None or region is None:
         return []
     draw_all()
     own = keras_compat.stored_value(variable)
 
     def write(values: np.ndarray[Any, Any]) -> None:
         with torch.no_grad():
-            own.copy_(keras_compat.ops.convert_to_tensor(values.reshape(-1)))
+            own.copy_(keras_compat.ops.convert_to_tensor(values.reshape(own.shape)))
 
     def read() -> np.ndarray[Any, Any]:
         return keras_compat.ops.convert_to_numpy(own)
 
-    region = Region(1, shard.begin, shard.end)
     dtype = keras.backend.standardize_dtype(own.dtype)
-    return [HeldShard(region, dtype, read, write, shard.group.is_first)]
+    return [HeldShard(region, dtype, read, write, shard.is_first)]
 
 
 @contextmanager
@@ -409,10 +434,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     shard.initializer = None
     own = keras_compat.stored_value(variable)
     if isinstance(value, np.ndarray):
-        for begin in range(shard.begin, shard.end, _BLOCK):
-            end = min(begin + _BLOCK, shard.end)
-            some = keras_compat.ops.convert_to_tensor(value.flat[begin:end], dtype=dtype)
-            own[begin - shard.begin : end - shard.begin].copy_(some)
+        shard.copy_cut(own, value, dtype)
     else:
         own.copy_(shard.cut(value))
     return value

@@ -29,7 +29,7 @@ from kerasdist.core.context import current
 from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.state.gathered import GatheredWeights
+    from kerasdist.backends.torch.state.gathered import ShardedWeights
 
 
 @final
@@ -143,7 +143,7 @@ class ReplicaScope(keras.StatelessScope):
         *,
         copies: bool,
         is_only: bool = False,
-        weights: GatheredWeights | None = None,
+        weights: ShardedWeights | None = None,
     ) -> None:
         super().__init__(initialize_variables=False)
         self.weights = weights  # the sharded weights; None if no weight is sharded
@@ -189,7 +189,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def get_current_value(self, variable: keras.Variable) -> torch.Tensor:
         """Returns the replica's value of a variable."""
-        if self.weights is not None:
+        if self.weights is not None and id(variable) not in self.written:
             gathered = self.weights.read(variable)
             if gathered is not None:
                 return gathered
@@ -210,9 +210,10 @@ class ReplicaScope(keras.StatelessScope):
         if self.weights is not None and shard_of(variable) is not None:
             raise UnsupportedError(
                 "Expected only the optimizer to change a sharded variable in a step. Received: an "
-                f"assignment to variable={variable.path!r}. Raise min_size of kerasdist.Sharding, "
-                "so that it stays whole on each worker."
+                f"assignment to variable={variable.path!r}. {self.weights.advice}"
             )
+        if self.weights is not None:
+            value = self.weights.plain(value)
         if not self.rules.is_fit and self.rules.assign_together(self, variable, value):
             return
         # A copy is kept, as in Keras's own assign, because the caller may later change its tensor.
@@ -292,9 +293,9 @@ class ReplicaScope(keras.StatelessScope):
         """Returns a replica's autograd leaf of a variable, whose stored tensor is `stored`."""
         source = self._read_stored(variable) if stored is None else stored
         if self.weights is not None:
-            shard = shard_of(variable)
-            if shard is not None:
-                return self.weights.leaf(variable, shard).tensor
+            leaf = self.weights.tensor(variable)
+            if leaf is not None:
+                return leaf
         if self.is_only:
             return source
         key = id(variable)

@@ -14,7 +14,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit.gradients import Gradients
-from kerasdist.backends.torch.state.shards import Shard
+from kerasdist.backends.torch.state.shards import Shard, shard_of
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup, ReduceScatter, Waitable
@@ -288,7 +288,7 @@ class GradientSum:
         """
         self.agree(variables, len(gradients))
         like = [
-            _shape_of(variable) if gradient is None else gradient
+            shape_of(variable) if gradient is None else gradient
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         overwriting = [i for i, one in enumerate(variables) if one.overwrite_with_gradient]
@@ -316,10 +316,11 @@ class GradientSum:
         self._agreed = {**there, key: list(map(weakref.ref, variables))}
 
 
-def _shape_of(variable: keras.Variable) -> torch.Tensor:
-    """Returns a tensor of a variable's shape and type, which has no memory of its own."""
-    stored = keras_compat.stored_value(variable).detach()
-    return stored.new_zeros(()).expand(tuple(variable.shape))
+def shape_of(variable: keras.Variable) -> torch.Tensor:
+    """Returns a tensor of a gradient's shape and type, which has no memory of its own."""
+    stored, shard = keras_compat.stored_value(variable).detach(), shard_of(variable)
+    shape = tuple(variable.shape) if shard is None else shard.gradient_shape
+    return stored.new_zeros(()).expand(shape)
 
 
 def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:

@@ -291,7 +291,8 @@ class ProcessGroup(Group):
         self._compressed = _COMPRESSED[communication.compression]
         self._group = _beside_default.get(job)  # None stands for torch's default group
         # For a group of one machine: its ranks, and the ranks that hold the same shards elsewhere.
-        self._ranks: tuple[range, range] | None = None
+        self._ranks: tuple[range, ...] = ()
+        self._first = 0  # the rank in the job of this group's first worker
         self._between: dist.ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
         self._name, self._collectives = "all workers", job.collectives
@@ -321,12 +322,37 @@ class ProcessGroup(Group):
         inside._connect()
         return inside
 
+    def in_grid(self, columns: int) -> tuple[ProcessGroup, ProcessGroup]:
+        """Arranges the workers in rows; returns the groups of this worker's row and of its column.
+
+        All workers of the job must call it.
+        """
+        first, place = self.rank - self.rank % columns, self.rank % columns
+        row, column = copy.copy(self), copy.copy(self)
+        row._ranks = (range(first, first + columns),)
+        column._ranks = (range(place, self.size, columns),)
+        row._name, column._name = "a replica's workers", "the workers of equal shards"
+        row.is_first = first == 0
+        for one, rank in ((row, place), (column, self.rank // columns)):
+            one.rank, one.size, one._first = rank, len(one._ranks[0]), one._ranks[0].start
+            one._connect()
+        return row, column
+
+    def mesh(self) -> Any:
+        """Returns torch's mesh of these workers, which have been made by `in_grid`."""
+        # imported here, because few programs need this
+        from torch.distributed.device_mesh import DeviceMesh
+
+        assert self._group is not None  # `in_grid` has connected it
+        return DeviceMesh.from_group(self._group, self.device.type, mesh_dim_names=("model",))
+
     def _connect(self) -> None:
         """Makes new groups of torch, whose collectives run beside those of other groups."""
-        if self._ranks is None:
+        if not self._ranks:
             self._group = _new_group(self._timeout)
         else:
-            self._group, self._between = (_new_group(self._timeout, one) for one in self._ranks)
+            self._group, *others = (_new_group(self._timeout, one) for one in self._ranks)
+            self._between = others[0] if others else None
 
     def _record(self, kind: str, sent: torch.Tensor, name: str = "") -> None:
         """Records a collective that starts, if the user has asked for that."""
@@ -406,7 +432,7 @@ class ProcessGroup(Group):
         flat = torch.cat(parts)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
-            dist.broadcast(flat, src=0, group=self._group)
+            dist.broadcast(flat, src=self._first, group=self._group)
         return [
             _of_bytes(chunk, like.dtype, like.shape).to(like.device)
             for chunk, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
@@ -418,7 +444,7 @@ class ProcessGroup(Group):
         flat = bytes_of(tensor, self.device)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
-            dist.broadcast(flat, src=0, group=self._group)
+            dist.broadcast(flat, src=self._first, group=self._group)
         return flat.view(tensor.dtype).view(tensor.shape).to(tensor.device)
 
     @torch.no_grad()

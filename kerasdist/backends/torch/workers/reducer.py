@@ -30,7 +30,7 @@ from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.shards import Shard, shard_of
 from kerasdist.backends.torch.state.variables import ReplicaScope
-from kerasdist.backends.torch.workers.buckets import Buckets, GradientSum
+from kerasdist.backends.torch.workers.buckets import Buckets, GradientSum, shape_of
 from kerasdist.backends.torch.workers.process_group import ProcessGroup
 from kerasdist.training import numerics
 
@@ -147,7 +147,7 @@ class HookedBuckets(Buckets):
             if is_served
         }
         super().__init__(
-            self._parameters,
+            {index: shape_of(variables[index]) for index in self._parameters},
             len(served),
             group,
             shards=shards,
@@ -195,7 +195,12 @@ class HookedBuckets(Buckets):
             weights = self._weights
             private.call_after_backward(lambda: setattr(weights, "are_differentiated", True))
         # torch's own gradient is freed here; a sharded parameter keeps no gradient.
-        parameter.grad = self.put(index, parameter.grad, self._weight)
+        gradient = parameter.grad
+        if self._weights is not None and gradient is not None:
+            gradient = self._weights.own_gradient(gradient, self._variables[index])
+        kept = self.put(index, gradient, self._weight)
+        # a DTensor takes no gradient of another class
+        parameter.grad = kept if type(parameter) is type(gradient) else None
         if self._scope.sums_in_backward:
             return
         self.start_full()

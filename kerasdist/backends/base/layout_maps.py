@@ -1,0 +1,91 @@
+"""The meaning of a ``keras.distribution.LayoutMap``, which is the same on each backend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+
+@final
+class MapReader:
+    """Looks up weights, and outputs of layers, in a LayoutMap by their paths; checks the map."""
+
+    def __init__(
+        self, layout_map: Any, sizes: Mapping[str, int], *, of_outputs: bool = False
+    ) -> None:
+        """Stores the map, the sizes of its mesh's axes, and whether it may lay out outputs."""
+        self._map = layout_map
+        self._sizes = sizes
+        self._of_outputs = of_outputs
+        self._paths: set[str] = set()  # paths of all weights that were looked up
+        self._outputs: set[str] = set()  # paths of layers' outputs, once a step was traced
+        self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
+
+    def require_useful(self) -> None:
+        """Raises a ValueError if a key of the map fits no existing variable, and no output."""
+        there = len(self._paths), len(self._map), len(self._outputs)
+        if there == self._looked_through:  # steps check this repeatedly
+            return
+        paths = self._paths | self._outputs
+        used = {id(self._map[path]) for path in paths}
+        output = ", or of a layer's output, such as 'sequential/dense/output'"
+        for key, layout in self._map.items():
+            may_follow = self._of_outputs and key.endswith("output") and not self._outputs
+            if id(layout) not in used and not may_follow:
+                near = difflib.get_close_matches(key, paths, 3, cutoff=0.0)
+                raise ValueError(
+                    "Expected each key of the LayoutMap to be the path of a variable"
+                    f"{output * self._of_outputs}, or a regular expression for all of one. "
+                    f"Received: key={key!r}, which is none that was met so far; the nearest paths "
+                    f"are {', '.join(near)}. Correct the key, leave it out, or make the model that "
+                    "it is for before the first step."
+                )
+        self._looked_through = there
+
+    def output_axes(self, path: str) -> list[str | None] | None:
+        """Returns the axis of the mesh that divides each axis of a layer's output.
+
+        None if the map has no key for the output, or if the key is for variables, too.
+        """
+        self._outputs.add(path)
+        layout = self._map[path]
+        if layout is None or any(self._map[one] is layout for one in self._paths):
+            return None
+        return [axis if self._sizes.get(axis, 1) > 1 else None for axis in layout.axes]
+
+    def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
+        """Returns the axis of the mesh that divides each axis of a weight, or of its slot.
+
+        An axis of the mesh with one device divides nothing. None means that all is whole.
+        """
+        self._paths.add(weight.path)
+        layout, shape = self._map[weight.path], tuple(shape)
+        if layout is None or tuple(weight.shape) != shape:
+            return None
+        counts = [self._sizes.get(one, 1) for one in layout.axes]
+        if len(counts) != len(shape) or any(
+            size % count for size, count in zip(shape, counts, strict=True)
+        ):
+            raise ValueError(
+                "Expected an axis of the mesh, or None, for each axis of the variable, which must "
+                f"divide it evenly. Received: layout={layout.axes} for the variable "
+                f"{weight.path!r} of shape {shape}, on a mesh of {dict(self._sizes)}. Change the "
+                "LayoutMap."
+            )
+        pairs = zip(layout.axes, counts, strict=True)
+        axes = [axis if count > 1 else None for axis, count in pairs]
+        return axes if any(axes) else None
+
+    def why(self, weight: Any, shape: Sequence[int]) -> str:
+        """Returns the reason that a table gives for the result of `axes`."""
+        layout = self._map[weight.path]
+        if layout is None:
+            return "no key of the map"
+        is_alike = tuple(weight.shape) == tuple(shape)
+        return key_of(layout, self._map) if is_alike else "not of its weight's shape"
+
+
+def key_of(layout: object, layout_map: Mapping[str, object]) -> str:
+    """Returns in words the key of a layout in its map."""
+    return f"key {next(key for key, one in layout_map.items() if one is layout)}"

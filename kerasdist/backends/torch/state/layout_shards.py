@@ -1,0 +1,116 @@
+"""The block of a variable that a worker of a mesh holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.state.shards import Shard, draw_all
+from kerasdist.core.sharding import Region
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.workers.process_group import ProcessGroup
+
+
+@final
+class LayoutShard(Shard):
+    """Which block of a variable this worker holds.
+
+    Attributes:
+        inner: The axis that the workers of a replica divide, None if none.
+        outer: The axis that the replicas divide, None if none.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        names: Sequence[str | None],
+        axes: Sequence[str],
+        groups: tuple[ProcessGroup, ProcessGroup],
+    ) -> None:
+        """Reads a layout: `names` has an axis of the mesh, of the two `axes`, or None."""
+        across, inside = axes
+        self.row, self.column = groups
+        super().__init__(shape, self.row)
+        self.inner = names.index(inside) if inside in names else None
+        self.outer = names.index(across) if across in names else None
+        shown = ["replica" if one == across else str(one) for one in names]
+        self._layout, self.why = f"({', '.join(shown)})", ""
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of this worker's shard."""
+        return tuple(self.cut(torch.empty(self.shape, device="meta")).shape)
+
+    @property
+    def gradient_shape(self) -> tuple[int, ...]:
+        """The shape of the gradient that a replica's backward pass brings to this worker."""
+        return tuple(self.cut_inside(torch.empty(self.shape, device="meta")).shape)
+
+    def described(self) -> tuple[str, str]:
+        """Returns in words how and why the variable is divided."""
+        return self._layout, self.why
+
+    def region(self) -> Region | None:
+        """Returns which elements this worker holds; None if two axes are divided."""
+        if self.inner is not None and self.outer is not None:
+            return None
+        axis, group = (self.outer, self.column) if self.inner is None else (self.inner, self.row)
+        assert axis is not None  # some axis is divided
+        each = self.shape[axis] // group.size
+        return Region.along(self.shape, axis, group.rank * each, (group.rank + 1) * each)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those that hold equal shards."""
+        return (self.inner is not None or self.row.rank == 0) and (
+            self.outer is not None or self.column.rank == 0
+        )
+
+    def cut_inside(self, whole: Any) -> Any:
+        """Returns the part of a whole value with which this worker of a replica computes."""
+        return _block(whole, self.inner, self.row)
+
+    def cut_across(self, part: Any) -> Any:
+        """Returns this worker's shard of that part."""
+        return _block(part, self.outer, self.column)
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns this worker's shard of a whole value."""
+        return self.cut_across(self.cut_inside(whole.detach().to_dense())).contiguous()
+
+    def copy_cut(self, own: torch.Tensor, whole: np.ndarray[Any, Any], dtype: str) -> None:
+        """Copies this worker's shard of a NumPy array."""
+        part = np.ascontiguousarray(self.cut_across(self.cut_inside(whole)))
+        own.copy_(keras_compat.ops.convert_to_tensor(part, dtype=dtype))
+
+    def gather_across(self, own: torch.Tensor) -> torch.Tensor:
+        """Returns the part with which this worker computes. All workers must call it."""
+        return _joined(own, self.outer, self.column)
+
+    @torch.no_grad()
+    def gather_inside(self, part: torch.Tensor) -> torch.Tensor:
+        """Returns the whole value of such parts. All workers of a replica must call it."""
+        return _joined(part, self.inner, self.row)
+
+    @torch.no_grad()
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Returns the whole value from the workers' shards. All workers must call this method."""
+        draw_all()
+        return self.gather_inside(self.gather_across(own.detach()))
+
+
+def _block(whole: Any, axis: int | None, group: ProcessGroup) -> Any:
+    if axis is None:
+        return whole
+    each = whole.shape[axis] // group.size
+    begin = group.rank * each
+    return whole[(slice(None),) * axis + (slice(begin, begin + each),)]
+
+
+def _joined(own: torch.Tensor, axis: int | None, group: ProcessGroup) -> torch.Tensor:
+    return own if axis is None else torch.cat(group.gather_alike(own).unbind(), axis)

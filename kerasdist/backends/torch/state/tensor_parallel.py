@@ -1,0 +1,398 @@
+"""Computes with weights that the workers of a replica divide, by torch's DTensor.
+
+In a step each weight that is trained, and each divided one, is a leaf of autograd of its own: a
+DTensor over the replica's workers, in the memory of this worker's shard. All that is computed with
+a weight is a DTensor then, and so are all gradients. Other tensors are equal on these workers, and
+count as whole (`implicit_replication`). Outside of models, where losses and metrics are computed,
+and where values are assigned, a DTensor becomes a plain tensor that all workers of a replica have.
+
+DTensor has no rule for some operations, and none that serves for convolutions. So a mode sees each
+operation before DTensor does. What has no rule is computed by each worker from whole values, which
+is always right; the first time, a message names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast, final
+
+import keras
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import Shard as Along
+from torch.distributed.tensor.experimental import implicit_replication
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch import private
+from kerasdist.backends.torch.state.gathered import ShardedWeights
+from kerasdist.backends.torch.state.shards import Shard, draw_all, shard_of
+from kerasdist.core.ownership import VariableTable
+from kerasdist.core.structures import flatten, map_leaves
+from kerasdist.core.user_warnings import warn_user
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.state.layout_shards import LayoutShard
+    from kerasdist.backends.torch.workers.process_group import ProcessGroup
+
+_WHOLE = (Replicate(),)
+_aten = torch.ops.aten
+
+
+@final
+class Leaf:
+    """The autograd leaf of one weight, which keeps its gradient until the update takes it.
+
+    If the replicas divide the weight too, the leaf has memory only from its first read in a step,
+    when it is gathered, until the step or an update ends.
+    """
+
+    def __init__(self, stored: torch.Tensor, shard: LayoutShard | None, mesh: Any) -> None:
+        """Makes the leaf of a stored tensor, of which it takes the memory if it can."""
+        self._stored, self._shard = stored, shard
+        self._is_gathered = shard is not None and shard.outer is not None
+        self._part = stored.detach()
+        if shard is not None and self._is_gathered:
+            self._part = stored.new_empty(shard.gradient_shape)
+        self._bytes = self._part.untyped_storage().nbytes()
+        self.placements = _WHOLE
+        if shard is not None and shard.inner is not None:
+            self.placements = (Along(shard.inner),)
+        tensor = DTensor.from_local(self._part, mesh, self.placements, run_check=False)
+        self.tensor = tensor.detach().requires_grad_(stored.requires_grad)
+        self._is_filled = not self._is_gathered
+        self.release()
+
+    def serves(self, stored: torch.Tensor) -> bool:
+        """Returns whether this leaf belongs to the tensor that the variable holds now."""
+        return stored is self._stored and stored.requires_grad == self.tensor.requires_grad
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Gathers the weight over the replicas, if they divide it."""
+        if self._is_filled or self._shard is None:
+            return
+        self._part.untyped_storage().resize_(self._bytes)
+        self._part.copy_(self._shard.gather_across(self._stored.detach()))
+        self._is_filled = True
+
+    def release(self) -> None:
+        """Frees what was gathered."""
+        if self._is_gathered:
+            self._part.untyped_storage().resize_(0)
+            self._is_filled = False
+
+
+@final
+class LayoutWeights(ShardedWeights):
+    """The weights of a strategy with a LayoutMap, and the way into and out of DTensor."""
+
+    advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
+
+    def __init__(self, row: ProcessGroup) -> None:
+        """Starts without weights; `row`: the workers of this worker's replica."""
+        self._row = row
+        self._mesh = row.mesh()
+        self._leaves: VariableTable[Leaf] = VariableTable()
+        self._told: set[str] = set()
+
+    def add(self, variable: keras.Variable, shard: Shard) -> None:
+        """A weight gets its leaf when a step reads it."""
+
+    def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
+        """Returns the leaf of a weight, whether it is gathered or not; None for other variables."""
+        leaf = self._leaf(variable)
+        return None if leaf is None else leaf.tensor
+
+    def read(self, variable: keras.Variable) -> torch.Tensor | None:
+        """Returns a weight as a DTensor; None for a variable that is read as it is stored."""
+        leaf = self._leaf(variable)
+        if leaf is None:
+            return None
+        leaf.fill()
+        return leaf.tensor
+
+    def _leaf(self, variable: keras.Variable) -> Leaf | None:
+        stored = keras_compat.stored_value(variable)
+        shard = cast("LayoutShard | None", shard_of(variable))
+        if stored is None or (shard is None and not stored.requires_grad):
+            return None
+        leaf = self._leaves.get(variable)
+        if leaf is None or not leaf.serves(stored):
+            leaf = Leaf(stored, shard, self._mesh)
+            self._leaves.put(variable, leaf)
+        return leaf
+
+    def has_frozen(self, value: object) -> bool:
+        """Returns False: no weight is gathered whole."""
+        return False
+
+    @contextmanager
+    def in_step(self) -> Generator[None]:
+        """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
+        draw_all()
+        self._draw_alike()
+        with private.intercept(self._run):
+            try:
+                yield
+            finally:
+                self.release()
+
+    def _draw_alike(self) -> None:
+        generators = [torch.default_generator]
+        if self._row.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self._row.device.index or 0])
+        own = [one.get_state() for one in generators]
+        for generator, state in zip(generators, self._row.from_chief(own), strict=True):
+            generator.set_state(state)
+
+    def release(self) -> None:
+        """Frees what was gathered over the replicas."""
+        for variable in self._leaves.variables():
+            leaf = self._leaves.get(variable)
+            if leaf is not None:
+                leaf.release()
+
+    def plain(self, structure: Any) -> Any:
+        """Returns a structure with plain tensors, whole on each worker, for its DTensors."""
+        return map_leaves(_plain, structure)
+
+    def joint(self, structure: Any) -> Any:
+        """Returns a structure with DTensors for its plain tensors that have gradients."""
+
+        def joined(leaf: Any) -> Any:
+            is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor)
+            if not is_plain or not leaf.requires_grad:
+                return leaf
+            return DTensor.from_local(leaf, self._mesh, _WHOLE, run_check=False)
+
+        return map_leaves(joined, structure)
+
+    def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the tensors of the replica's first worker."""
+        return self._row.from_chief(tensors)
+
+    @torch.no_grad()
+    def own_gradient(self, gradient: torch.Tensor, variable: keras.Variable) -> torch.Tensor:
+        """Returns a gradient of a weight as this worker holds it."""
+        shard = cast("LayoutShard | None", shard_of(variable))
+        if isinstance(gradient, DTensor):
+            leaf = self._leaf(variable)
+            placements = _WHOLE if leaf is None else leaf.placements
+            whole: Any = gradient.detach()
+            return whole.redistribute(placements=placements).to_local()
+        is_whole = shard is not None and tuple(gradient.shape) == shard.shape
+        return shard.cut_inside(gradient) if shard is not None and is_whole else gradient
+
+    def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs an operation of torch, by DTensor's rules if any argument is one."""
+        if not any(isinstance(one, DTensor) for one in flatten([args, kwargs])):
+            return operation(*args, **kwargs)
+        own = _RULES.get(operation)
+        result = None if own is None else own(self._mesh, *args)
+        if result is not None:
+            return result
+        if operation not in _WRONG and torch.Tag.nondeterministic_seeded not in operation.tags:
+            try:
+                # for each, since the threads of a GPU's backward pass do not inherit it
+                with implicit_replication():
+                    return _summed(operation(*args, **kwargs))
+            except (NotImplementedError, RuntimeError) as error:
+                if not _has_no_rule(error):
+                    raise
+        self._tell(str(operation))
+        return self._run_whole(operation, args, kwargs)
+
+    def _run_whole(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs an operation on whole values, the same on each worker of a replica."""
+        wholes: dict[int, torch.Tensor] = {}
+
+        def whole(leaf: Any) -> Any:
+            if not isinstance(leaf, DTensor):
+                return leaf
+            key = id(leaf)
+            if key not in wholes:
+                value = leaf.redistribute(placements=_WHOLE).to_local()
+                wholes[key] = value
+            return wholes[key]
+
+        with torch.no_grad():
+            result = operation(*map_leaves(whole, list(args)), **map_leaves(whole, dict(kwargs)))
+            changed: dict[int, DTensor] = {}
+            for place, name in private.list_written(operation):
+                given = args[place] if place < len(args) else kwargs.get(name)
+                for leaf in flatten(given):
+                    if isinstance(leaf, DTensor):
+                        self._write(leaf, wholes[id(leaf)])
+                        changed[id(wholes[id(leaf)])] = leaf
+
+        def wrapped(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) in changed:
+                return changed[id(leaf)]
+            return DTensor.from_local(leaf, self._mesh, _WHOLE, run_check=False)
+
+        return map_leaves(wrapped, result)
+
+    def _write(self, target: DTensor, whole: torch.Tensor) -> None:
+        """Writes a whole value into a DTensor."""
+        source = DTensor.from_local(whole, self._mesh, _WHOLE, run_check=False)
+        target.to_local().copy_(source.redistribute(placements=target.placements).to_local())
+
+    def _tell(self, operation: str) -> None:
+        if operation in self._told:
+            return
+        self._told.add(operation)
+        warn_user(
+            f"torch's DTensor has no rule for {operation}, so each worker of a replica computes "
+            "it from whole values: the numbers are the same, and it takes the memory and time of "
+            "one device. Received: a LayoutMap that divides what it is computed from."
+        )
+
+
+def _summed(result: Any) -> Any:
+    """Returns a result that several operations can read: parts of rows can be summed only once."""
+    if isinstance(result, DTensor):
+        [place] = result.placements
+        if isinstance(place, Partial) and type(place) is not Partial:
+            return result.redistribute(placements=_WHOLE)
+    return result
+
+
+def _has_no_rule(error: Exception) -> bool:
+    return isinstance(error, NotImplementedError) or "Sharding propagation failed" in str(error)
+
+
+def _plain(leaf: Any) -> Any:
+    if not isinstance(leaf, DTensor):
+        return leaf
+    value = _ToPlain.apply(leaf)
+    mask = keras_compat.get_keras_mask(leaf)
+    if mask is not None:
+        keras_compat.set_keras_mask(value, _plain(mask))
+    return value
+
+
+class _ToPlain(torch.autograd.Function):
+    """Gathers a DTensor; the gradients of all workers of a replica are equal then."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> torch.Tensor:
+        """Returns the whole value, as a plain tensor."""
+        ctx.mesh = tensor.device_mesh
+        local = tensor.redistribute(placements=_WHOLE).to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Returns the gradient as a DTensor, which it may be already."""
+        [gradient] = gradients
+        if isinstance(gradient, DTensor):
+            return gradient
+        return DTensor.from_local(gradient, ctx.mesh, _WHOLE, run_check=False)
+
+
+def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
+    """Returns this worker's part of a tensor in a placement."""
+    if tensor is None:
+        return None
+    if not isinstance(tensor, DTensor):
+        tensor = DTensor.from_local(tensor, mesh, _WHOLE, run_check=False)
+    return tensor.redistribute(placements=(placement,)).to_local()
+
+
+def _embedding_gradient(  # noqa: PLR0917  torch's parameters
+    mesh: Any, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
+) -> Any:
+    """Computes the gradient of this worker's rows of a table, of the rows that divide evenly."""
+    own = rows // mesh.size()
+    if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
+        return None
+    whole, numbers = _local(gradient, mesh, Replicate()), _local(indices, mesh, Replicate())
+    begin = mesh.get_local_rank() * own
+    # one row more, for the numbers of other workers' rows
+    is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
+    numbers = torch.where(is_own, numbers - begin, own)
+    found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]
+    return DTensor.from_local(found, mesh, (Along(0),), run_check=False)
+
+
+def _is_by_outputs(weight: Any) -> bool:
+    return isinstance(weight, DTensor) and weight.placements == (Along(0),)
+
+
+def _convolve(  # noqa: PLR0917  torch's parameters
+    mesh: Any,
+    inputs: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    """Computes this worker's channels of a convolution, if it has those of the kernel."""
+    if not _is_by_outputs(weight) or transposed or groups != 1:
+        return None
+    own = _aten.convolution.default(
+        _local(inputs, mesh, Replicate()),
+        weight.to_local(),
+        _local(bias, mesh, Along(0)),
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+    )
+    return DTensor.from_local(own, mesh, (Along(1),), run_check=False)
+
+
+def _convolve_backward(  # noqa: PLR0917  torch's parameters
+    mesh: Any,
+    gradient: Any,
+    inputs: Any,
+    weight: Any,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    mask: Any,
+) -> Any:
+    """Computes the gradients of `_convolve`."""
+    if not _is_by_outputs(weight) or transposed or groups != 1:
+        return None
+    own = weight.to_local()
+    found = _aten.convolution_backward.default(
+        _local(gradient, mesh, Along(1)),
+        _local(inputs, mesh, Replicate()),
+        own,
+        None if bias_sizes is None else [len(own)],
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+        mask,
+    )
+    placements = Partial(), Along(0), Along(0)
+    return tuple(
+        None if one is None else DTensor.from_local(one, mesh, (place,), run_check=False)
+        for one, place in zip(found, placements, strict=True)
+    )
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    _aten.convolution.default: _convolve,
+    _aten.convolution_backward.default: _convolve_backward,
+    _aten.embedding_dense_backward.default: _embedding_gradient,
+}
+# DTensor's own rules for these have no parts of a kernel, and serve for parts of rows alone.
+_WRONG = {_aten.convolution.default, _aten.convolution_backward.default}
