@@ -53,4 +53,5 @@ from kerasdist.strategies.mirrored import (
 )
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 from kerasdist.strategies.tpu import TPUStrategy, connect_to_cluster
+from kerasdist.training.checkpoints import load_checkpoint, save_checkpoint
 from kerasdist.training.predictions import predict_to

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.agreement.results import InitialBroadcast, checksum_of
@@ -31,6 +31,9 @@ from kerasdist.core.sharding import HeldShard
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
+
+if TYPE_CHECKING:
+    from kerasdist.backends.base.checkpoint_format import CheckpointFormat
 
 # An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
 Event = dict[str, Any]
@@ -193,6 +196,19 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def profiler(self) -> Profiler:
         """Returns the framework's profiler, which records what the process and its devices do."""
+
+    def checkpoint_format(self) -> CheckpointFormat:
+        """Returns how the checkpoints are written that users of the framework have.
+
+        Raises:
+            UnsupportedError: If the backend has none, or a package is missing.
+        """
+        raise UnsupportedError(
+            "Expected JAX or PyTorch, for Orbax's checkpoints or those of "
+            f"torch.distributed.checkpoint. Received: the backend {self.name}. Save with "
+            "model.save_weights, tf.train.Checkpoint(model=model) or "
+            "kerasdist.callbacks.BackupAndRestore."
+        )
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's TPUs; if it has none, its GPUs; if it has neither, nothing."""
