@@ -146,8 +146,8 @@ def load_checkpoint(
     weights, slots = dict[str, Key](), dict[str, Key]()
     shapes = form.shapes(folder)
     for key in shapes:
-        group = slots if key[0] in _OPTIMIZER else weights
-        group[_path_of(key)] = key
+        if key[0] != "metrics_variables":
+            (slots if key[0] in _OPTIMIZER else weights)[_path_of(key)] = key
     wanted = [(model.weights, weights, True)]
     rest = [one for one in model.non_trainable_variables if not is_on_read(one)]  # seeds
     wanted.append((rest, weights, False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import planner
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.checkpoint_format import CheckpointFormat, Key
@@ -43,8 +45,8 @@ class DcpFormat(CheckpointFormat):
         """Writes variables; each process writes its shards, and a part of what all hold."""
         shards.draw_all()
         tensors = keras.tree.map_structure(_tensor_of, tree)
-        with _quietly():
-            dcp.save(tensors, checkpoint_id=path, **_group_of(replicas))
+        with _at_work(path):
+            dcp.save(tensors, checkpoint_id=path, planner=_SavePlanner(), **_group_of(replicas))
 
     def load(
         self,
@@ -62,8 +64,8 @@ class DcpFormat(CheckpointFormat):
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
         # These are the names in the file.
-        plan = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        with torch.no_grad(), _quietly():
+        plan = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        with torch.no_grad(), _at_work(path):
             dcp.load(targets, checkpoint_id=path, planner=plan, **_group_of(replicas))
         for key, variable in wanted:
             if is_on_read(variable):
@@ -85,11 +87,22 @@ def _group_of(replicas: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _quietly() -> Generator[None]:
-    """Hides torch's warning that there is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _at_work(path: str) -> Generator[None]:
+    """Raises an ordinary error in place of torch's, which no `except Exception` catches.
+
+    Torch's warning that there is one process is hidden.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except dcp.CheckpointException as error:
+        [rank, (cause, _)] = next(iter(error.failures.items()))
+        raise OSError(
+            f"Expected torch.distributed.checkpoint to do its work. Received: path={path!r}, with "
+            f"{type(cause).__name__} on worker {rank}: {cause}. See that the disk has room, and "
+            "that all workers may read and write there."
+        ) from error
 
 
 def _tensor_of(variable: keras.Variable) -> Any:
@@ -102,43 +115,74 @@ def _tensor_of(variable: keras.Variable) -> Any:
 
 @final
 class _FlatShard:
-    """A range of a variable's flattened values, as the boxes of which it consists.
-
-    The three methods with underscores are those by which torch.distributed.checkpoint asks what is
-    not a tensor, such as its DTensor.
-    """
+    """A range of a variable's flattened values, as the boxes of which it consists."""
 
     def __init__(self, own: torch.Tensor, shard: shards.Shard) -> None:
         self._own = own
-        self._shape = torch.Size(shard.shape)
-        self._boxes = [
-            (torch.Size(offsets), torch.Size(sizes), begin - shard.begin)
-            for offsets, sizes, begin in _boxes(shard.shape, shard.begin, shard.end)
-        ]
+        self.shape = torch.Size(shard.shape)
+        self.properties = TensorProperties.create_from_tensor(own)
+        self._begins: dict[torch.Size, int] = {}
+        self.chunks: list[dcp.ChunkStorageMetadata] = []
+        for offsets, sizes, begin in _boxes(shard.shape, shard.begin, shard.end):
+            chunk = dcp.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            self._begins[chunk.offsets] = begin - shard.begin
+            self.chunks.append(chunk)
 
-    def size(self) -> torch.Size:
-        """Returns the variable's shape."""
-        return self._shape
+    def box(self, index: MetadataIndex) -> torch.Tensor:
+        """Returns the values of a box, in the memory of the shard."""
+        [sizes] = [chunk.sizes for chunk in self.chunks if chunk.offsets == index.offset]
+        assert index.offset is not None
+        begin = self._begins[index.offset]
+        return self._own[begin : begin + sizes.numel()].view(sizes)
 
-    def __create_write_items__(self, name: str, _: object) -> list[planner.WriteItem]:
-        properties = TensorProperties.create_from_tensor(self._own)
-        return [
-            planner.WriteItem(
-                MetadataIndex(name, chunk.offsets),
-                planner.WriteItemType.SHARD,
-                tensor_data=planner.TensorWriteData(chunk, properties, self._shape),
-            )
-            for chunk in self.__create_chunk_list__()
-        ]
 
-    def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
-        return [dcp.ChunkStorageMetadata(offsets, sizes) for offsets, sizes, _ in self._boxes]
+def _apart(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _FlatShard]]:
+    """Returns the tensors and the shards of a dictionary, each by itself."""
+    flat = {name: one for name, one in tree.items() if isinstance(one, _FlatShard)}
+    return {name: one for name, one in tree.items() if name not in flat}, flat
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        for offsets, sizes, begin in self._boxes:
-            if offsets == index.offset:
-                return self._own[begin : begin + sizes.numel()].view(sizes)
-        raise AssertionError(index)
+
+@final
+class _SavePlanner(dcp.DefaultSavePlanner):
+    def create_local_plan(self) -> dcp.SavePlan:
+        """Returns what this worker has to write."""
+        everything = self.state_dict
+        self.state_dict, flat = _apart(everything)
+        plan = super().create_local_plan()
+        self.state_dict, items = everything, list(plan.items)
+        for name, shard in flat.items():
+            for chunk in shard.chunks:
+                index = MetadataIndex(name, chunk.offsets)
+                data = planner.TensorWriteData(chunk, shard.properties, shard.shape)
+                kind = planner.WriteItemType.SHARD
+                items.append(planner.WriteItem(index, kind, tensor_data=data))
+        self.plan = dataclasses.replace(plan, items=items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """Returns what is to be written."""
+        found = self.state_dict[index.fqn]
+        return found.box(index) if isinstance(found, _FlatShard) else super().lookup_object(index)
+
+
+@final
+class _LoadPlanner(dcp.DefaultLoadPlanner):
+    def create_local_plan(self) -> dcp.LoadPlan:
+        """Returns what this worker has to read."""
+        everything, metadata = self.state_dict, self.metadata
+        assert metadata is not None
+        self.state_dict, flat = _apart(everything)
+        items = super().create_local_plan().items
+        self.state_dict = everything
+        for name, shard in flat.items():
+            there: Any = metadata.state_dict_metadata[name]
+            items += create_read_items_for_chunk_list(name, there, shard.chunks)
+        return dcp.LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """Returns where what is read belongs."""
+        found = self.state_dict[index.fqn]
+        return found.box(index) if isinstance(found, _FlatShard) else super().lookup_tensor(index)
 
 
 def _boxes(shape: Sequence[int], begin: int, end: int) -> list[_Box]:
