@@ -63,10 +63,9 @@ class DcpFormat(CheckpointFormat):
                 shard.initializer = None  # what a file fills is not drawn
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
-        # These are the names in the file.
-        plan = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        plan = _LoadPlanner(targets)
         with torch.no_grad(), _at_work(path):
-            dcp.load(targets, checkpoint_id=path, planner=plan, **_group_of(replicas))
+            dcp.load({}, checkpoint_id=path, planner=plan, **_group_of(replicas))
         for key, variable in wanted:
             if is_on_read(variable):
                 variable.assign(targets[names[key]])
@@ -144,45 +143,56 @@ def _apart(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _FlatShar
 
 @final
 class _SavePlanner(dcp.DefaultSavePlanner):
+    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what is to be written."""
+        super().set_up_planner(*args, **kwargs)
+        self.state_dict, self._flat = _apart(self.state_dict)
+
     def create_local_plan(self) -> dcp.SavePlan:
         """Returns what this worker has to write."""
-        everything = self.state_dict
-        self.state_dict, flat = _apart(everything)
         plan = super().create_local_plan()
-        self.state_dict, items = everything, list(plan.items)
-        for name, shard in flat.items():
-            for chunk in shard.chunks:
-                index = MetadataIndex(name, chunk.offsets)
-                data = planner.TensorWriteData(chunk, shard.properties, shard.shape)
-                kind = planner.WriteItemType.SHARD
-                items.append(planner.WriteItem(index, kind, tensor_data=data))
-        self.plan = dataclasses.replace(plan, items=items)
+        items = [
+            planner.WriteItem(
+                MetadataIndex(name, chunk.offsets),
+                planner.WriteItemType.SHARD,
+                tensor_data=planner.TensorWriteData(chunk, shard.properties, shard.shape),
+            )
+            for name, shard in self._flat.items()
+            for chunk in shard.chunks
+        ]
+        self.plan = dataclasses.replace(plan, items=[*plan.items, *items])
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """Returns what is to be written."""
-        found = self.state_dict[index.fqn]
-        return found.box(index) if isinstance(found, _FlatShard) else super().lookup_object(index)
+        shard = self._flat.get(index.fqn)
+        return super().lookup_object(index) if shard is None else shard.box(index)
 
 
 @final
 class _LoadPlanner(dcp.DefaultLoadPlanner):
+    """Reads into tensors and shards, by the names in the file; `dcp.load` would drop the shards."""
+
+    def __init__(self, targets: Mapping[str, Any]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._tensors, self._flat = _apart(targets)
+
+    def set_up_planner(self, state_dict: Any, *args: Any, **kwargs: Any) -> None:
+        """Takes what the file has."""
+        super().set_up_planner(self._tensors, *args, **kwargs)
+
     def create_local_plan(self) -> dcp.LoadPlan:
         """Returns what this worker has to read."""
-        everything, metadata = self.state_dict, self.metadata
-        assert metadata is not None
-        self.state_dict, flat = _apart(everything)
         items = super().create_local_plan().items
-        self.state_dict = everything
-        for name, shard in flat.items():
-            there: Any = metadata.state_dict_metadata[name]
+        for name, shard in self._flat.items():
+            there: Any = self.metadata and self.metadata.state_dict_metadata[name]
             items += create_read_items_for_chunk_list(name, there, shard.chunks)
         return dcp.LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """Returns where what is read belongs."""
-        found = self.state_dict[index.fqn]
-        return found.box(index) if isinstance(found, _FlatShard) else super().lookup_tensor(index)
+        shard = self._flat.get(index.fqn)
+        return super().lookup_tensor(index) if shard is None else shard.box(index)
 
 
 def _boxes(shape: Sequence[int], begin: int, end: int) -> list[_Box]:
