@@ -86,9 +86,13 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
         return ""
 
     _on_chief(job, begin)
-    unseen = "" if unfinished.is_dir() else (
-        f"Expected a folder that all workers see. Received: path='{path}', of which this worker "
-        "does not see what the chief writes."
+    unseen = (
+        ""
+        if unfinished.is_dir()
+        else (
+            f"Expected a folder that all workers see. Received: path='{path}', of which this worker "
+            "does not see what the chief writes."
+        )
     )
     _refuse(job, unseen)
     try:
@@ -223,9 +227,7 @@ def _path_of(key: Key) -> str:
     return "/".join(own).rpartition(_IN_STATE_DICT)[2]
 
 
-def _refusal(
-    model: keras.Model, folder: str, wrong: Sequence[str], there: Sequence[str]
-) -> str:
+def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Sequence[str]) -> str:
     if not wrong:
         return ""
     more = f"; and {len(wrong) - NAMED} others" if len(wrong) > NAMED else ""

@@ -54,10 +54,7 @@ class CheckpointFormat(abc.ABC):
 
     @abc.abstractmethod
     def load(
-        self,
-        path: str,
-        wanted: Sequence[tuple[Key, keras.Variable]],
-        replicas: ReplicaSet | None,
+        self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
     ) -> None:
         """Gives variables the values of a checkpoint, in their own types.
 

@@ -50,7 +50,9 @@ class OrbaxFormat(CheckpointFormat):
         """Returns the shapes of a checkpoint's arrays."""
         with self._checkpointer() as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
-        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda one: hasattr(one, "shape"))
+        leaves = jax.tree_util.tree_leaves_with_path(
+            tree, is_leaf=lambda one: hasattr(one, "shape")
+        )
         return {
             tuple(str(getattr(one, "key", getattr(one, "idx", one))) for one in key): tuple(
                 leaf.shape
@@ -67,10 +69,7 @@ class OrbaxFormat(CheckpointFormat):
             checkpointer.save(path, arrays)
 
     def load(
-        self,
-        path: str,
-        wanted: Sequence[tuple[Key, keras.Variable]],
-        replicas: ReplicaSet | None,
+        self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
     ) -> None:
         """Gives variables the values of a checkpoint; each process reads what its devices hold."""
         place = _place_of(replicas)
@@ -124,7 +123,11 @@ def _array_of(variable: keras.Variable, place: Placement | None) -> jax.Array:
         value: Any = np.asarray(ops.convert_to_numpy(variable))
     else:
         value = keras_compat.stored_value(variable)
-    return jax.numpy.asarray(value) if place is None else place.put(value, _sharding_of(variable, place))
+    return (
+        jax.numpy.asarray(value)
+        if place is None
+        else place.put(value, _sharding_of(variable, place))
+    )
 
 
 def _bundles(

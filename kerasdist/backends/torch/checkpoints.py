@@ -49,10 +49,7 @@ class DcpFormat(CheckpointFormat):
             dcp.save(tensors, checkpoint_id=path, planner=_SavePlanner(), **_group_of(replicas))
 
     def load(
-        self,
-        path: str,
-        wanted: Sequence[tuple[Key, keras.Variable]],
-        replicas: ReplicaSet | None,
+        self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
     ) -> None:
         """Gives variables the values of a checkpoint, in place."""
         names, _ = _read(path)
@@ -143,9 +140,11 @@ def _apart(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _FlatShar
 
 @final
 class _SavePlanner(dcp.DefaultSavePlanner):
-    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
         """Takes what is to be written."""
-        super().set_up_planner(*args, **kwargs)
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.state_dict, self._flat = _apart(self.state_dict)
 
     def create_local_plan(self) -> dcp.SavePlan:
@@ -177,9 +176,11 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._tensors, self._flat = _apart(targets)
 
-    def set_up_planner(self, state_dict: Any, *args: Any, **kwargs: Any) -> None:
+    def set_up_planner(
+        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+    ) -> None:
         """Takes what the file has."""
-        super().set_up_planner(self._tensors, *args, **kwargs)
+        super().set_up_planner(self._tensors, metadata, is_coordinator)
 
     def create_local_plan(self) -> dcp.LoadPlan:
         """Returns what this worker has to read."""
