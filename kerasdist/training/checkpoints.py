@@ -15,8 +15,7 @@ from typing import Any
 import keras
 
 from kerasdist.backends import registry
-from kerasdist.backends.base.checkpoint_format import CheckpointFormat, Key
-from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.core import whole_files
@@ -90,7 +89,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
         ""
         if unfinished.is_dir()
         else (
-            f"Expected a folder that all workers see. Received: path='{path}', of which this worker "
+            f"Expected a folder that all workers see. Received: path='{path}', where this worker "
             "does not see what the chief writes."
         )
     )
@@ -140,10 +139,10 @@ def load_checkpoint(
     job = None if replicas is None else replicas.job
     is_remote = whole_files.is_remote(path)
     folder = path if is_remote else form.folder_in(Path(os.path.realpath(path)))
-    inside = sorted(os.listdir(path)) if folder is None and Path(path).is_dir() else []
+    inside = [one.name for one in Path(path).glob("*")] if folder is None else []
     lacking = (
         f"Expected a checkpoint, which has a file {form.marker!r}. Received: "
-        f"path={os.fspath(path)!r}, with {inside[:NAMED]}. Name the folder of one step."
+        f"path={os.fspath(path)!r}, with {sorted(inside)[:NAMED]}. Name the folder of one step."
     )
     _refuse(job, lacking if folder is None else "")
     folder = os.fspath(folder or path)
@@ -172,7 +171,7 @@ def load_checkpoint(
             elif is_needed:
                 wrong.append(f"{variable.path!r}, which is not there")
     _refuse(job, _refusal(model, folder, wrong, [*weights, *slots]))
-    if job is not None:
+    if replicas is not None:
         replicas.initial_broadcast.ensure()
     try:
         _together(job, path, lambda: form.load(folder, [*pairs.values()], replicas))
@@ -184,7 +183,7 @@ def load_checkpoint(
         raise
 
 
-def _prepare(model: keras.Model) -> tuple[CheckpointFormat, Any]:
+def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None]:
     if not model.built:
         raise ValueError(
             f"Expected a built model. Received: model={model.name!r}, which has no variables yet. "
@@ -263,7 +262,7 @@ def _refuse(job: Job | None, refusal: str) -> None:
             raise ValueError(one if job is None else f"[worker {rank}/{job.num_workers}] {one}")
 
 
-def _together(job: Job | None, path: object, work: Callable[[], None]) -> None:
+def _together(job: Job | None, path: str | os.PathLike[str], work: Callable[[], None]) -> None:
     if job is None:
         work()
         return

@@ -22,7 +22,7 @@ _WRITTEN = {"jax": "ocdbt.process_{}", "torch": "__{}_0.distcp"}
 
 @case("workers", backends=BACKENDS)
 def into_others(lab):
-    """A job's checkpoint is read into each sharding and one device, bit by bit; training goes on."""
+    """A job's checkpoint is read into each sharding and one device, bit by bit."""
     find_orbax()
     module, owner, name = _GATHERS[lab.backend]
     alone = kd.OneDeviceStrategy("cpu:0")
@@ -52,7 +52,7 @@ def into_others(lab):
 
 @case("workers", backends=BACKENDS, like="worker_checkpoints.into_others")
 def refused_on_all(lab):
-    """What one worker cannot read, or the chief cannot write, is an error on all; nothing changes."""
+    """What one worker cannot read, or the chief cannot write, is an error on all workers."""
     find_orbax()
     model = new(lab.strategy())
     with lab.folder() as folder:

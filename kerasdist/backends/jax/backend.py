@@ -16,9 +16,9 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.checks import check_communication
-from kerasdist.backends.base.checkpoint_format import CheckpointFormat
 from kerasdist.backends.base.interface import (
     Backend,
+    CheckpointFormat,
     Event,
     Profiler,
     ReplicaOptions,

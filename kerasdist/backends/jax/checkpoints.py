@@ -13,8 +13,7 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.checkpoint_format import CheckpointFormat, Key
-from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.errors import UnsupportedError

@@ -10,9 +10,9 @@ from typing import Any, final
 import keras
 import torch
 
-from kerasdist.backends.base.checkpoint_format import CheckpointFormat
 from kerasdist.backends.base.interface import (
     Backend,
+    CheckpointFormat,
     Event,
     Profiler,
     ReplicaOptions,

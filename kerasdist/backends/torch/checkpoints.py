@@ -17,8 +17,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorPropertie
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.checkpoint_format import CheckpointFormat, Key
-from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.state import shards
 
@@ -44,7 +43,7 @@ class DcpFormat(CheckpointFormat):
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
         """Writes variables; each process writes its shards, and a part of what all hold."""
         shards.draw_all()
-        tensors = keras.tree.map_structure(_tensor_of, tree)
+        tensors: Any = keras.tree.map_structure(_tensor_of, tree)
         with _at_work(path):
             dcp.save(tensors, checkpoint_id=path, planner=_SavePlanner(), **_group_of(replicas))
 
