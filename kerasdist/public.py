@@ -11,6 +11,7 @@ names.
 from __future__ import annotations
 
 from kerasdist import cluster as cluster_resolver
+from kerasdist.api.checkpoints import load_checkpoint, save_checkpoint
 from kerasdist.api.extended import StrategyExtended
 from kerasdist.api.functions import function, value_and_grad
 from kerasdist.api.layouts import describe_layout
@@ -53,5 +54,4 @@ from kerasdist.strategies.mirrored import (
 )
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 from kerasdist.strategies.tpu import TPUStrategy, connect_to_cluster
-from kerasdist.training.checkpoints import load_checkpoint, save_checkpoint
 from kerasdist.training.predictions import predict_to

@@ -174,6 +174,7 @@ def that_do_not_fit(lab):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert any("before is unchanged" in one for one in notes), notes
+        assert [one.name for one in folder.iterdir()] == ["one"]
         model = new(strategy)
         kd.load_checkpoint(model, path)
         same(kept, state(model))

@@ -86,17 +86,15 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     _on_chief(job, begin)
     unseen = (
-        ""
-        if unfinished.is_dir()
-        else (
-            f"Expected a folder that all workers see. Received: path='{path}', where this worker "
-            "does not see what the chief writes."
-        )
+        f"Expected a folder that all workers see. Received: path='{path}', where this worker does "
+        "not see what the chief writes."
     )
-    _refuse(job, unseen)
+    _refuse(job, "" if unfinished.is_dir() else unseen)
     try:
         _together(job, path, lambda: form.save(str(new), tree, replicas))
     except Exception as error:
+        if job is None or job.is_chief:
+            shutil.rmtree(unfinished, ignore_errors=True)
         error.add_note(
             f"kerasdist: this was while '{new}' was written. What was at '{path}' before is "
             "unchanged. Call save_checkpoint again when the cause is gone."
