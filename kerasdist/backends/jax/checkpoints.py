@@ -16,13 +16,14 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.mesh.placement import Placement
+from kerasdist.backends.jax.mesh.sharded_state import give_back
 from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
 
 # Keras's OrbaxCheckpoint has the arrays in the first, Orbax's CheckpointManager in the second.
 _INNER = ("pytree", "default")
 # So many bytes of arrays are read at a time, beside the values that the variables still have.
-_AT_ONCE = 1 << 28
+_AT_ONCE = 1 << 26
 
 
 @final
@@ -95,6 +96,7 @@ class OrbaxFormat(CheckpointFormat):
                 else:
                     [value] = [value] if place is None else place.leave([value])
                     keras_compat.store_value(variable, value)
+                give_back(variable)
 
     def _checkpointer(self) -> Any:
         return self._orbax.Checkpointer(self._orbax.PyTreeCheckpointHandler())
