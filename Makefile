@@ -21,7 +21,7 @@ IN_PART := conformance examples facade in_scope ahead_of_time $(addprefix unit/,
 OF_WORKERS := $(addprefix multiprocess/test_,elastic.py failures.py memory.py one_device.py warm.py weights.py)
 
 # What is installed into folders of its own, beside the locked packages.
-BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
+BESIDE := oldest-keras newest-jax ahead-of-time keras-hub orbax
 
 # Tests start some hundred processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,7 +41,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no
 
 # For the demo: Keras and the frameworks, as locked, and kerasdist, editable; then the whole lock and,
 # side by side in folders of their own, the oldest supported Keras, the newest JAX, compilers for
-# TPUs and GPUs, KerasHub and KerasTuner.
+# TPUs and GPUs, KerasHub and KerasTuner, Orbax.
 # kerasdist in a step of its own, because --no-deps keeps it from changing what is pinned, and
 # --no-build-isolation from downloading the build tools again.
 IN_DEMO := keras tensorflow-cpu jax torch scikit-learn rich typer

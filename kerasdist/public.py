@@ -11,6 +11,7 @@ names.
 from __future__ import annotations
 
 from kerasdist import cluster as cluster_resolver
+from kerasdist.api.checkpoints import load_checkpoint, save_checkpoint
 from kerasdist.api.extended import StrategyExtended
 from kerasdist.api.functions import function, value_and_grad
 from kerasdist.api.layouts import describe_layout

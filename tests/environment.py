@@ -8,6 +8,7 @@ hundred processes need not compile all modules again.
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -135,6 +136,13 @@ def of_all():
     """Gives this process, and those that it starts, what all processes of the tests have."""
     put((*QUIET, *FULL_FLOAT32, *COMPILED_PROGRAMS))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, path_of_users()]))
+
+
+def find_orbax():
+    """Lets this process import Orbax, which is installed beside the locked packages."""
+    folder = str(Path(sys.prefix, "orbax"))
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def path_of_users() -> str:

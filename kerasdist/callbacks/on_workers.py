@@ -151,8 +151,10 @@ def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:
     if keras_compat.is_orbax_checkpoint(callback):
         raise UnsupportedError(
             "Expected a callback that lets the chief alone write, in a job of several workers. "
-            "Received: OrbaxCheckpoint, with which each worker writes to one folder. Use "
-            'kerasdist.callbacks.ModelCheckpoint(save="async"), which saves in the background, too.'
+            "Received: OrbaxCheckpoint, with which each worker writes to one folder. For Orbax's "
+            "checkpoints call kerasdist.save_checkpoint(model, path) in on_epoch_end of a callback "
+            'of your own, on all workers. kerasdist.callbacks.ModelCheckpoint(save="async") saves '
+            "in the background, too."
         )
     return callback
 

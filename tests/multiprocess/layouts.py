@@ -21,6 +21,7 @@ NOT_HERE = (
     "sharding.",
     "cost.",
     "saving.",
+    "checkpoints.",  # on workers: `cases_worker_checkpoints`
     "bad_input.",
     "models.really_distributed",
     "async_checkpoint.",  # on workers: `cases_worker_callbacks`
@@ -130,6 +131,7 @@ _ON_LARGER = (
     "shards.data_policy",
     "layout_maps.",
     "jax_workers.",
+    "worker_checkpoints.into_others",
 )
 
 # Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`, in
@@ -177,6 +179,7 @@ _SELECTED_ON_SHARDED = (
     "training.on_batch_methods",
     "worker_callbacks.checkpoints",
     "worker_callbacks.torn_backups",
+    "worker_checkpoints.",
     "worker_checks.error_on_one",
     "worker_checks.found",
     "worker_saves.save_on_all_workers",

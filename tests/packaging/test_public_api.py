@@ -12,8 +12,8 @@ TPUStrategy ValueContext __version__ auto callbacks cluster cluster_resolver
 compare_with_one_device compute_average_loss config connect_to_cluster describe_layout errors
 experimental
 experimental_set_strategy function get_loss_reduction get_replica_context get_strategy global_batch
-has_strategy in_cross_replica_context launch predict_to print scale_regularization_loss tpu
-value_and_grad
+has_strategy in_cross_replica_context launch load_checkpoint predict_to print save_checkpoint
+scale_regularization_loss tpu value_and_grad
 """
 PUBLIC = NAMES.split()
 

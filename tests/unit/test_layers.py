@@ -28,7 +28,10 @@ LAYERS = (
     ("job", "input", "api.losses"),
     ("agreement",),
     ("backends",),
-    ("api.extended", "api.functions", "api.layouts", "api.replica_context", "api.scopes"),
+    (
+        *("api.checkpoints", "api.extended", "api.functions", "api.layouts"),
+        *("api.replica_context", "api.scopes"),
+    ),
     ("training.binding",),
     ("callbacks",),
     ("experimental", "training", "api.strategy"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import gzip
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,9 @@ from kerasdist.core.sharding import HeldShard
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
+
+# The place of an array in the tree of a checkpoint.
+Key = tuple[str, ...]
 
 # An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
 Event = dict[str, Any]
@@ -196,6 +199,19 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def profiler(self) -> Profiler:
         """Returns the framework's profiler, which records what the process and its devices do."""
+
+    def checkpoint_format(self) -> CheckpointFormat:
+        """Returns how the checkpoints are written that users of the framework have.
+
+        Raises:
+            UnsupportedError: If the backend has none, or a package is missing.
+        """
+        raise UnsupportedError(
+            "Expected JAX or PyTorch, for Orbax's checkpoints or those of "
+            f"torch.distributed.checkpoint. Received: the backend {self.name}. Save with "
+            "model.save_weights, tf.train.Checkpoint(model=model) or "
+            "kerasdist.callbacks.BackupAndRestore."
+        )
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's TPUs; if it has none, its GPUs; if it has neither, nothing."""
@@ -386,6 +402,56 @@ class ReplicaSet(abc.ABC):
     @abc.abstractmethod
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context that puts new variables on the devices that shall hold them."""
+
+
+class CheckpointFormat(abc.ABC):
+    """How the backend's library writes and reads a tree of variables.
+
+    All workers must call `save` and `load` together, and each has the whole tree.
+
+    Attributes:
+        marker: The name of a file that each complete checkpoint has.
+    """
+
+    marker: str
+
+    def folder_in(self, path: Path) -> Path | None:
+        """Returns the folder with the arrays of a checkpoint; None if there is none.
+
+        Args:
+            path: The checkpoint's folder.
+        """
+        return path if (path / self.marker).is_file() else None
+
+    @abc.abstractmethod
+    def shapes(self, path: str) -> Mapping[Key, tuple[int, ...]]:
+        """Returns the shapes of a checkpoint's arrays, without reading any.
+
+        Args:
+            path: The folder with the arrays, or its address.
+        """
+
+    @abc.abstractmethod
+    def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
+        """Writes variables.
+
+        Args:
+            path: A folder that does not exist yet, or its address.
+            tree: Nested dictionaries of Keras variables.
+            replicas: The replicas that hold the variables; None without a strategy.
+        """
+
+    @abc.abstractmethod
+    def load(
+        self, path: str, wanted: Sequence[tuple[Key, Any]], replicas: ReplicaSet | None
+    ) -> None:
+        """Gives variables the values of a checkpoint, in their own types.
+
+        Args:
+            path: The folder with the arrays, or its address.
+            wanted: Which array each variable gets, of the variable's shape.
+            replicas: The same as for `save`.
+        """
 
 
 class Profiler(abc.ABC):

@@ -18,6 +18,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.checks import check_communication
 from kerasdist.backends.base.interface import (
     Backend,
+    CheckpointFormat,
     Event,
     Profiler,
     ReplicaOptions,
@@ -137,6 +138,13 @@ class JaxBackend(Backend):
             for each in arguments
         ]
         return sum(matmul_flops(jax.make_jaxpr(function)(*shapes)).values())
+
+    def checkpoint_format(self) -> CheckpointFormat:
+        """Returns Orbax's format."""
+        # imported here, because few programs need this module
+        from kerasdist.backends.jax.checkpoints import OrbaxFormat
+
+        return OrbaxFormat()
 
     def profiler(self) -> Profiler:
         """Returns JAX's profiler."""

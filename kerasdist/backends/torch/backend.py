@@ -13,6 +13,7 @@ import torch
 
 from kerasdist.backends.base.interface import (
     Backend,
+    CheckpointFormat,
     Event,
     Profiler,
     ReplicaOptions,
@@ -108,6 +109,13 @@ class TorchBackend(Backend):
         with torch.no_grad(), keras.device("meta"), counter:
             function(*meta)
         return counter.get_total_flops()
+
+    def checkpoint_format(self) -> CheckpointFormat:
+        """Returns the format of torch.distributed.checkpoint."""
+        # imported here, because few programs need this module
+        from kerasdist.backends.torch.checkpoints import DcpFormat
+
+        return DcpFormat()
 
     def profiler(self) -> Profiler:
         """Returns PyTorch's profiler."""

@@ -126,7 +126,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
         # Draws run one at a time, to limit the memory for temporary values.
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
-        _give_back(variable)
+        give_back(variable)
         return
     written: dict[int, keras.Variable] = {}
 
@@ -238,7 +238,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             return original(variable, place.put(value, sharding))
         keras_compat.store_value(variable, None)  # no device has its old part beside the new one
         result = original(variable, parts_of(value, dtype, sharding))
-    _give_back(variable)
+    give_back(variable)
     return result
 
 
@@ -249,7 +249,7 @@ class _Freed:
     since = 0
 
 
-def _give_back(variable: keras.Variable) -> None:
+def give_back(variable: keras.Variable) -> None:
     """Has libc give back what is free, after some variables that were drawn or loaded.
 
     Arrays below 32 MiB leave gaps, many of them in heaps of JAX's threads, where the threads that

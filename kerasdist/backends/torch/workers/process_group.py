@@ -299,6 +299,11 @@ class ProcessGroup(Group):
         if self._compressed is not None:
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
 
+    @property
+    def of_torch(self) -> dist.ProcessGroup | None:
+        """The group that torch's own functions take; None stands for its default group."""
+        return self._group
+
     def within_host(self, workers: int) -> ProcessGroup:
         """Returns the group of this machine's workers. All workers of the job must call it.
 

@@ -1,0 +1,268 @@
+"""Checkpoints of the frameworks' own formats, and the variables of a model.
+
+The tree is that of ``keras.Model.get_state_tree``: four groups, and in each the variables by the
+parts of their paths. A tree that is read may lack the groups, or have other names before them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kerasdist.backends import registry
+from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
+from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.backends.base.variable_rules import is_on_read
+from kerasdist.core import whole_files
+from kerasdist.job.comparison import NAMED
+from kerasdist.job.job import Job
+
+_OPTIMIZER = ("optimizer_variables", "optimizer")
+_GROUPS = (*_OPTIMIZER, "trainable_variables", "non_trainable_variables", "model")
+# A layer's variables in the `state_dict` of a Keras model on PyTorch come after this name.
+_IN_STATE_DICT = "_torch_params."
+
+
+def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Writes the model's variables as the framework's own checkpoint. All workers must call it.
+
+    On JAX it is a checkpoint of Orbax (the package ``orbax-checkpoint``), on PyTorch one of
+    ``torch.distributed.checkpoint``. Each worker writes the shards that it holds. The tree is that
+    of ``model.get_state_tree()``, so programs without kerasdist can read it. It has no place in the
+    data, no epoch and no state of callbacks: to restart a run, use
+    `kerasdist.callbacks.BackupAndRestore`.
+
+    Example::
+
+        kd.save_checkpoint(model, "checkpoints/1")
+
+    Args:
+        model: A built model, made in a strategy's scope or not.
+        path: The folder to write, which all workers must see. A checkpoint that is there is
+            replaced when the new one is complete. On storage such as ``gs://`` nothing may be
+            there.
+
+    Raises:
+        UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
+        ValueError: If the model is not built, if two of its variables have one path, if something
+            else is at `path`, or if some worker does not see the folder.
+    """
+    form, replicas = _prepare(model)
+    tree: dict[str, Any] = {
+        "trainable_variables": _nested(model.trainable_variables),
+        "non_trainable_variables": _nested(model.non_trainable_variables),
+        "optimizer_variables": _nested(_slots_of(model)),
+        "metrics_variables": _nested(model.metrics_variables),
+    }
+    job = None if replicas is None else replicas.job
+    if whole_files.is_remote(path):
+        _together(job, path, lambda: form.save(os.fspath(path), tree, replicas))
+        return
+    path = Path(os.path.realpath(path))
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    before, new = unfinished / "replaced", unfinished / path.name
+
+    def begin() -> str:
+        if before.exists() and not path.exists():  # a process was killed between two renames
+            before.rename(path)
+        if path.exists() and form.folder_in(path) is None:
+            return f"Expected a new folder, or a checkpoint to replace. Received: path='{path}'."
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        return ""
+
+    def finish() -> str:
+        if path.exists():
+            path.rename(before)
+        new.rename(path)
+        whole_files.flush(path.parent)
+        shutil.rmtree(unfinished)
+        return ""
+
+    _on_chief(job, begin)
+    unseen = (
+        f"Expected a folder that all workers see. Received: path='{path}', where this worker does "
+        "not see what the chief writes."
+    )
+    _refuse(job, "" if unfinished.is_dir() else unseen)
+    try:
+        _together(job, path, lambda: form.save(str(new), tree, replicas))
+    except Exception as error:
+        if job is None or job.is_chief:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        error.add_note(
+            f"kerasdist: this was while '{new}' was written. What was at '{path}' before is "
+            "unchanged. Call save_checkpoint again when the cause is gone."
+        )
+        raise
+    _on_chief(job, finish)
+
+
+def load_checkpoint(
+    model: keras.Model, path: str | os.PathLike[str], *, weights_only: bool = False
+) -> None:
+    """Gives a model the values of a framework's own checkpoint. All workers must call it.
+
+    The checkpoint may be one of `save_checkpoint`, from any number of workers with any sharding;
+    one that a program without kerasdist wrote from ``model.get_state_tree()``; one of
+    ``keras.callbacks.OrbaxCheckpoint`` (a step's folder); one of a dictionary of variables by their
+    paths; or, on PyTorch, one of ``{"model": model.state_dict()}``. Each worker reads the shards
+    that it holds. Variables are found by their paths, so layers need the names that they had. All
+    shapes are compared before the first variable changes. Other entries are ignored.
+
+    Example::
+
+        with strategy.scope():
+            model = build_model()
+            model.compile("adam", "mse")
+            kd.load_checkpoint(model, "checkpoints/1")
+
+    Args:
+        model: A built model, made in a strategy's scope or not.
+        path: The checkpoint's folder, which all workers must see, or its address.
+        weights_only: Whether the optimizer keeps its state. It also does if the model has no
+            optimizer, or the checkpoint has no state of one.
+
+    Raises:
+        UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
+        ValueError: If the model is not built, or the checkpoint does not fit; then no variable has
+            changed.
+    """
+    form, replicas = _prepare(model)
+    job = None if replicas is None else replicas.job
+    is_remote = whole_files.is_remote(path)
+    folder = path if is_remote else form.folder_in(Path(os.path.realpath(path)))
+    inside = [one.name for one in Path(path).glob("*")] if folder is None else []
+    lacking = (
+        f"Expected a checkpoint, which has a file {form.marker!r}. Received: "
+        f"path={os.fspath(path)!r}, with {sorted(inside)[:NAMED]}. Name the folder of one step."
+    )
+    _refuse(job, lacking if folder is None else "")
+    folder = os.fspath(folder or path)
+    weights, slots = dict[str, Key](), dict[str, Key]()
+    shapes = form.shapes(folder)
+    for key in shapes:
+        if key[0] != "metrics_variables":
+            (slots if key[0] in _OPTIMIZER else weights)[_path_of(key)] = key
+    wanted = [(model.weights, weights, True)]
+    rest = [one for one in model.non_trainable_variables if not is_on_read(one)]  # seeds
+    wanted.append((rest, weights, False))
+    if slots and not weights_only:
+        wanted.append((_slots_of(model), slots, True))
+    pairs: dict[int, tuple[Key, keras.Variable]] = {}
+    wrong: list[str] = []
+    for variables, known, is_needed in wanted:
+        for variable in variables:
+            key = known.get(variable.path)
+            if key is not None and shapes[key] == tuple(variable.shape):
+                pairs[id(variable)] = key, variable
+            elif key is not None:
+                wrong.append(
+                    f"{variable.path!r} of shape {tuple(variable.shape)}, which is {shapes[key]} "
+                    "there"
+                )
+            elif is_needed:
+                wrong.append(f"{variable.path!r}, which is not there")
+    _refuse(job, _refusal(model, folder, wrong, [*weights, *slots]))
+    if replicas is not None:
+        replicas.initial_broadcast.ensure()
+    try:
+        _together(job, path, lambda: form.load(folder, [*pairs.values()], replicas))
+    except Exception as error:
+        error.add_note(
+            f"kerasdist: this was while '{folder}' was read. Some variables of model="
+            f"{model.name!r} have its values, others not: load another checkpoint."
+        )
+        raise
+
+
+def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None]:
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model. Received: model={model.name!r}, which has no variables yet. "
+            "Give it an Input, call it once, or call model.build."
+        )
+    trainer = trainer_of(model)
+    return registry.current().checkpoint_format(), None if trainer is None else trainer.replicas
+
+
+def _slots_of(model: Any) -> list[keras.Variable]:
+    """Returns the variables of a model's optimizer, which this builds if need be."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return []
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return optimizer.variables
+
+
+def _nested(variables: Iterable[keras.Variable]) -> dict[str, Any]:
+    """Returns variables by the parts of their paths."""
+    tree: dict[str, Any] = {}
+    for variable in variables:
+        *parts, name = variable.path.split("/")
+        branch = tree
+        for part in parts:
+            branch = branch.setdefault(part, {})
+        if name in branch:
+            raise ValueError(
+                "Expected each variable to have a path of its own, by which a checkpoint names it. "
+                f"Received: path={variable.path!r} twice. Give the layers names of their own."
+            )
+        branch[name] = variable
+    return tree
+
+
+def _path_of(key: Key) -> str:
+    """Returns the path of the variable whose array has this place in a tree."""
+    own = key[1:] if key[0] in _GROUPS else key
+    return "/".join(own).rpartition(_IN_STATE_DICT)[2]
+
+
+def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Sequence[str]) -> str:
+    if not wrong:
+        return ""
+    more = f"; and {len(wrong) - NAMED} others" if len(wrong) > NAMED else ""
+    return (
+        f"Expected a checkpoint with all variables of model={model.name!r}, in their shapes. "
+        f"Received: path={folder!r}, which does not fit {'; '.join(wrong[:NAMED])}{more}; it has "
+        f"{there[:NAMED]}. No variable has changed. Make the model as the one that was saved, its "
+        "layers with the same names, or leave out the optimizer by weights_only=True."
+    )
+
+
+def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
+    """Lets the chief work while the others wait; raises what it returns on all workers."""
+    refusal = ""
+    if job is None or job.is_chief:
+        try:
+            refusal = work()
+        except OSError as error:
+            if job is None:
+                raise
+            refusal = f"Expected the chief to write a checkpoint. Received: {error}."
+    if job is not None:
+        refusal = job.broadcast_object("checkpoint on the chief", refusal)
+    if refusal:
+        raise ValueError(refusal)
+
+
+def _refuse(job: Job | None, refusal: str) -> None:
+    """Raises on all workers what one of them refuses. All workers must call it."""
+    refusals = [refusal] if job is None else job.all_gather_object("checkpoint", refusal)
+    for rank, one in enumerate(refusals):
+        if one:
+            raise ValueError(one if job is None else f"[worker {rank}/{job.num_workers}] {one}")
+
+
+def _together(job: Job | None, path: str | os.PathLike[str], work: Callable[[], None]) -> None:
+    if job is None:
+        work()
+        return
+    with job.translating_failures(f"checkpoint {os.fspath(path)}"):
+        work()

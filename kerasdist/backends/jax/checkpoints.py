@@ -1,0 +1,141 @@
+"""Orbax's checkpoints: each process writes and reads the shards of its devices."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any, cast, final
+
+import jax
+import keras
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
+from kerasdist.backends.base.variable_rules import is_on_read
+from kerasdist.backends.jax.mesh.placement import Placement
+from kerasdist.backends.jax.mesh.sharded_state import give_back
+from kerasdist.errors import UnsupportedError
+from kerasdist.keras_compat import ops
+
+# Keras's OrbaxCheckpoint has the arrays in the first, Orbax's CheckpointManager in the second.
+_INNER = ("pytree", "default")
+# So many bytes of arrays are read at a time, beside the values that the variables still have.
+_AT_ONCE = 1 << 26
+
+
+@final
+class OrbaxFormat(CheckpointFormat):
+    """Orbax's checkpoints of arrays; the package is imported when it is used."""
+
+    marker = "_METADATA"
+
+    def __init__(self) -> None:
+        try:
+            self._orbax: Any = importlib.import_module("orbax.checkpoint")
+        except ImportError as error:
+            raise UnsupportedError(
+                "Expected the package orbax-checkpoint, which writes and reads checkpoints on JAX. "
+                f"Received: {error}. Install it: pip install orbax-checkpoint."
+            ) from error
+
+    def folder_in(self, path: Path) -> Path | None:
+        """Returns the folder with the arrays, which may be inside of a step's folder."""
+        places = (path, *(path / one for one in _INNER))
+        return next((one for one in places if super(OrbaxFormat, self).folder_in(one)), None)
+
+    def shapes(self, path: str) -> Mapping[Key, tuple[int, ...]]:
+        """Returns the shapes of a checkpoint's arrays."""
+        with self._checkpointer() as checkpointer:
+            tree = checkpointer.metadata(path).item_metadata.tree
+        leaves = jax.tree_util.tree_leaves_with_path(
+            tree, is_leaf=lambda one: hasattr(one, "shape")
+        )
+        return {
+            tuple(str(getattr(one, "key", getattr(one, "idx", one))) for one in key): tuple(
+                leaf.shape
+            )
+            for key, leaf in leaves
+            if getattr(leaf, "shape", None) is not None
+        }
+
+    def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
+        """Writes variables; each process writes what its devices hold."""
+        place = _place_of(replicas)
+        arrays = keras.tree.map_structure(lambda one: _array_of(one, place), tree)
+        with self._checkpointer() as checkpointer:
+            checkpointer.save(path, arrays)
+
+    def load(
+        self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
+    ) -> None:
+        """Gives variables the values of a checkpoint; each process reads what its devices hold."""
+        place = _place_of(replicas)
+        for some in _bundles(wanted):
+            forms, options = dict[str, Any](), dict[str, Any]()
+            for key, variable in some:
+                shape = tuple(variable.shape)
+                dtype = np.dtype(keras_compat.stored_dtype(variable))
+                sharding = _sharding_of(variable, place)
+                _put(forms, key, jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+                restored = self._orbax.ArrayRestoreArgs(
+                    sharding=sharding, global_shape=shape, dtype=dtype
+                )
+                _put(options, key, restored)
+            arguments = self._orbax.args.PyTreeRestore(forms, options, partial_restore=True)
+            with self._checkpointer() as checkpointer:
+                found = checkpointer.restore(path, args=arguments)
+            for key, variable in some:
+                value = found
+                for name in key:
+                    value = value[name]
+                if is_on_read(variable):
+                    variable.assign(np.asarray(value.addressable_data(0)))
+                else:
+                    [value] = [value] if place is None else place.leave([value])
+                    keras_compat.store_value(variable, value)
+                give_back(variable)
+
+    def _checkpointer(self) -> Any:
+        return self._orbax.Checkpointer(self._orbax.PyTreeCheckpointHandler())
+
+
+def _put(tree: dict[str, Any], key: Key, leaf: object) -> None:
+    for name in key[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[key[-1]] = leaf
+
+
+def _place_of(replicas: ReplicaSet | None) -> Placement | None:
+    return None if replicas is None else cast("Any", replicas).arrays
+
+
+def _sharding_of(variable: keras.Variable, place: Placement | None) -> Any:
+    if place is None:
+        return keras_compat.stored_value(variable).sharding
+    return place.whole if is_on_read(variable) else place.layout.of_variable(variable)
+
+
+def _array_of(variable: keras.Variable, place: Placement | None) -> jax.Array:
+    """Returns a variable's value as Orbax takes it: in a job, an array of all processes."""
+    if is_on_read(variable):
+        value: Any = np.asarray(ops.convert_to_numpy(variable))
+    else:
+        value = keras_compat.stored_value(variable)
+    return (
+        jax.numpy.asarray(value)
+        if place is None
+        else place.put(value, _sharding_of(variable, place))
+    )
+
+
+def _bundles(
+    wanted: Sequence[tuple[Key, keras.Variable]],
+) -> Iterator[list[tuple[Key, keras.Variable]]]:
+    """Yields the variables in at most some 16 bundles, since each is read by itself."""
+    ends = list(accumulate(keras_compat.nbytes(variable) for _, variable in wanted))
+    size = max(_AT_ONCE, ends[-1] // 16)
+    for _, bundle in groupby(zip(ends, wanted, strict=True), lambda pair: pair[0] // size):
+        yield [one for _, one in bundle]

@@ -1,0 +1,74 @@
+"""Checkpoints of Orbax and of torch.distributed.checkpoint in a job: each writes what it holds."""
+
+from importlib import import_module
+
+from tests.conformance.cases_checkpoints import TRAIN, new, same, state
+from tests.conformance.lab import values
+from tests.conformance.lazy import kd
+from tests.conformance.models import dense
+from tests.conformance.registry import case
+from tests.environment import find_orbax
+from tests.multiprocess.cases_sharded_state import BACKENDS
+from tests.multiprocess.loops import calls_of
+
+# Where a backend gathers a sharded variable outside of steps.
+_GATHERS = {
+    "jax": ("kerasdist.backends.jax.mesh.worker_placement", "WorkerPlacement", "read"),
+    "torch": ("kerasdist.backends.torch.state.shards", "Shard", "gather"),
+}
+# What each worker writes into, by its number.
+_WRITTEN = {"jax": "ocdbt.process_{}", "torch": "__{}_0.distcp"}
+
+
+@case("workers", backends=BACKENDS)
+def into_others(lab):
+    """A job's checkpoint is read into each sharding and one device, bit by bit."""
+    find_orbax()
+    module, owner, name = _GATHERS[lab.backend]
+    alone = kd.OneDeviceStrategy("cpu:0")
+    shardings = [None, kd.Sharding("optimizer", min_size=1), kd.Sharding("full", min_size=1)]
+    model = new(lab.strategy())
+    TRAIN(model)
+    kept = state(model)
+    with lab.folder() as folder:
+        path = folder / "steps" / "1"
+        for strategy in [lab.strategy(sharding=one) for one in shardings]:
+            read = new(strategy)
+            with calls_of(getattr(import_module(module), owner), name) as gather:
+                kd.save_checkpoint(model, path)
+                kd.load_checkpoint(read, path)
+            lab.equal([], gather.call_args_list)
+            same(kept, state(read))
+            model = read
+        kd.save_checkpoint(model, path)
+        one = new(alone)
+        kd.load_checkpoint(one, path)
+        same(kept, state(one))
+        found = {file.name for file in path.iterdir()}
+        lab.equal(["1"], [file.name for file in path.parent.iterdir()])
+    lab.check({_WRITTEN[lab.backend].format(lab.job.rank)} <= found, str(found))
+    lab.equal(TRAIN(one), TRAIN(model))
+
+
+@case("workers", backends=BACKENDS, like="worker_checkpoints.into_others")
+def refused_on_all(lab):
+    """What one worker cannot read, or the chief cannot write, is an error on all workers."""
+    find_orbax()
+    model = new(lab.strategy())
+    with lab.folder() as folder:
+        path = folder / "1"
+        kd.save_checkpoint(model, path)
+        before = state(model)
+        unseen = lab.pick(folder / "2", path)
+        last = lab.job.num_workers - 1
+        with lab.raises(ValueError, rf"^\[worker {last}/.*Expected a checkpoint.*path='.*2'"):
+            kd.load_checkpoint(model, unseen)
+        with lab.raises(ValueError, "Expected a new folder"):
+            kd.save_checkpoint(model, folder)
+        other = new(lab.strategy(), dense)
+        weights = values(other.weights)
+        with lab.raises(ValueError, "dense/kernel', which is not there"):
+            kd.load_checkpoint(other, path)
+        same(weights, values(other.weights))
+        kd.load_checkpoint(model, path)
+        same(before, state(model))
