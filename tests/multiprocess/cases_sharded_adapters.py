@@ -113,6 +113,33 @@ def quantized_later(lab):
 
 
 @case(TOPIC, backends=BACKENDS, like="sharded_adapters.beside_quantized")
+def quantized_by_examples(lab):
+    """Kernels of bytes, of GPTQ and AWQ, are sharded; what stands beside them is trained."""
+    options = {"num_samples": 4, "sequence_length": 5, "group_size": 6}
+    for name in ("GPTQConfig", "AWQConfig"):
+
+        def build():
+            layers = [keras.layers.Embedding(12, 12), keras.layers.Dense(24, "tanh")]
+            inputs = keras.Input((5,), dtype="int32")
+            made = keras.Sequential([inputs, *layers, keras.layers.Dense(4)])
+            return compiled(made, "sgd", "mse")
+
+        def later(model, name=name):
+            first, *blocks = model.layers
+            structure = {"pre_block_layers": [first], "sequential_blocks": blocks}
+            config = getattr(keras.quantizers, name)
+            config = config([IDS], str, quantization_layer_structure=structure, **options)
+            with scope_of(model):
+                model.quantize(config=config)
+                compiled(model, "sgd", "mse")
+
+        ours = lab.same(build, later, predict(IDS), TRAIN, predict(IDS))
+        kernels = [one for one in ours.weights if one.dtype == "uint8"]
+        lab.equal(4, len(kernels))  # with zeros of their groups
+        lab.equal(_own_parts(lab, kernels) if divides_weights(lab) else {1.0}, parts(kernels))
+
+
+@case(TOPIC, backends=BACKENDS, like="sharded_adapters.beside_quantized")
 def beside_floats(lab):
     """Adapters beside weights of floats: trained, saved with them merged, loaded and trained."""
     with lab.folder() as folder:
