@@ -269,3 +269,31 @@ def files_of_keras_hub(lab):
         quantized(other, 8)
         with lab.raises(kd.errors.UnsupportedError, "are floats.*Received: .*int8.*save_lora"):
             other.export_to_transformers(folder / "other")
+
+
+@case(TOPIC, backends=BACKENDS)
+def read_by_transformers(lab):
+    """A Gemma of KerasHub's, tuned and exported by all workers, computes the same in transformers."""
+    packages = str(Path(sys.prefix) / "keras-hub")
+    with mock.patch.object(sys, "path", [*sys.path, packages]), lab.folder() as folder:
+        import keras_hub
+        import torch
+        import transformers
+
+        sizes = {"vocabulary_size": 12, "num_layers": 2, "hidden_dim": 8, "intermediate_dim": 32}
+        heads = {"num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+        with lab.strategy().scope():
+            backbone = keras_hub.models.GemmaBackbone(**sizes, **heads)
+            model = keras_hub.models.GemmaCausalLM(backbone, preprocessor=None)
+            backbone.enable_lora(2)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            compiled(model, keras.optimizers.Adam(0.1), loss)
+        x = {"token_ids": IDS, "padding_mask": np.ones(IDS.shape, "bool")}
+        before = predict(x)(model)
+        model.fit(x, IDS, epochs=2, verbose=0)
+        tuned = predict(x)(model)
+        lab.check(np.abs(tuned - before).max() > 0.1, "the adapters were not trained")
+        model.export_to_transformers(folder / "tuned")
+        read = transformers.AutoModelForCausalLM.from_pretrained(folder / "tuned")
+        with torch.no_grad():
+            lab.equal(tuned, read(torch.tensor(IDS).long()).logits.numpy(), FLOAT32)
