@@ -224,7 +224,8 @@ INDEX = """{head}# {title}
 
 Each script is complete: standard Keras, and the few lines that kerasdist needs. They run on any
 backend, alone and as several workers, on a laptop without accelerators too (model_parallel alone
-needs JAX, and one process; tune_a_preset needs KerasHub, and JAX or PyTorch). With `--figure FILE.png` each draws its result.
+needs JAX, and one process; tune_a_preset needs KerasHub, and JAX or PyTorch). With
+`--figure FILE.png` each draws its result.
 
 ```sh
 KERAS_BACKEND=jax python examples/digits_cnn.py

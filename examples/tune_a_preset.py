@@ -9,7 +9,7 @@ read Python code. `--preset` names another one.
     KERAS_BACKEND=jax python examples/tune_a_preset.py
     kerasdist run --workers 2 examples/tune_a_preset.py
 
-It needs JAX or PyTorch, and `pip install keras-hub sentencepiece safetensors`. On PyTorch it starts
+It needs JAX or PyTorch, and `pip install keras-hub safetensors`. On PyTorch it starts
 a process for each device.
 """
 
