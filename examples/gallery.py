@@ -33,6 +33,7 @@ PAGES = EXAMPLES.parent / "docs" / "gallery"
 RECORDED = EXAMPLES / "recorded.json"
 BACKENDS = ("tensorflow", "jax", "torch")
 MODES = {"alone": [], "2 workers": ["-m", "kerasdist", "run", "--workers", "2"]}
+PACKAGES = Path(sys.prefix) / "keras-hub"  # KerasHub, beside the locked packages
 TIMEOUT_S = 300
 FIGURE = "\n# A figure of the result.\n"  # where a port's figure begins
 
@@ -107,6 +108,8 @@ class Run:
     def do(self) -> tuple[dict[str, Any], str | None]:
         """Run it; return what to record, and what is wrong with it."""
         options = ["--figure", str(self.example.figure)] if self.draws else []
+        paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(PACKAGES)]))
+        settings = {"KERAS_BACKEND": self.backend, "PYTHONPATH": paths}
         start = time.perf_counter()
         try:
             child = subprocess.run(
@@ -114,7 +117,7 @@ class Run:
                     *(sys.executable, *MODES[self.mode], str(self.example.path)),
                     *(*self.example.arguments, *options),
                 ],
-                env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": self.backend},
+                env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **settings},
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -221,7 +224,8 @@ INDEX = """{head}# {title}
 
 Each script is complete: standard Keras, and the few lines that kerasdist needs. They run on any
 backend, alone and as several workers, on a laptop without accelerators too (model_parallel alone
-needs JAX, and one process). With `--figure FILE.png` each draws its result.
+needs JAX, and one process; tune_a_preset needs KerasHub, and JAX or PyTorch). With
+`--figure FILE.png` each draws its result.
 
 ```sh
 KERAS_BACKEND=jax python examples/digits_cnn.py

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import functools
 import json
+import os
 import re
 import struct
 
@@ -46,6 +47,7 @@ SHORT = {
     "text_transformer": ("--epochs 2", 0.4, 1),
     "train_then_serve": ("--epochs 2", 0, 1e-5),
     "transfer_and_lora": ("--epochs 5", 0.5, 1),
+    "tune_a_preset": ("--epochs 1", 0, 5),
     # Guessing one of 16 numbers has 2.77.
     "transformer": (
         "--blocks 1 --width 32 --length 8 --vocabulary 16 --batch 16 --steps 8 --epochs 5",
@@ -78,8 +80,11 @@ PORTS = {
     "port_torch_ddp": ("torch", ("-m", "torch.distributed.run", "--nproc-per-node", "2")),
     "port_keras_distribution": ("jax", ()),
 }
-# With other devices, and with several workers.
-BY_ITSELF = {"model_parallel": "jax", "multi_worker_fit": "torch"}
+# With other devices, as processes, and with several workers.
+BY_ITSELF = [
+    *(("model_parallel", "jax", "alone"), ("multi_worker_fit", "torch", "2 workers")),
+    *(("tune_a_preset", "torch", "alone"), ("tune_a_preset", "jax", "2 workers")),
+]
 
 ONE_AFTER_THE_OTHER = """
 import runpy, sys
@@ -124,7 +129,7 @@ def size_of(png):
 def test_each_example_has_a_short_run():
     assert {*SHORT} == {example.name for example in gallery.GALLERY}
     if everything():
-        assert {*SHORT} == {*BY_ITSELF}.union(*ALONE.values())
+        assert {*SHORT} == {name for name, *_ in BY_ITSELF}.union(*ALONE.values())
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +156,15 @@ def test_examples_alone(backend, alone):
         check(name, output, folder)
 
 
-@pytest.mark.parametrize("name", BY_ITSELF if everything() else ["multi_worker_fit"])
-def test_an_example_by_itself(name, tmp_path):
-    launcher = gallery.MODES["2 workers"] if name == "multi_worker_fit" else ()
+@pytest.mark.parametrize(("name", "backend", "mode"), BY_ITSELF if everything() else BY_ITSELF[1:2])
+def test_an_example_by_itself(name, backend, mode, tmp_path):
     script, drawn = EXAMPLES / f"{name}.py", to_draw(name, tmp_path)
-    check(name, run_python(*launcher, script, *drawn, backend=BY_ITSELF[name]), tmp_path)
+    settings = {"TMPDIR": str(tmp_path)}  # where it writes
+    if name == "tune_a_preset":
+        settings["PYTHONPATH"] = os.pathsep.join([path_of_users(), str(gallery.PACKAGES)])
+    output = run_python(*gallery.MODES[mode], script, *drawn, backend=backend, **settings)
+    check(name, output, tmp_path)
+    assert name != "tune_a_preset" or (tmp_path / "kerasdist_tuned/model.safetensors").exists()
 
 
 def numbers(output):

@@ -113,6 +113,33 @@ def quantized_later(lab):
 
 
 @case(TOPIC, backends=BACKENDS, like="sharded_adapters.beside_quantized")
+def quantized_by_examples(lab):
+    """Kernels of bytes, of GPTQ and AWQ, are sharded; what stands beside them is trained."""
+    options = {"num_samples": 4, "sequence_length": 5, "group_size": 6}
+    for name in ("GPTQConfig", "AWQConfig"):
+
+        def build():
+            layers = [keras.layers.Embedding(12, 12), keras.layers.Dense(24, "tanh")]
+            inputs = keras.Input((5,), dtype="int32")
+            made = keras.Sequential([inputs, *layers, keras.layers.Dense(4)])
+            return compiled(made, "sgd", "mse")
+
+        def later(model, name=name):
+            first, *blocks = model.layers
+            structure = {"pre_block_layers": [first], "sequential_blocks": blocks}
+            config = getattr(keras.quantizers, name)
+            config = config([IDS], str, quantization_layer_structure=structure, **options)
+            with scope_of(model):
+                model.quantize(config=config)
+                compiled(model, "sgd", "mse")
+
+        ours = lab.same(build, later, predict(IDS), TRAIN, predict(IDS))
+        kernels = [one for one in ours.weights if one.dtype == "uint8"]
+        lab.equal(4, len(kernels))  # with zeros of their groups
+        lab.equal(_own_parts(lab, kernels) if divides_weights(lab) else {1.0}, parts(kernels))
+
+
+@case(TOPIC, backends=BACKENDS, like="sharded_adapters.beside_quantized")
 def beside_floats(lab):
     """Adapters beside weights of floats: trained, saved with them merged, loaded and trained."""
     with lab.folder() as folder:
@@ -242,3 +269,34 @@ def files_of_keras_hub(lab):
         quantized(other, 8)
         with lab.raises(kd.errors.UnsupportedError, "are floats.*Received: .*int8.*save_lora"):
             other.export_to_transformers(folder / "other")
+
+
+@case(TOPIC, backends=BACKENDS)
+def read_by_transformers(lab):
+    """A Gemma of KerasHub's, tuned and exported by all workers, is the same in transformers."""
+    packages = str(Path(sys.prefix) / "keras-hub")
+    with mock.patch.object(sys, "path", [*sys.path, packages]), lab.folder() as folder:
+        import keras_hub
+
+        sizes = {"vocabulary_size": 12, "num_layers": 2, "hidden_dim": 8, "intermediate_dim": 32}
+        heads = {"num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+        with lab.strategy().scope():
+            backbone = keras_hub.models.GemmaBackbone(**sizes, **heads)
+            model = keras_hub.models.GemmaCausalLM(backbone, preprocessor=None)
+            backbone.enable_lora(2)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            compiled(model, keras.optimizers.Adam(0.1), loss)
+        x = {"token_ids": IDS, "padding_mask": np.ones(IDS.shape, "bool")}
+        before = predict(x)(model)
+        model.fit(x, IDS, epochs=2, verbose=0)
+        tuned = predict(x)(model)
+        lab.check(np.abs(tuned - before).max() > 0.1, "the adapters were not trained")
+        model.export_to_transformers(folder / "tuned")
+        if not lab.job.is_chief:
+            return
+        import torch
+        import transformers
+
+        read = transformers.AutoModelForCausalLM.from_pretrained(folder / "tuned")
+        with torch.no_grad():
+            lab.equal(tuned, read(torch.tensor(IDS).long()).logits.numpy(), FLOAT32)

@@ -26,7 +26,7 @@ BACKENDS = ("jax", "torch")
 
 
 def divides_weights(lab):
-    return lab.strategy().replica_set.options.sharding.state == "full"
+    return lab.strategy().replica_set.options.sharding.divides_weights
 
 
 def _held(variables):

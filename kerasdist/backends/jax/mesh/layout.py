@@ -134,8 +134,9 @@ class OverReplicas:
 
     def _is_meant(self, variable: keras.Variable) -> bool:
         # Sync-on-read variables are excluded, because each replica has a component.
-        # Unsigned integers are excluded, because they are bytes or states of generators.
-        is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
+        # Unsigned integers are bytes or states of generators, except in kernels, as of GPTQ.
+        dtype = keras_compat.stored_dtype(variable)
+        is_unsigned = dtype.startswith("uint") and not variable.name.startswith("kernel")
         is_state = self.gathers_weights or is_slot(variable)
         return is_state and not (is_on_read(variable) or is_unsigned)
 

@@ -387,7 +387,8 @@ class RulesBySize(ShardRules):
         dtype = keras_compat.stored_dtype(variable)
         # Others that are not trained may change in a step, which takes whole ones.
         is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
-        return dtype == "int8" or (keras.backend.is_float_dtype(dtype) and is_weight)
+        is_quantized = dtype == "int8" or (dtype == "uint8" and variable.name.startswith("kernel"))
+        return is_quantized or (keras.backend.is_float_dtype(dtype) and is_weight)
 
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns the reason that a table gives for a variable that is not divided."""

@@ -164,10 +164,8 @@ class WeightGroup:
 
     def accepts(self, variable: keras.Variable) -> bool:
         """Returns whether a new weight shall join: one of the same layer, or a small one."""
-        limit, stored = (
-            self._group.bytes_per_pack or GROUP_BYTES,
-            keras_compat.stored_value(variable),
-        )
+        limit = self._group.bytes_per_pack or GROUP_BYTES
+        stored = keras_compat.stored_value(variable)
         if not self.is_open or stored.device != self._empty.device:
             return False
         size = math.prod(variable.shape) * stored.element_size()
