@@ -101,7 +101,7 @@ EXCEPTIONS = (
           r"Write next\(iterator, None\)", backends="jax torch"),
     Known("DistributedDatasetInterface 3", "without input_signature.*Leave it out",
           backends="jax torch"),
-    Known("ReplicaContext__update 1 2", r"_update'\. Write context\.merge_call\("),
+    Known("ReplicaContext__update 1 2", r"_update'\. Write strategy\.extended\.update"),
     Known("InputOptions 1, TPUStrategyV2 1 2 3 4 5 6 7, TPUStrategyV2_run 1, TPUStrategy 1, "
           "TPUStrategyV1_run 1 2 3 4 5, TPUStrategyV2_experimental_assign_to_logical_device 1, "
           "TPUStrategyV2_experimental_split_to_logical_devices 1, "
