@@ -189,9 +189,9 @@ class ReplicatedTrainer:
             return original()
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Keeps how many rows a replica has in a pass, for batches of so many examples.
+        """Sets the number of rows that a replica has in a pass, for batches of `examples` examples.
 
-        So do the models in this one, which its step may call by themselves.
+        The models inside of this one get the same number, because its step may call them directly.
         """
         for layer in [self.model, *keras_compat.flat_layers(self.model)]:
             trainer = trainer_of(layer)

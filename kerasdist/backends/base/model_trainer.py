@@ -31,7 +31,7 @@ class TrainerLike(Protocol):
     most_examples: int
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Keeps how many rows a replica has in a pass, for batches of so many examples."""
+        """Sets the rows that a replica has in a pass, for batches of `examples` examples."""
         ...
 
     def require_passes(self) -> None:

@@ -49,7 +49,7 @@ class Compared(NamedTuple):
     """The parts of a global batch that workers compare.
 
     Attributes:
-        first_rows: The first rows of each array of an iteration's first batch; of other batches,
+        first_rows: The first rows of each array of an iteration's first batch; no rows of
             none.
         checksums: A checksum of each array, an int32 vector.
     """

@@ -300,7 +300,7 @@ class ShardRules:
         if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
             return False
         dtype = keras_compat.stored_dtype(variable)
-        # Others that are not trained may change in a step, which takes whole ones.
+        # A step may change other untrained variables, and for that they must be whole.
         is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
         return dtype == "int8" or (keras.backend.is_float_dtype(dtype) and is_weight)
 
