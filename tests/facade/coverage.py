@@ -1,4 +1,4 @@
-"""Which examples of tf.distribute's docstrings have a case, and why others have none.
+"""The examples of tf.distribute's docstrings that have a case, and why others have none.
 
 They are found in the installed TensorFlow, without importing it. An example is a block between
 ``` marks, or an unbroken run of lines that begins with ``>>>``.
@@ -118,7 +118,7 @@ NOT_COVERED = dict.fromkeys(
 
 
 def folder() -> Path:
-    """Where the installed tf.distribute stands."""
+    """Returns the folder of the installed tf.distribute."""
     found = importlib.util.find_spec("tensorflow")
     assert found is not None
     assert found.origin is not None
@@ -126,7 +126,7 @@ def folder() -> Path:
 
 
 def examples(file: str) -> list[str]:
-    """Names of a file's examples: path of the class or function, number in its docstring."""
+    """Returns the names of a file's examples: the class or function, and a number."""
     tree = ast.parse((folder() / f"{file}.py").read_text("utf-8"))
     return [
         f"{path}__{number}"
@@ -158,7 +158,7 @@ def count(text: str) -> int:
 
 
 def cases() -> dict[str, registry.Case]:
-    """The cases of examples, by the example."""
+    """Returns the case of each example, by the example's name."""
     found, covered = registry.load("tests.facade"), {}
     for line in COVERED_BY.split("\n")[1:-1]:
         case, place, *numbers = re.split(r":? ", line)

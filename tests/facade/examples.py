@@ -144,7 +144,7 @@ class Notebook:
                 yield example.want, self._printed.getvalue() + shown
 
     def _script(self, code: str, block: Block) -> Iterator[tuple[str, str]]:
-        """What it shows are the comments `# result: ...`, and those after a call of `print`."""
+        """The page shows results in comments: `# result: ...`, and after a call of `print`."""
         name = f"<{block.name}>"
         code = _with_bodies(code).replace("Variable(...)", "Variable(1.0)")
         found: list[tuple[str, str]] = []
