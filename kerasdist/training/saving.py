@@ -201,7 +201,7 @@ class _Symbols:
         self._known: dict[int, keras.KerasTensor] = {}
 
     def of(self, value: object) -> object:
-        """Returns a value with symbols in the place of variables, and of those in layers."""
+        """Returns a value with symbols in the place of variables, also of variables in layers."""
         if isinstance(value, keras.Variable):
             symbol = self._known.get(id(value))
             if symbol is None:

@@ -56,7 +56,7 @@ class ReplicatedTrainer:
             without.
         made: Which of ``make_train_function`` and its like have made the trainer's function.
         most_rows: How many rows a replica has in a pass, where that was found; None: all.
-        most_examples: Of batches of how many examples that is known.
+        most_examples: The largest batch, in examples, for which `most_rows` is known.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
         sums_metrics: Whether steps sum the metrics over processes already, so that Keras's results

@@ -10,6 +10,7 @@ devices, which is what the suites run on, and a dataset without an end gets one.
 import ast
 import doctest
 import functools
+import gc
 import io
 import json
 import linecache
@@ -259,3 +260,4 @@ def differences(backend: str) -> Iterator[str]:
             for shown, came in found:
                 if not is_as_shown(shown, came):
                     yield f"{block.name}: expected {shown!r}, received {came!r}"
+    gc.collect()  # the end of an iterator of `tf.data` may take as long as the iterator is old
