@@ -31,6 +31,33 @@ FILES = (
     "cluster_resolver/tpu/tpu_cluster_resolver",
 )
 
+# Files whose examples are not run, by the reason.
+OUTSIDE = {
+    "Of parameter servers, which kerasdist does not have; the error names two other strategies.": (
+        "parameter_server_strategy",
+        "parameter_server_strategy_v2",
+        "sharded_variable",
+        "ps_values",
+        "coordinator/cluster_coordinator",
+        "coordinator/coordinator_context",
+        "coordinator/remote_value",
+    ),
+    "Of `tf.distribute.experimental.rpc`; the error says to use `reduce` and `gather`.": (
+        "experimental/rpc/rpc_ops",
+    ),
+    "Of TensorFlow's own preemption; the error says to use `kerasdist.experimental.preempt`.": (
+        "failure_handling/failure_handling",
+        "failure_handling/preemption_watcher",
+    ),
+    "Of functions and classes that TensorFlow does not export, or only for its own tests.": (
+        "distribute_coordinator",
+        "multi_process_runner",
+        "multi_worker_test_base",
+        "step_fn",
+        "tpu_replicated_variable",
+    ),
+}
+
 # Which case covers an example: the case, where the example stands, its numbers.
 COVERED_BY = """
 behaviours.contexts: experimental_set_strategy 1
@@ -133,6 +160,12 @@ def examples(file: str) -> list[str]:
         for path, text in docstrings(tree, ())
         for number in range(1, count(text) + 1)
     ]
+
+
+def files_with_examples() -> set[str]:
+    """Returns the files of tf.distribute that have examples, its tests left out."""
+    found = {str(path.relative_to(folder()).with_suffix("")) for path in folder().rglob("*.py")}
+    return {name for name in found if not name.endswith("_test") and examples(name)}
 
 
 def docstrings(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -53,6 +53,13 @@ def written() -> str:
         f"| of | example | case | {' | '.join(NAMES.values())} |",
         *("|---|---|---|---|---|---|", *_examples(), ""),
         *(f"{number}. {reason}" for number, reason in enumerate(_reasons(), 1)),
+        "\nThe examples of these files are not run:\n",
+        *("| file of `tensorflow/python/distribute` | examples | reason |", "|---|---|---|"),
+        *(
+            f"| `{file}.py` | {len(coverage.examples(file))} | {reason} |"
+            for reason, files in coverage.OUTSIDE.items()
+            for file in files
+        ),
     ]
     return "\n".join([*parts, ""])
 
