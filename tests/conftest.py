@@ -12,7 +12,7 @@ from tests.environment import of_all
 
 of_all()
 
-# Tests that start many processes, or programs that take long; their promises have a shorter test.
+# These tests start many processes or take long; a shorter test holds each of their promises.
 SLOW = (
     "accelerators/test_tensorflow.py",
     "accelerators/test_torch_waits.py",

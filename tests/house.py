@@ -33,7 +33,7 @@ FRAMEWORKS = ("tensorflow", "jax", "torch")
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the package: the most that a test lets it be, and where it is to come.
+    """A figure of the package, with the most that a test allows and with a target.
 
     A ceiling is what the package has reached: whoever makes it smaller lowers it. Only a feature
     raises it, by what it adds: `ADDED`.

@@ -51,7 +51,7 @@ ALLOWED = {
 
 @functools.cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a file."""
+    """Returns all nodes of a file's syntax tree."""
     return tuple(ast.walk(parse(path)))
 
 

@@ -44,7 +44,7 @@ _LONG = 1000
 
 # Arrays are read in blocks of this size.
 # If an array is larger than the second number, only that many bytes are compared.
-# These blocks are from all over the array, and their comparison takes half a second.
+# The compared blocks are spread over the whole array, and comparing them takes half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 
@@ -163,7 +163,7 @@ _WRAPPED = frozenset({"build", "call", "quantize"})
 
 
 ROWS = "checksum of rows"
-"""The key of what tells the values of arrays apart."""
+"""The key of the checksum by which the values of two arrays are compared."""
 
 
 def of_array(array: Any) -> dict[str, Any]:

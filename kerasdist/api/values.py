@@ -81,7 +81,7 @@ def component(structure: object, index: int) -> Any:
 
 
 def equal_component(leaf: object) -> Any:
-    """Returns a component of a value with equal components; any other value unchanged."""
+    """Returns a component of a value with equal components; returns any other value unchanged."""
     if isinstance(leaf, PerReplica):
         raise ValueError(
             "Expected arguments that are equal on all devices. Received: a PerReplica value. "

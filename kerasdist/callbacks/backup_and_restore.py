@@ -54,8 +54,8 @@ class BackupAndRestore(Callback):
     bit. A backup contains the weights, the optimizer's state, the metrics, the seeds, the states of
     the random generators, the epoch and the batch, the changed attributes of other callbacks and of
     the data sources, and the place in the data. ``tf.data`` and Grain pipelines, and loaders with
-    ``state_dict()`` and ``load_state_dict(state)``, continue at their place. Of other data, the
-    batches of an epoch that were already used are read again and skipped. Of generators with
+    ``state_dict()`` and ``load_state_dict(state)``, continue at their place. For other data, the
+    batches of an epoch that were already used are read again and skipped. For generators with
     ``steps_per_epoch``, the batches of all epochs are read again and skipped. Other callbacks get
     no events for skipped batches.
 
@@ -100,7 +100,7 @@ class BackupAndRestore(Callback):
         Args:
             backup_dir: The folder of the backups, which only this run may use. The chief's machine
                 must see it; if the workers divide the state, let all machines see it.
-            save_freq: ``"epoch"``: at the end of each epoch. A number: also after every so many
+            save_freq: ``"epoch"``: at the end of each epoch. A number `n`: also after every `n`
                 batches of an epoch. ``"auto"``: as often as loses the least time, by Daly's
                 formula, which is about ``sqrt(2 * cost * time between failures)``. The cost is the
                 time for which training stops for the first backup. That backup is made after 20
@@ -387,7 +387,7 @@ class BackupAndRestore(Callback):
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        if batches and trainer is not None:  # at an epoch's end, they are compared
+        if batches and trainer is not None:  # the end of an epoch compares them
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(model, trainer.replicas, when)

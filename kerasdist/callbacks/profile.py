@@ -30,7 +30,7 @@ _CLOCK = "kerasdist clock"
 _MARK = re.compile(rf"{_CLOCK} (\d+)")
 
 _ROUNDS = 11
-"""How often the workers look at their clocks at once."""
+"""The number of times at which the workers read their clocks together."""
 
 STEPS = "steps of fit"
 """The name of the row that shows where each step ended on the host."""

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
 SCHEMA = 2
-"""The number of the lines' form; it grows when a field comes, changes its meaning or goes."""
+"""The version of the lines' format; it grows when a field is added, removed or changed."""
 
 _SECONDS = 1.0
-"""How much training lies between two reports to the launcher."""
+"""The seconds of training between two reports to the launcher."""
 
 _TRIES = 5
 _LEAST_BYTES = 1 << 20

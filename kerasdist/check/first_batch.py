@@ -77,7 +77,7 @@ class FirstBatchCheck:
         return self._compared is None
 
     def wants(self, size: int) -> bool:
-        """Returns whether a batch of this size shall be compared; equal on all workers."""
+        """Returns whether a batch of this size shall be compared, which is equal on all workers."""
         return not self.is_done and size >= self._replicas.num_replicas and size != self._compared
 
     def look(self, batch: Any, size: int) -> None:

@@ -33,9 +33,9 @@ def is_lack(error: BaseException) -> bool:
 
 
 def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], object]) -> None:
-    """Finds how many rows go into a pass, for batches of so many examples.
+    """Finds how many rows fit into a pass, for batches of `examples` examples.
 
-    All workers must call it. Halves the number as long as one of them has too little memory.
+    All workers must call it. The number is halved until every worker has enough memory.
 
     Args:
         trainer: The trainer, which keeps the number.

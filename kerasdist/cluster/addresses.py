@@ -19,10 +19,10 @@ from kerasdist.errors import ClusterError
 COORDINATOR_VARIABLE = "KERASDIST_COORDINATOR"
 
 DISTANCE = 1000
-"""How far kerasdist's port is from the one that the environment names."""
+"""kerasdist's port is the port that the environment names, plus this number."""
 
 DEFAULT_PORT = 27182
-"""Where the environment tells hosts and nothing else."""
+"""The port, if the environment describes hosts without ports."""
 
 # Linux uses ports from 32768 for outgoing connections, so any of them may be in use.
 _FIRST_OF_JOBS, _END_OF_JOBS = 20_000, 32_768

@@ -11,19 +11,19 @@ from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
 WORKERS = "KERASDIST_WORKERS"
-"""How many workers; or, with commas, their ``host:port``, or their hosts alone."""
+"""The number of workers; or, with commas, their ``host:port`` or their hosts."""
 
 RANK = "KERASDIST_RANK"
-"""Which of them this process is, from 0."""
+"""The rank of this process among the workers, from 0."""
 
 COORDINATOR = addresses.COORDINATOR_VARIABLE
-"""``host:port`` on the machine of rank 0. It may be left out where hosts are given."""
+"""``host:port`` on the machine of rank 0. Optional if hosts are given."""
 
 LOCAL_RANK = "KERASDIST_LOCAL_RANK"
-"""Which of this machine's workers this process is. May be left out."""
+"""The rank of this process among the workers of this machine, from 0. Optional."""
 
 LOCAL_WORKERS = "KERASDIST_LOCAL_WORKERS"
-"""How many workers this machine has. May be left out."""
+"""The number of workers on this machine. Optional."""
 
 CLUSTER = "KERASDIST_CLUSTER"
 """``none``: this process is a job of its own, whatever the other variables say."""
@@ -36,13 +36,13 @@ part of the cluster.
 """
 
 EACH_ITS_OWN = "own"
-"""Of `MIRRORED`: each worker takes the device that it sees."""
+"""A value of `MIRRORED`: each worker takes the device that it sees."""
 
 JOINED = "joined"
-"""Of `MIRRORED`: the worker has made the strategy; a process that it starts takes no part."""
+"""A value of `MIRRORED`: the strategy is made, and processes that it starts take no part."""
 
 RESTART = "KERASDIST_RESTART"
-"""How often ``kerasdist run`` has started the job again; no part of the cluster."""
+"""The number of times ``kerasdist run`` has restarted the job; no part of the cluster."""
 
 
 def read(variables: Variables) -> Membership:

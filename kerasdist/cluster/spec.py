@@ -39,13 +39,12 @@ class ClusterSpec:
     """
 
     def __init__(self, cluster: Any) -> None:
-        if isinstance(cluster, ClusterSpec):
+        if hasattr(cluster, "as_dict"):  # one of this class, or a tf.train.ClusterSpec
             cluster = cluster.as_dict()
         if not isinstance(cluster, Mapping):
             raise TypeError(
                 "Expected a mapping from job to addresses, such as "
-                f"{{'worker': ['host1:2222', 'host2:2222']}}. Received: cluster={cluster!r}. Of a "
-                "tf.train.ClusterSpec take as_dict()."
+                f"{{'worker': ['host1:2222', 'host2:2222']}}. Received: cluster={cluster!r}."
             )
         given = cast("Mapping[Any, object]", cluster)
         self._tasks = {str(job): _addresses(str(job), tasks) for job, tasks in given.items()}

@@ -30,10 +30,10 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that passed in docs/versions.md; nightlies are in the page alone."""
+"""The releases that passed in docs/versions.md; only the page lists nightlies."""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
-"""The backends on which several GPUs compute faster with a process each than in one process."""
+"""The backends on which several GPUs are faster with one process each than in one process."""
 
 _OTHERS = ("numpy", "openvino")  # these backends of Keras are for inference only
 
@@ -41,7 +41,7 @@ _DISTRIBUTIONS = {
     "keras": ("keras", "keras-nightly"),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
 }
-"""What a package index calls a package that several distributions have."""
+"""The distributions of a package that a package index has under several names."""
 
 
 @final

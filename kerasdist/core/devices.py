@@ -12,7 +12,7 @@ from kerasdist.errors import DeviceError
 _KINDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "mps": "mps", "xpu": "xpu"}
 
 ACCELERATORS = ("tpu", "gpu", "xpu", "mps")
-"""The kinds of devices that a strategy prefers to CPUs, the first that there is."""
+"""The kinds of devices that a strategy prefers to CPUs; it takes the first kind that exists."""
 
 # Matches names from plain "gpu" to "/job:localhost/replica:0/task:0/device:GPU:1".
 _NAME = re.compile(
@@ -98,7 +98,7 @@ GPU_BUILDS = {
     "jax": "jax for CUDA (pip install 'jax[cuda12]')",
     "torch": "torch for CUDA (see https://pytorch.org/get-started/locally)",
 }
-"""How to install each backend for GPUs."""
+"""Instructions to install each backend for GPUs."""
 
 
 def check_available(

@@ -123,6 +123,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "experimental_run_steps_on_iterator": "Write a loop: for _ in range(iterations): "
         "strategy.run(fn, args=(next(iterator),)).",
     },
+    "ReplicaContext": {"_update": "Write strategy.extended.update(...) in context.merge_call."},
     "DistributedDataset": {
         "make_initializable_iterator": _ITERATE,
         "make_one_shot_iterator": _ITERATE,

@@ -333,7 +333,7 @@ def _wrong(text: str, hint: str) -> DeviceError:
 
 
 def group_of(chip: Chip, devices: int) -> Target:
-    """Returns a target with so many devices, in full machines or in slices that are nearly cubes.
+    """Returns a target of `devices` devices, in full machines or in slices that are nearly cubes.
 
     Args:
         chip: The kind of accelerator.

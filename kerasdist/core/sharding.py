@@ -16,7 +16,7 @@ Within = Literal["host"]
 DEFAULT_MIN_SIZE = 2**16
 
 GROUP_BYTES = 25 * 2**20
-"""How large a group of small layers' weights becomes: on PyTorch as a bucket of gradients."""
+"""Small layers are grouped up to this size of their weights, that of a bucket on PyTorch."""
 
 
 @final

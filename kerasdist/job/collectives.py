@@ -23,7 +23,7 @@ from kerasdist.errors import JobError
 VARIABLE = "KERASDIST_DEBUG_COLLECTIVES"
 
 STEPS = 50
-"""After how many steps workers compare; they also do at the end of epochs, calls and scripts."""
+"""Workers compare after this many steps, and at the end of epochs, calls and scripts."""
 
 # How many of its last collectives a worker reports.
 _REPORTED = 3

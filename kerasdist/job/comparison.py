@@ -21,7 +21,7 @@ _SHOWN = 200
 _MORE = 4
 
 NAMED = 8
-"""How many workers, or groups of workers, a message names."""
+"""The largest number of workers, or of groups of workers, that a message names."""
 
 # The text in a message for a worker that lacks a value that another worker has.
 _NOTHING = "nothing"
@@ -170,7 +170,7 @@ class _Stretch:
 
 
 Report = Mapping[str, Any]
-"""What a worker says of its batches, as JSON has it; `check_report` says what must be in it."""
+"""A worker's report on its batches, as JSON; `check_report` checks its form."""
 
 # The job ends this many steps after the first difference.
 # The comparison at the end of the epoch may come before that; then the script can continue.
@@ -189,7 +189,7 @@ ADVICE = (
 
 
 def check_report(report: Report) -> None:
-    """Raises TypeError or ValueError if a report has not the form that `came_apart` reads."""
+    """Raises TypeError or ValueError if a report does not have the form that `came_apart` reads."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
     numbers = [report["stretch"], report["steps"], report["begun"], *steps]
     if any(type(number) is not int for number in numbers):

@@ -29,7 +29,7 @@ SECRET = "KERASDIST_SECRET"
 """The secret itself. ``kerasdist run`` sets it for its workers."""
 
 SECRET_FILE = "KERASDIST_SECRET_FILE"
-"""A file that holds the secret, readable by its owner alone (mode 600 or 400)."""
+"""A file that holds the secret and that only its owner can read (mode 600 or 400)."""
 
 JOB_ID = "KERASDIST_JOB_ID"
 """A name for the job, so that a worker recognizes the chief of another job on the same port."""
@@ -81,10 +81,10 @@ MAX_BYTES = 4096
 """The largest message that is read from a peer that has not yet proved its membership."""
 
 SECONDS = 10.0
-"""How long a peer may take to prove its membership."""
+"""The seconds in which a peer must prove its membership."""
 
 Message = dict[str, Any]
-"""A message, as JSON has it."""
+"""A message, as JSON."""
 
 _NONCE_BYTES = 32
 _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 STATUS_FD = "KERASDIST_STATUS_FD"
-"""The number of a pipe that a worker writes its reports to; the launcher sets it."""
+"""The number of the pipe to which a worker writes its reports; the launcher sets it."""
 
 
 @final
@@ -65,7 +65,7 @@ def tell_launcher() -> None:
 
 
 MEMORY = "KERASDIST_MEMORY"
-"""The folder for what a job keeps in the memory of each host, from one start to the next."""
+"""The folder for the data that a job keeps in each host's memory between two starts."""
 
 BENCH = "KERASDIST_BENCH"
 """Set in the workers of a benchmark."""

@@ -19,12 +19,12 @@ COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
 """The file descriptor of a socket that ``kerasdist run`` opened for the chief to listen on."""
 
 BACKLOG = 65535
-"""How many connections may wait to be accepted; the kernel allows no more than its own limit."""
+"""The number of connections that may wait to be accepted; the kernel has a limit of its own."""
 
 # Connections per worker: for the coordinator, torch's store and Gloo, and one more.
 _CONNECTIONS_EACH = 4
 
-# The number of other files that a process opens.
+# A process opens at most this many files beside its connections.
 _OTHER_FILES = 512
 
 

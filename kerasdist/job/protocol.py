@@ -22,10 +22,10 @@ VERSION = 4
 HEADER_BYTES = 4
 
 MAX_BYTES = 64 * 1024 * 1024
-"""The most that workers may exchange at once: a large model's variables are a few 100 KB."""
+"""The most that workers may exchange at once; a large model's variables take a few 100 KB."""
 
-# What the workers get from an exchange: all values, on all workers or only on the chief.
-# Or they get a number for each value, which is equal for equal values.
+# The result of an exchange: all workers get all values, or only the chief does.
+# Or all workers get a number for each value, which is equal for equal values.
 ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 
 # The channel for answers to workers that wait for a file of the chief.

@@ -333,7 +333,7 @@ def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
 _DEPTH = 3
 
 
-# Packages of which workers compare the versions, and not the code.
+# Workers compare the versions of these packages, and not their code.
 PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )

@@ -183,7 +183,7 @@ REFUSALS: tuple[Patch, ...] = (
         ("refuse_save",), f"{_MODEL}.save_weights", "in a job", stands_for=internals.SAVE_WEIGHTS
     ),
 )
-"""What is put in only where an internal is gone: calls that would do wrong things without it."""
+"""Patches for missing internals only: they refuse calls that would otherwise do wrong things."""
 
 
 @final

@@ -66,7 +66,7 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why the user may not expect this process to be started again; None if it is fine."""
+    """Returns a reason for which a new start of this process would surprise the user, or None."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"

@@ -80,7 +80,7 @@ def _drawn_for_all(original: Callable[..., Any], call: inspect.BoundArguments) -
 
 
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
-    """Returns one device's number of entries where a replica has `count`, and its offset.
+    """Returns how many entries one device has if a replica has `count`; and the replica's offset.
 
     A count that is not a multiple of the replica's rows, as for noise on weights, is returned
     unchanged.

@@ -201,7 +201,7 @@ class _Symbols:
         self._known: dict[int, keras.KerasTensor] = {}
 
     def of(self, value: object) -> object:
-        """Returns a value with symbols in the place of variables, and of those in layers."""
+        """Returns a value with symbols in the place of variables, also of variables in layers."""
         if isinstance(value, keras.Variable):
             symbol = self._known.get(id(value))
             if symbol is None:
@@ -221,7 +221,7 @@ class _Symbols:
 def _without_weights(
     model: keras.Model, symbols: _Symbols
 ) -> Iterator[dict[str, keras.KerasTensor]]:
-    """Lets KerasHub write no weights; yields what it would, by its names, in symbols."""
+    """Keeps KerasHub from writing weights; yields their entries by name, as symbolic tensors."""
     kind = type(getattr(model, "backbone", model)).__name__
     try:
         exporters = importlib.import_module(_EXPORTER).MODEL_EXPORTERS

@@ -56,7 +56,7 @@ class ReplicatedTrainer:
             without.
         made: Which of ``make_train_function`` and its like have made the trainer's function.
         most_rows: How many rows a replica has in a pass, where that was found; None: all.
-        most_examples: Of batches of how many examples that is known.
+        most_examples: The largest batch, in examples, for which `most_rows` is known.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
         sums_metrics: Whether steps sum the metrics over processes already, so that Keras's results
@@ -178,9 +178,9 @@ class ReplicatedTrainer:
             return original()
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Keeps how many rows a replica has in a pass, for batches of so many examples.
+        """Sets the number of rows that a replica has in a pass, for batches of `examples` examples.
 
-        So do the models in this one, which its step may call by themselves.
+        The models inside of this one get the same number, because its step may call them directly.
         """
         for layer in [self.model, *keras_compat.flat_layers(self.model)]:
             trainer = trainer_of(layer)

@@ -15,7 +15,7 @@ class Row:
     name: str  # backend, devices and part: what ``--only`` selects
     devices: int  # of a pod, those of all hosts together
     backend: str
-    command: str  # what Python is given; ``{device}``: the kind of device, ``{hosts}``: of a pod
+    command: str  # Python's arguments; ``{device}``: the kind of device, ``{hosts}``: of a pod
     shows: str
 
     @property

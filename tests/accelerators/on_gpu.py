@@ -49,7 +49,7 @@ def probe(backend: str, kind: str) -> dict[str, Any]:
 
 def devices(line: Mapping[str, Any], kind: str) -> int:
     seen = len(line.get("devices", ()))
-    # So many CPU devices as are asked for can be prepared.
+    # Any number of CPU devices can be prepared.
     return max(row.devices for row in ROWS) if kind == "cpu" and seen else seen
 
 

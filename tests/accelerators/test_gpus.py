@@ -45,7 +45,7 @@ def test_a_gpu_has_a_name_and_memory_if_the_driver_tells(machine_with):
         ("-1", []),
         ("0,-1,1", [A]),
         ("NoDevFiles", []),  # Slurm, for a task without GPUs
-        ("1,1", []),  # CUDA shows none where one is named twice
+        ("1,1", []),  # CUDA shows no GPU if one is named twice
         (f"{D},{B}", [D, B]),
         ("GPU-00000002", [C]),
         ("GPU-0000", []),  # the beginning of more than one

@@ -1,6 +1,6 @@
 """Where a step on PyTorch makes the host wait for a GPU: nowhere that plain Keras does not.
 
-In processes of their own, as Keras fixes its backend: `tests.accelerators.torch_waits`.
+In separate processes, because Keras fixes its backend: `tests.accelerators.torch_waits`.
 """
 
 import json

@@ -206,7 +206,7 @@ def sparse_inputs_with_adam(lab):
     import scipy.sparse as sparse
 
     def build(**options):
-        # Plain Keras on torch has no sparse tensors, and makes dense arrays of SciPy's matrices.
+        # Plain Keras on torch has no sparse tensors and converts SciPy's matrices to dense arrays.
         image = keras.Input(X.shape[1:], sparse=lab.backend != "torch")
         hidden = keras.layers.Dense(4, activation="tanh")(image)
         model = keras.Model(image, keras.layers.Dense(1)(hidden))

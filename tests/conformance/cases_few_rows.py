@@ -18,7 +18,7 @@ from tests.conformance.models import (
 )
 from tests.conformance.registry import REPLICAS, case
 
-# The first batch is small, the last one too.
+# The first batch and the last batch are small.
 PARTS = (slice(0, 1), slice(1, 6), slice(6, 9), slice(9, 10))
 N = 10
 X, Y = regression(N)

@@ -61,7 +61,7 @@ def dense_layers(lab):
     with at_once():
         model = lab.made(build)
         model.fit(x, y, batch_size=7, verbose=0)
-        seen.clear()  # what the check of the first batch, or building, has called
+        seen.clear()  # calls by the check of the first batch, or by building
         model.fit(x, y, batch_size=8, verbose=0)
         # On JAX a program's rows are those of all replicas.
         most = MOST * (lab.replicas if keras.backend.backend() == "jax" else 1)

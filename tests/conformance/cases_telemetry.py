@@ -155,7 +155,7 @@ def flops(lab):
         devices = mock.Mock(ReplicaSet, devices=[0] * lab.replicas, num_workers=1)
         devices.device_kind.return_value = "Tesla V100-SXM2-32GB"
         found = telemetry.flops_of(model, devices)
-        # A loop of TensorFlow's graph does not say how often it runs.
+        # A loop in a TensorFlow graph does not report how often it runs.
         is_known = (lab.backend, name) != ("tensorflow", "recurrent")
         by_hand = telemetry.Flops(6 * products if is_known else None, lab.replicas * 15.7e12)
         lab.check(found == by_hand, f"{name}: {found}, not {by_hand}")
@@ -193,7 +193,7 @@ def asks_for_no_logs(lab):
         lab.check(not keras_compat.overrides(telemetry, keras_compat.BATCH_EVENTS), "it does")
         with lab.raises(ValueError, "positive number of seconds.*every=0"):
             kd.callbacks.Telemetry(folder, every=0)
-        # Outside of a scope nobody measures.
+        # Outside of a scope nothing is measured.
         x, y = regression(N)
         with lab.raises(kd.errors.UnsupportedError, "made in a strategy's scope.*OneDevice"):
             dense("sgd").fit(x, y, verbose=0, callbacks=[telemetry])

@@ -16,7 +16,7 @@ from tests.conformance.lazy import kd, keras
 from tests.conformance.registry import Case, Item
 
 SEED = 1337
-# What the first-batch check says of code that mixes the examples of a batch.
+# The message of the first-batch check for code that mixes the examples of a batch.
 MIXES = "does not compute under"
 Action = Callable[[Any], Any]
 
@@ -81,7 +81,7 @@ class PlainOutcomes:
 
 
 class PlainStrategy:
-    """Stands for a strategy where the harness itself is tested: plain Keras against plain Keras."""
+    """Replaces the strategy when the harness itself is tested: plain Keras against plain Keras."""
 
     def __init__(self, replicas: int):
         self.num_replicas_in_sync = replicas
@@ -91,7 +91,7 @@ class PlainStrategy:
 
 
 class Lab(Checks):
-    # Whether a model is trained, saved and read in the scope, too, not only made there.
+    # Whether a model is also trained, saved and read in the scope, and not only made there.
     acts_in_scope = False
 
     def __init__(self, case: Case, backend: str, replicas: int, plain: PlainOutcomes, mirrored):
@@ -103,7 +103,7 @@ class Lab(Checks):
 
     @property
     def keras_version(self) -> tuple[int, int]:
-        """For what plain Keras itself could not do in the oldest version that is supported."""
+        """For features that plain Keras lacks in the oldest supported version."""
         major, minor = keras.__version__.split(".")[:2]
         return int(major), int(minor)
 

@@ -23,7 +23,7 @@ STARTUP_SECONDS = 600.0
 GRACE_SECONDS = 15.0
 LOG_TAIL = 6000
 # TensorFlow traces each model for every replica: its cases take as long as all others together.
-# Two processes share them, if there are more than so many.
+# Two processes share the cases if there are more than this number.
 MANY_CASES = 100
 PROCESSES = {"tensorflow": 2}
 
@@ -49,7 +49,7 @@ class Result:
 
 
 class Worker:
-    """One process. Iterating yields results; the last one may tell of the process's death."""
+    """A process. Iterating yields results; the last result may say that the process has died."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class Worker:
         self._reader.start()
 
     def _give(self):
-        """Passes a key on to the process, or all; the end of its input is the end of the keys."""
+        """Passes a key on to the process, or all keys; closes its input after the last key."""
         keys = list(itertools.islice(self._keys, None if self._at_once else 1))
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died, of which `results` tells
+        with contextlib.suppress(OSError):  # the process has died; `results` reports that
             self._process.stdin.writelines(f"{key}\n" for key in keys)
             self._process.stdin.flush()
             if self._at_once or not keys:
@@ -114,7 +114,7 @@ class Worker:
                 return
             if text is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(GRACE_SECONDS)  # its own exit code, not that of our kill
+                    self._process.wait(GRACE_SECONDS)  # its own exit code, not our kill's
                 yield self._dead(running, "died", "")
                 return
             line = json.loads(text)

@@ -1,6 +1,6 @@
 """Every case on every backend: what a strategy computes equals what one device computes.
 
-Nothing is skipped: a missing backend fails, and a feature that a backend can't have is a case
+No test is skipped: a missing backend fails, and a feature that a backend can't have is a case
 that asserts the error a user gets.
 """
 

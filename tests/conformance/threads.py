@@ -113,7 +113,7 @@ def data(rows=22):
 
 
 def fit_together(strategy):
-    """Fits two models in threads of their own, beside each other.
+    """Fits two models at the same time, each in a thread of its own.
 
     Returns the weights with which they began, and their weights after it, or errors.
     """

@@ -2,9 +2,9 @@
 
     python -m tests.conformance.worker --backend jax [--suite tests.facade] < names-of-items
 
-It reads a name after it has run the last one. Standard output carries the JSON lines alone;
+It reads the next name when the last case has run. Standard output carries the JSON lines alone;
 whatever the cases print goes to standard error. A case that exceeds its time limit ends the process
-with the stacks of all threads on standard error; whoever started us runs the rest in a new one.
+with the stacks of all threads on standard error; the caller runs the other cases in a new process.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from tests.environment import fail_on_deprecations, of_suite
 
 COLLECT_EVERY = 5
 COLLECT_SECONDS = 900
-# Without one of these nothing can be tested; the others only make some cases.
+# Without these packages nothing can be tested; without another, its cases are left out.
 OWN = ("kerasdist", "keras", "jax", "torch", "tests")
 
 
 def prepare(backend: str, *, as_users: bool = False):
-    """All that must be said before the backend starts."""
+    """Sets everything that must be set before the backend starts."""
     os.environ["KERAS_BACKEND"] = backend
     fail_on_deprecations()
     if as_users:
@@ -81,7 +81,7 @@ def verdict(item: registry.Item, error: Exception) -> dict:
 
 
 def missing_package(error: Exception) -> str:
-    """The package without which a case cannot be made, which a machine with a GPU may not have."""
+    """Returns the package that a case needs and that this machine lacks, as a GPU machine may."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return "" if package in OWN else package
@@ -90,7 +90,7 @@ def missing_package(error: Exception) -> str:
 
 
 def reset():
-    """What one case leaves behind must not reach the next."""
+    """Resets Keras's global state, so that one case cannot change the next."""
     import keras
 
     keras.config.set_dtype_policy("float32")
@@ -99,13 +99,13 @@ def reset():
 
 
 def collect():
-    """Goes through what is new: the frameworks' objects and what they keep of each case stay."""
+    """Collects garbage, then freezes the rest: later collections look at new objects only."""
     gc.collect()
     gc.freeze()
 
 
 def own_lines() -> Callable[..., None]:
-    """What writes JSON lines to standard output, to which nothing else goes from now on."""
+    """Returns a function that writes JSON lines to standard output, which gets nothing else."""
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return lambda **line: print(json.dumps(line), file=lines)

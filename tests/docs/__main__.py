@@ -113,7 +113,7 @@ def run_both(block: Block, names: dict[str, Any]):
 
 
 def run_blocks(page: str, backend: str) -> Iterator[Block]:
-    """Runs the blocks of a page, yields each before it runs."""
+    """Runs the blocks of a page, and yields each block before it runs."""
     names: dict[str, Any] = {}
     printed = None
     for block in blocks_of(page):

@@ -122,7 +122,7 @@ def check(name, output, folder=None):
 
 
 def size_of(png):
-    """Width and height in pixels."""
+    """Returns the width and the height in pixels."""
     return struct.unpack(">II", png.read_bytes()[16:24])
 
 

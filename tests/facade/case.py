@@ -1,4 +1,4 @@
-"""How a case of this suite is declared: on two replicas, where nothing else is said."""
+"""Declares the cases of this suite, by default on two replicas."""
 
 from collections.abc import Callable
 from functools import wraps

@@ -1,4 +1,4 @@
-"""Which examples of tf.distribute's docstrings have a case, and why others have none.
+"""The examples of tf.distribute's docstrings that have a case, and why others have none.
 
 They are found in the installed TensorFlow, without importing it. An example is a block between
 ``` marks, or an unbroken run of lines that begins with ``>>>``.
@@ -30,6 +30,33 @@ FILES = (
     "cluster_resolver/tfconfig_cluster_resolver",
     "cluster_resolver/tpu/tpu_cluster_resolver",
 )
+
+# Files whose examples are not run, by the reason.
+OUTSIDE = {
+    "Of parameter servers, which kerasdist does not have; the error names two other strategies.": (
+        "parameter_server_strategy",
+        "parameter_server_strategy_v2",
+        "sharded_variable",
+        "ps_values",
+        "coordinator/cluster_coordinator",
+        "coordinator/coordinator_context",
+        "coordinator/remote_value",
+    ),
+    "Of `tf.distribute.experimental.rpc`; the error says to use `reduce` and `gather`.": (
+        "experimental/rpc/rpc_ops",
+    ),
+    "Of TensorFlow's own preemption; the error says to use `kerasdist.experimental.preempt`.": (
+        "failure_handling/failure_handling",
+        "failure_handling/preemption_watcher",
+    ),
+    "Of functions and classes that TensorFlow does not export, or only for its own tests.": (
+        "distribute_coordinator",
+        "multi_process_runner",
+        "multi_worker_test_base",
+        "step_fn",
+        "tpu_replicated_variable",
+    ),
+}
 
 # Which case covers an example: the case, where the example stands, its numbers.
 COVERED_BY = """
@@ -118,7 +145,7 @@ NOT_COVERED = dict.fromkeys(
 
 
 def folder() -> Path:
-    """Where the installed tf.distribute stands."""
+    """Returns the folder of the installed tf.distribute."""
     found = importlib.util.find_spec("tensorflow")
     assert found is not None
     assert found.origin is not None
@@ -126,13 +153,19 @@ def folder() -> Path:
 
 
 def examples(file: str) -> list[str]:
-    """Names of a file's examples: path of the class or function, number in its docstring."""
+    """Returns the names of a file's examples: the class or function, and a number."""
     tree = ast.parse((folder() / f"{file}.py").read_text("utf-8"))
     return [
         f"{path}__{number}"
         for path, text in docstrings(tree, ())
         for number in range(1, count(text) + 1)
     ]
+
+
+def files_with_examples() -> set[str]:
+    """Returns the files of tf.distribute that have examples, its tests left out."""
+    found = {str(path.relative_to(folder()).with_suffix("")) for path in folder().rglob("*.py")}
+    return {name for name in found if not name.endswith("_test") and examples(name)}
 
 
 def docstrings(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -158,7 +191,7 @@ def count(text: str) -> int:
 
 
 def cases() -> dict[str, registry.Case]:
-    """The cases of examples, by the example."""
+    """Returns the case of each example, by the example's name."""
     found, covered = registry.load("tests.facade"), {}
     for line in COVERED_BY.split("\n")[1:-1]:
         case, place, *numbers = re.split(r":? ", line)

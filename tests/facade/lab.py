@@ -1,4 +1,4 @@
-"""What a case of this suite works with: strategies, values as NumPy, and comparisons."""
+"""The tools of a case of this suite: strategies, values as NumPy, and comparisons."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ class Lab(Checks):
         return f"{tensor.device.type}:{tensor.device.index or 0}"
 
     def still_usable(self, strategy: Any) -> None:
-        """After whatever happened, the strategy runs, reduces and communicates."""
+        """Checks that the strategy still runs, reduces and communicates."""
 
         def step(x):
             here = kd.get_replica_context()
@@ -63,7 +63,7 @@ class Lab(Checks):
 
 
 def _like(expected: Any, actual: Any) -> Any:
-    """What is expected as a number or as a list of numbers takes the type of an actual array."""
+    """Converts an expected number, or list of numbers, to the type of an actual array."""
     if isinstance(actual, np.ndarray) and isinstance(expected, bool | int | float | list):
         found = np.asarray(expected)
         # A value that the type can't hold must not be rounded to one that is equal.

@@ -1,4 +1,4 @@
-"""What TensorFlow's modules, classes and functions of tf.distribute have, against what is here.
+"""Compares the modules, classes and functions of tf.distribute with kerasdist's.
 
 The list is made from the installed TensorFlow: `dir` of each module and class, `inspect.signature`
 of what can be called. A new TensorFlow shows what is new.
@@ -14,7 +14,7 @@ from typing import Any
 from kerasdist.core import earlier_names
 from tests.conformance.lazy import kd, tf
 
-# TensorFlow's module: where its names are here, and the table's name of that.
+# TensorFlow's module; kerasdist's module with its names; the name of that in the tables.
 MODULES = {
     "tf.distribute": ("kd", "kerasdist"),
     "tf.distribute.experimental": ("kd.experimental", "kerasdist.experimental"),
@@ -25,19 +25,19 @@ MODULES = {
     "tf.compat.v1.distribute.experimental": ("kd.experimental", "kerasdist.experimental"),
     "tf.compat.v1.distribute.cluster_resolver": ("kd.cluster_resolver", "kerasdist.cluster"),
 }
-# Names that are modules, whose own names are refused with theirs.
+# These names are modules; their members are compared separately.
 INNER = ("experimental", "cluster_resolver")
 # Classes that no script constructs: the arguments of their constructors are not looked at.
 MADE_BY_US = ("Strategy", "StrategyExtended", "DistributedDataset", "DistributedIterator",
               "DistributedValues", "ClusterResolver")  # fmt: skip
-# Of TensorFlow's signatures: what they do not say, or what is read in another order.
+# Arguments that TensorFlow's signatures do not name, or that are read in another order.
 SAID = {
     "CommunicationOptions": ("bytes_per_pack", "timeout_seconds", "implementation"),
     "CollectiveHints": ("bytes_per_pack", "timeout_seconds"),
 }
 # Arguments that `**earlier` takes, by their new names; and the first one of `tf.function`.
 TAKEN = {"device_assignment", "communication", "func"}
-# What Python's own classes have.
+# The attributes of Python's own classes.
 OF_PYTHON = set(dir(tuple)) | set(dir(int)) | set(dir(enum.Enum)) | {"name", "value"}
 
 
@@ -51,7 +51,7 @@ class Name:
 
 
 def listed() -> list[Name]:
-    """Every public name of TensorFlow's modules and classes, and what is here."""
+    """Returns every public name of TensorFlow's modules and classes, and its counterpart here."""
     found = [one for module in MODULES for one in _of_module(module)]
     connect = tf.config.experimental_connect_to_cluster
     found.extend(_arguments("tf.config.connect_to_cluster", connect, kd.connect_to_cluster))
@@ -94,7 +94,7 @@ TABLES = earlier_names.RENAMED.keys() | earlier_names.ADVICE.keys()
 
 
 def _instance(kind: Any) -> Any:
-    """One without its constructor, where it can be: a refused name needs the class alone."""
+    """Returns an instance, made without the constructor if possible: only its class matters."""
     if issubclass(kind, enum.Enum):
         return next(iter(kind))
     one_core = kd.DeviceAssignment.SINGLE_CORE

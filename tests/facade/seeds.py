@@ -12,7 +12,8 @@ from kerasdist.core import earlier_names
 from tests.conformance import registry
 from tests.conformance.runner import ROOT
 from tests.conformance.support import NAMES
-from tests.facade import coverage, names
+from tests.facade import coverage, examples, names
+from tests.facade.examples_known import EXCEPTIONS
 
 PAGE = ROOT / "docs" / "tf-distribute-names.md"
 HEAD = """# The names and examples of tf.distribute
@@ -23,26 +24,6 @@ Code of a page of `tf.distribute` runs here, changed in nothing but the import, 
 that says what to write instead. A test makes this list from the installed TensorFlow, and fails
 where it has a name or an argument that is neither here nor refused with advice. What a name does
 is on [The behaviours of tf.distribute](tf-distribute-behaviours.md).
-"""
-# Cases that run on JAX, and where there is no TPU strategy show that an error says what to use.
-ON_JAX = ("docstrings.logical_devices", "docstrings.the_way_to_a_tpu_strategy")
-# Examples of what is refused: their cases show that the error says what to write instead.
-REFUSED = """
-ClusterResolver_task_id 1
-ClusterResolver_task_type 1
-DistributedDatasetInterface 3
-DistributedIteratorInterface_get_next_as_optional 1
-GCEClusterResolver 1
-HierarchicalCopyAllReduce 1
-KubernetesClusterResolver 1
-KubernetesClusterResolver___init__ 1
-NcclAllReduce 1
-ReductionToOneDevice 1
-SimpleClusterResolver 1
-StrategyBase_cluster_resolver 1
-TPUClusterResolver_get_tpu_system_metadata 1
-UnionClusterResolver 1
-UnionClusterResolver 2
 """
 
 
@@ -60,15 +41,26 @@ def written() -> str:
         "Those that TensorFlow no longer has, and that scripts still use: a tower is a replica.\n",
         *("| of | name | what to write |", "|---|---|---|", *_earlier(listed), ""),
         "## Examples\n",
-        f"Of {len(coverage.cases())} examples of the docstrings each has a case in "
-        "`tests/facade/`, which holds its facts on each backend, in our own words. **says**: an "
-        "error says what to write, or which backend to use, and the case shows it.\n",
-        f"| of | example | case | {' | '.join(map(NAMES.get, registry.BACKENDS))} |",
+        "A test (`tests/facade/examples.py`) reads the examples of the docstrings in the installed "
+        "TensorFlow, and runs each as it stands. Only the import is changed: on every backend "
+        "`tf.distribute`, `tf.tpu` and `tf.keras` are those of kerasdist and Keras; on JAX and "
+        "PyTorch `tf.function`, `tf.Variable` and operations such as `tf.constant` are "
+        "`kerasdist.function`, `keras.Variable` and those of `keras.ops`. Names of GPUs become "
+        "names of CPU devices. A case in our own words holds the facts of each example too.\n",
+        "**yes**: it runs, and the values that the page shows come; a tensor prints in its "
+        "framework's own form. **says**: an error says what to write, or which backend to use. A "
+        f"**number** refers to a reason below the table. {' '.join(map(_counts, NAMES))}\n",
+        f"| of | example | case | {' | '.join(NAMES.values())} |",
         *("|---|---|---|---|---|---|", *_examples(), ""),
+        *(f"{number}. {reason}" for number, reason in enumerate(_reasons(), 1)),
+        "\nThe examples of these files are not run:\n",
+        *("| file of `tensorflow/python/distribute` | examples | reason |", "|---|---|---|"),
+        *(
+            f"| `{file}.py` | {len(coverage.examples(file))} | {reason} |"
+            for reason, files in coverage.OUTSIDE.items()
+            for file in files
+        ),
     ]
-    for example, reason in coverage.NOT_COVERED.items():
-        place, _, number = example.rpartition("__")
-        parts.append(f"- `{place}` {number} is left out: {reason}.")
     return "\n".join([*parts, ""])
 
 
@@ -103,18 +95,32 @@ def _earlier(listed: list[names.Name]) -> Iterator[str]:
 
 
 def _examples() -> Iterator[str]:
-    rows: dict[tuple[str, str, bool], list[str]] = {}
-    refused = REFUSED.strip().splitlines()
-    for example, case in coverage.cases().items():
+    rows: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    cases = {example: case.name for example, case in coverage.cases().items()}
+    for example, case in (cases | dict.fromkeys(coverage.NOT_COVERED, "")).items():
         place, _, number = example.rpartition("__")
-        is_refused = f"{place} {number}" in refused
-        rows.setdefault((place, case.name, is_refused), []).append(number)
-    for (place, name, is_refused), numbers in sorted(rows.items()):
-        marks = [
-            "says" if is_refused or (name in ON_JAX and backend != "jax") else "yes"
-            for backend in registry.BACKENDS
-        ]
-        yield f"| `{place}` | {', '.join(numbers)} | {name} | {' | '.join(marks)} |"
+        marks = tuple(_mark(f"{place} {number}", backend) for backend in registry.BACKENDS)
+        rows.setdefault((place, case, marks), []).append(number)
+    for (place, case, marks), numbers in sorted(rows.items()):
+        yield f"| `{place}` | {', '.join(numbers)} | {case} | {' | '.join(marks)} |"
+
+
+def _counts(backend: str) -> str:
+    every = [example.rpartition("__") for example in (*coverage.cases(), *coverage.NOT_COVERED)]
+    marks = [_mark(f"{place} {number}", backend) for place, _, number in every]
+    run, say = marks.count("yes"), marks.count("says")
+    return f"Of {len(marks)} on {NAMES[backend]}, {run} run and {say} say what to write."
+
+
+def _mark(example: str, backend: str) -> str:
+    known = examples.exceptions().get((example, backend))
+    if known is None:
+        return "yes"
+    return str(_reasons().index(known.reason) + 1) if known.reason else "says"
+
+
+def _reasons() -> list[str]:
+    return [known.reason for known in EXCEPTIONS if known.reason]
 
 
 if __name__ == "__main__":

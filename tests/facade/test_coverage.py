@@ -16,6 +16,13 @@ def test_examples_are_found():
     assert coverage.count("no code\n... at all") == 0
 
 
+def test_every_file_with_examples_is_known():
+    outside = {file for files in coverage.OUTSIDE.values() for file in files}
+    known = {file for file in coverage.FILES if not file.startswith("../")} | outside
+    assert coverage.files_with_examples() - known == set(), "add it to coverage.FILES, or OUTSIDE"
+    assert outside <= coverage.files_with_examples()
+
+
 def test_every_example_has_a_case_or_a_reason():
     missing = EXAMPLES - set(coverage.cases()) - coverage.NOT_COVERED.keys()
     assert not missing, "write a case for it, or give the reason in tests/facade/coverage.py"

@@ -24,7 +24,7 @@ def error_of(one: Outcome) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the tests gave here, and of those that did not pass what they give in plain Keras."""
+    """The outcomes of the tests here; of those that did not pass, also those in plain Keras."""
 
     backend: str
     ours: dict[str, Outcome]

@@ -156,7 +156,7 @@ def _one_process(backend, chosen, folder, outcomes) -> tuple[bool, str, str]:
 
 
 def put_together(keras: Path, tests: Path, folder: Path):
-    """Puts a Keras, and beside its modules the tests of another one, into a folder."""
+    """Puts Keras into a folder, and the tests of another version beside its modules."""
     shutil.copytree(keras / "keras", folder / "keras")
     for one in (tests / "keras").rglob("*_test.py"):
         place = folder / one.relative_to(tests)

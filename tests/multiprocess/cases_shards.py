@@ -56,7 +56,7 @@ def in_turns(batches, workers):
 
 @functools.cache
 def linear_model(strategy):
-    """One for all cases: what is compiled for it serves them all."""
+    """Returns the same model for all cases, so that its compiled programs serve all of them."""
     with strategy.scope():
         return stack([keras.layers.Dense(1)], inputs=(3,))
 

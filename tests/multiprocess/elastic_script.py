@@ -52,7 +52,7 @@ def rows():
 
 
 class Rows(keras.utils.PyDataset):
-    """Shuffles its rows as an epoch ends, by draws of its own."""
+    """Shuffles its rows at the end of each epoch, with a generator of its own."""
 
     def __init__(self):
         super().__init__()

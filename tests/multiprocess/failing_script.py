@@ -189,7 +189,7 @@ def freeze_a_layer(strategy):
 
 
 def hang_in_a_later_program(strategy):
-    """For a last batch of another size worker 1 has a collective more, in JAX."""
+    """On JAX, worker 1 has one more collective for a last batch of another size."""
 
     def loss(y, p):
         error = y - p
@@ -203,7 +203,7 @@ def hang_in_a_later_program(strategy):
 
 
 def read_alone(strategy):
-    """On the chief, a variable of which each worker holds a part."""
+    """Reads, on the chief alone, a variable that is sharded over the workers."""
     sharded = kd.MultiWorkerMirroredStrategy(sharding=kd.Sharding("full", min_size=1))
     made = model(sharded)
     if sharded.is_chief:

@@ -54,7 +54,7 @@ def require(ended: Sequence[Ended], code: int, said: str):
 
 
 def wait_to_be_one():
-    """Forks a process for each order, and tells of its end; returns in the forked ones alone."""
+    """Forks a process for each order and reports its end; returns only in forked processes."""
     ranks: dict[int, int] = {}
     while True:
         # Who has forked nothing has nothing to look after: several such processes wait in a run.

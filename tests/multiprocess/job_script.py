@@ -87,7 +87,7 @@ def disagree(job: Job):
 
 
 def exit_with_a_message(job: Job):
-    """In the midst of work that needs all, with an exception of its own."""
+    """Exits, by an exception of its own, during work that needs all workers."""
     with job.translating_failures("fit"):
         if job.rank == 1:
             raise SystemExit("no more data")
@@ -105,7 +105,7 @@ def exit_with_0(job: Job):
 
 
 def all_exit_with_3(job: Job):
-    """The last one while the others are on their way out; nobody has been left by them."""
+    """The last worker exits while the others are ending; no worker leaves the others waiting."""
     try:
         sys.exit(4)
     except SystemExit:
@@ -119,7 +119,7 @@ def go_elsewhere(job: Job):
 
 
 def stand_still(job: Job):
-    """All are alive in a step that does not end; worker 1 is a step behind."""
+    """All workers are alive in a step that does not end; worker 1 is a step behind."""
     with job.translating_failures("fit"):
         for _ in range(3 - job.rank):
             job.step_started()

@@ -80,7 +80,7 @@ class WorkersLab(Lab):
             return self._main
         sharding = self._main.replica_set.options.sharding
         given: dict[str, Any] = {"sharding": sharding}
-        if KIND == "cpu":  # a case before may have asked for more devices
+        if KIND == "cpu":  # an earlier case may have asked for more devices
             given["devices"] = [f"cpu:{index}" for index in range(self._layout.devices)]
         return kd.MultiWorkerMirroredStrategy(**given | options)
 

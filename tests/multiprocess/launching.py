@@ -72,7 +72,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 def beside(
     *arguments: str, rank: int = 0, seconds: float = SECONDS, **environment: str
 ) -> Future[Ended]:
-    """Runs Python beside the test; the result is how it ended."""
+    """Runs Python beside the test, and returns how the process ended."""
 
     def run() -> Ended:
         began = time.monotonic()

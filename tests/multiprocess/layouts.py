@@ -1,4 +1,4 @@
-"""How many workers and devices there are, and which cases run on them.
+"""The numbers of workers and devices, and the cases that run on them.
 
 Most cases are those of `tests.conformance`: a group of processes runs each of them together, and
 every worker compares what it got with plain Keras. The others stand in the modules ``cases_*`` of
@@ -27,7 +27,7 @@ NOT_HERE = (
     "async_checkpoint.",  # on workers: `cases_worker_callbacks`
     "callbacks.model_checkpoint",
     "restarts.one_device",  # there each worker would train alone, with backups in one folder
-    "restarts.pipeline_that_draws",  # there each worker would draw other numbers
+    "restarts.pipeline_that_draws",  # on that backend each worker would draw other numbers
     "newer_keras.orbax_checkpoint",  # on workers: `cases_worker_callbacks`
     "training.verbose",
     "executions.central_storage",

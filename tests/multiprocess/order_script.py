@@ -121,7 +121,7 @@ def late_at_each_point():
         for training, (first, _) in zip(trainings, runs, strict=True):
             same(first, plain)
             expected, issued = training.run()  # without the exchanges of a first call
-            assert issued >= 3, issued  # a collective, or a program, for each step
+            assert issued >= 3, issued  # each step has a collective, or a program
             for rank, parity in itertools.product(range(WORKERS), range(2)):
 
                 def late(number, rank=rank, parity=parity):

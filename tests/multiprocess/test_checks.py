@@ -12,7 +12,7 @@ __all__ = ["path"]  # a fixture
 # These train, where what other tests start does nothing.
 SECONDS = 300
 
-# The smallest script that says something: torch, whose start is the quickest.
+# The smallest script that shows the check, on torch, which starts the fastest.
 TRAIN = """
 import keras, numpy as np
 import kerasdist as kd

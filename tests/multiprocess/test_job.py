@@ -18,7 +18,7 @@ LOST = int(ExitCode.LOST_WORKER)
 
 
 def _apart(others: str, one: str) -> str:
-    """What is said where worker 1 is elsewhere; which of the others has come first, is open."""
+    """The message if worker 1 is elsewhere; which other worker came first is not fixed."""
     first = f"(worker 0 is|workers 0, 2 are) at {others}; worker 1 is at {one}"
     last = f"worker 1 is at {one}; worker 2 is at {others}"
     return f"{first}|{last}"

@@ -14,7 +14,7 @@ from tests.multiprocess.launching import finish, left_after, started, wait_for, 
 SECRET = {"KERASDIST_SECRET": "of these tests"}
 SECONDS = 120
 
-# One worker is listed. It backs up until others have come, and then until they have gone.
+# One worker is listed. It writes backups until others have joined, and then left again.
 SCRIPT = """
 from kerasdist.job.launcher import channel
 workers = int(os.environ["KERASDIST_WORKERS"])

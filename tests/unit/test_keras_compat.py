@@ -1,6 +1,6 @@
 """Tripwires: each place that kerasdist patches in Keras is where it should be.
 
-A failure here means that Keras moved something; `kerasdist/keras_compat/` is the place to mend.
+A failure here means that Keras has moved a part; mend `kerasdist/keras_compat/`.
 What a patch does there the suites' cases show, over the oldest Keras too. Keras fixes its backend
 at import, so every backend is looked at in a fresh process.
 """

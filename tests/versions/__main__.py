@@ -160,7 +160,7 @@ class Environment:
         return keras, framework
 
     def try_all(self) -> str:
-        """Runs everything; returns what failed, if anything did."""
+        """Runs everything, and returns the failures."""
         script = FOLDER / "train.py"
         script.write_text(snippet(), encoding="utf-8")
         devices = {"KERASDIST_CPU_DEVICES": "2"}

@@ -1,4 +1,4 @@
-"""What was found with Keras's nightly stands at the end of a run's log, passed or not."""
+"""Writes the results with Keras's nightly at the end of a run's log, passed or not."""
 
 SAID: list[str] = []
 

@@ -164,7 +164,7 @@ def last_lines(text: str, number: int = 3) -> str:
 
 
 def gone(nightly: Nightly, backend: str) -> list[str]:
-    """What kerasdist declares as an internal of Keras or the framework, and is not there."""
+    """Returns the declared internals of Keras or the framework that are missing."""
     with first_on_the_path(nightly.folder, nightly.folder):
         try:
             told = json.loads(run_fresh(LOOK, KERAS_BACKEND=backend).splitlines()[-1])

@@ -1,4 +1,4 @@
-"""A Keras in which something has another name, as its next release may have: for one process.
+"""Renames a part of Keras for one process, as Keras's next release may do.
 
 While Keras's modules are loaded, a finder changes their source: the name becomes ``NAME_moved``
 wherever Keras has or uses it. So Keras itself works as before, and only what kerasdist spells is

@@ -137,7 +137,7 @@ def _keys(backend: str, names: Sequence[str], suite: str) -> list[str]:
 
 
 def bad(run: BackendRun, number: int) -> list[Result]:
-    """Waits for all the cases of a run, and returns those that are not good."""
+    """Waits for all the cases of a run, and returns those that failed."""
     results = [*run.results()]
     assert len(results) == number, f"{len(results)} of {number} cases have run; see {run.log}"
     return [one for one in results if not one.good]

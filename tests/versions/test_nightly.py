@@ -1,4 +1,4 @@
-"""Whose fault a failure with Keras's nightly is, which nightly is taken, and what is said of it."""
+"""Who causes a failure with Keras's nightly, which nightly is taken, and what is reported."""
 
 import warnings
 

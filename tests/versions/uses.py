@@ -128,7 +128,7 @@ def clip_sharded(here: Here):
 
 
 def train_outside(here: Here):
-    """In a process without a job Keras wraps nothing."""
+    """Trains in a process without a job, in which Keras wraps nothing."""
     fit(dense(here.keras), here.x, here.y)
     here.fit(here.model())
 

@@ -34,7 +34,7 @@ class Collectives(abc.ABC):
     """The collectives of one replica. All replicas must make the same calls in the same order."""
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss with which the backward pass shall begin.
+        """Returns the loss from which the backward pass begins.
 
         Args:
             loss: The loss, after its optimizer has scaled it.

@@ -135,7 +135,7 @@ class Window:
 
 
 _MOST_TENSORS = 256
-"""How many of the framework's vectors a window keeps before it reads them, all at once."""
+"""The number of the framework's vectors that a window keeps before it reads them all at once."""
 
 
 @final

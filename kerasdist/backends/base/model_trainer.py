@@ -17,9 +17,9 @@ class TrainerLike(Protocol):
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
         given_metrics: What ``compile`` got as metrics and weighted metrics.
-        made: Which of ``make_train_function`` and its like have made the trainer's function.
-        most_rows: How many rows a replica has in a pass, where that was found; None: all.
-        most_examples: Of batches of how many examples that is known.
+        made: The methods, such as ``make_train_function``, that have made the trainer's function.
+        most_rows: How many rows a replica has in a pass, if that was found; None means all.
+        most_examples: The largest batch, in examples, for which `most_rows` is known.
     """
 
     model: Any
@@ -31,7 +31,7 @@ class TrainerLike(Protocol):
     most_examples: int
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Keeps how many rows a replica has in a pass, for batches of so many examples."""
+        """Sets the rows that a replica has in a pass, for batches of `examples` examples."""
         ...
 
     def require_passes(self) -> None:

@@ -23,12 +23,12 @@ _NEEDED = (READ_WEIGHT, WEIGHTS_OF_LAYER)
 
 @final
 class _Comparison:
-    """What a file has for a model.
+    """The entries of a weight file that belong to a model, and those that do not fit.
 
     Attributes:
-        file: The file that was read last: an index names several.
-        met: The ids of the variables for which there was something.
-        others: What has another shape, in words.
+        file: The file that was read last; an index names several files.
+        met: The ids of the variables for which the file has an entry.
+        others: A description of each entry that has another shape.
     """
 
     def __init__(self, file: str) -> None:

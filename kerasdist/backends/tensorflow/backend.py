@@ -161,7 +161,7 @@ class TensorFlowBackend(Backend):
     ) -> tuple[Any, list[Any]]:
         """Calls the function under a gradient tape.
 
-        Returns the function's result, and one gradient per variable: None for an unread variable.
+        Returns the function's result, and a gradient for each variable: None if it was not read.
         """
         sources = [_component(variable) for variable in variables]
         # The tape alone misses variables that are read under ``ops.stop_gradient``.

@@ -56,13 +56,13 @@ _CODE = (
 )
 
 Form = Any
-"""What JSON and arrays say of a value."""
+"""A value as a backup stores it: JSON, and arrays."""
 
 SKIPPED = {_TAG: "skipped"}
-"""The form of what is not kept, and need not be."""
+"""The form of a value that a backup does not keep, because it is not needed."""
 
 GONE = {_TAG: "gone"}
-"""The form of an attribute that the script sets, and the run has deleted."""
+"""The form of an attribute that the script sets and that the run has deleted."""
 
 
 @final
@@ -247,7 +247,7 @@ def numbered(form: object, arrays: list[np.ndarray]) -> Any:
 
 
 def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
-    """Returns the form that `numbered` has converted, again with its arrays."""
+    """Undoes `numbered`: returns the form with its arrays in the place of their numbers."""
 
     def fill(one: dict[str, Any]) -> Any:
         return arrays[one[_NUMBER]] if _NUMBER in one else one

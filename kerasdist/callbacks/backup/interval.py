@@ -94,15 +94,15 @@ class Interval:
             self._before, self._since = self._trained, perf_counter()
 
     def saved(self, batches: int) -> None:
-        """Records a backup after so many batches of the epoch; 0 means at its end."""
+        """Records a backup after `batches` batches of the epoch; 0 means at the epoch's end."""
         self._last = batches
         if not batches:
             self._passed = 0
 
     def is_due(self, count: int, before: int | None = None) -> bool:
-        """Returns whether a backup is due after so many batches of the epoch.
+        """Returns whether a backup is due after `count` batches of the epoch.
 
-        ``before`` is the number at the last such question; None means since the last backup.
+        ``before`` is the `count` of the call before; None means the batch of the last backup.
         """
         begin = self._last if self._is_auto else 0
         before = self._last if before is None else before
@@ -124,8 +124,8 @@ class Interval:
     ) -> None:
         """Chooses the number of batches by the time that ``save`` takes.
 
-        The batches must also take as long as ``wait``, which waits for the disk, because the next
-        backup would have to wait otherwise. ``agree`` returns the chief's number on every worker.
+        The batches must also take as long as ``wait``, which waits for the disk; otherwise the next
+        backup would have to wait. ``agree`` returns the chief's number on every worker.
         All workers must call this method.
         """
         assert self._since is not None  # as `is_measured` says

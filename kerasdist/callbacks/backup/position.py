@@ -62,7 +62,7 @@ class Places:
         Args:
             source: The source of the data.
             parts: The parts of the source, which may change without the source noticing it.
-            is_due: Returns whether the place after so many batches can be needed.
+            is_due: Returns whether the place after a given number of batches may be needed.
             read_by_python: Whether Python reads the source, and not steps in TensorFlow's graphs.
         """
         self._source = source
@@ -262,7 +262,7 @@ class Position:
             keras_compat.follow_source(adapter, source, self._places.begun)
 
     def _is_due(self, count: int) -> bool:
-        """Returns whether a backup may be made after so many batches and begin at that place."""
+        """Returns whether a backup after `count` batches may be made and begin at that place."""
         if self._draws or not self._read_by_python:
             return not self._draws  # a place does not include random draws of the pipeline
         if self._steps is not None:

@@ -40,7 +40,7 @@ _DEVICE_VARIABLES = (
 @final
 @dataclass(frozen=True)
 class SourceFacts:
-    """What one source of information about the cluster says.
+    """The statement of one source of information about the cluster.
 
     Attributes:
         name: The name of the source.

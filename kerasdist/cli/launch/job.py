@@ -35,20 +35,20 @@ from kerasdist.job.handshake import credentials
 from kerasdist.job.interruption import ExitCode
 
 SETTLE_SECONDS = 0.5
-"""How long to wait, after a failure, for others that fail by themselves at the same moment."""
+"""After a failure the launcher waits this long for workers that fail by themselves as well."""
 
 LOST_SECONDS = 15.0
-"""How long to wait for the worker whose loss another complains of.
+"""The launcher waits this long for a worker that another worker reports as lost.
 
-It tells the others first, and a framework may then keep it from its end for as long as
-`kerasdist.job.monitor` lets it.
+The lost worker tells the others first that it fails. Its framework may then delay its end, for as
+long as `kerasdist.job.monitor` allows.
 """
 
 KILL_SECONDS = 3.0
-"""How long a supervisor has to end its worker by SIGKILL, before it is ended itself."""
+"""A supervisor has this long to end its worker by SIGKILL, before it is itself ended."""
 
 OUTPUT_SECONDS = 2.0
-"""How long to wait for the end of the output of workers that have ended."""
+"""The launcher waits this long for the rest of the output of workers that have ended."""
 
 # The time in which other machines must remove what the job has left in their memory.
 _CLEANING_SECONDS = 10.0

@@ -23,15 +23,15 @@ from kerasdist.core.user_warnings import plural
 from kerasdist.job import comparison
 
 State = dict[str, Any]
-"""What a worker has reported, or what `Board.state` returns: as JSON has it."""
+"""The report of a worker, or the result of `Board.state`, as JSON."""
 
 STATUS_FILE = "status.json"
 
 SLOW = 1.1
-"""A worker that takes so many times as long as the others is marked."""
+"""A worker is marked if it takes this many times as long as the others."""
 
 SILENT_SECONDS = 60.0
-"""A worker that has given no sign of life for so long is marked."""
+"""A worker is marked if it has given no sign of life for this many seconds."""
 
 _SECONDS_BETWEEN_FILES = 1.0
 _DRAWN_A_SECOND = 4

@@ -16,7 +16,7 @@ from kerasdist.job.interruption import ExitCode
 from kerasdist.job.launcher import ProfiledSteps
 
 GPU = "gpu"
-"""As a number of workers: one a GPU of this machine."""
+"""Given as the number of workers, this means one worker per GPU of this machine."""
 
 STOP_SECONDS = 20.0
 """How long workers have from SIGTERM to SIGKILL. Kubernetes gives a pod 30 s, launcher and all."""
@@ -36,7 +36,7 @@ class JobSpec:
         workers: The number of workers. ``"gpu"`` means one per GPU of this machine, or one per slot
             if there are hosts. None means one per slot of the hosts; without hosts it means one per
             GPU on PyTorch, and a single worker on other backends.
-        min_workers: The job goes on as long as so many workers are left; None means all `workers`.
+        min_workers: The job continues while at least this many workers are left; None means all.
         devices_per_worker: How many CPU devices a worker prepares; None lets its script decide.
         max_restarts: How often the whole job may be restarted after a failure.
         hosts: ``host`` or ``host:slots``, or lists of hosts in Slurm's notation. None means this

@@ -84,7 +84,7 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 SSH_FAILED = 255
-"""What ssh ends with where it cannot reach a host."""
+"""The exit code of ssh if it cannot reach a host."""
 
 # With BatchMode ssh fails instead of waiting for a password forever.
 # The other options end a connection that has been silent for half a minute.

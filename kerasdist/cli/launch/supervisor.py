@@ -49,23 +49,23 @@ _STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.launcher
 _FILES = _STATUS_FD, "KERASDIST_COORDINATOR_FD"  # as in kerasdist.job.listening
 
 MARK = b"\x1ekerasdist "
-"""Stands before a worker's report, where it comes by the output."""
+"""Precedes a report of a worker that is sent through the worker's output."""
 
 ENDED = b"\x04"
-"""Stands before a worker's exit code, a byte, at the end of what a joined machine sends."""
+"""Precedes a worker's exit code, which is the last byte that a joined machine sends."""
 
 LOST = 255
-"""How it ends if the machine is lost, as ssh does."""
+"""The exit code of a worker whose machine is lost; ssh uses the same."""
 
 APART = "kerasdist: this worker has ended without joining the job"
-"""A supervisor's last line, where a worker ended well and has not joined the others."""
+"""The last line of a supervisor whose worker ended well without joining the others."""
 
 TOO_EARLY = (
     "kerasdist: this process has ended before it made the strategy for which worker 0 has started "
     "this script again. Make the strategy in every process, at the same place: no condition that "
     "differs between processes may come before it"
 )
-"""A supervisor's last line, where it was told that such a worker is a failure."""
+"""The last line of such a supervisor if its orders say that the worker must join (`must_join`)."""
 
 
 class Orders(TypedDict):

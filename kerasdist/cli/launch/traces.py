@@ -12,7 +12,7 @@ from kerasdist.core import whole_files
 from kerasdist.job.launcher import ProfiledSteps
 
 Event = dict[str, Any]
-"""An event, or a whole trace, as JSON has it."""
+"""An event, or a whole trace, as JSON."""
 
 MERGED = "trace.json.gz"
 

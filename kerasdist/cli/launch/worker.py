@@ -26,7 +26,7 @@ from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.spec import WorkerExit
 
 LAST_LINES = 20
-"""How many of a worker's lines are shown again if it fails."""
+"""The number of a worker's last lines that are shown again if the worker fails."""
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 _LONGEST_LINE = 1 << 16
@@ -34,7 +34,7 @@ _LONGEST_LINE = 1 << 16
 _REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
 
 REDRAW_SECONDS = 10.0
-"""How often a line that is drawn again and again, such as a progress bar, is shown unfinished."""
+"""The seconds between two showings of an unfinished line, such as a progress bar."""
 
 
 @final
@@ -243,7 +243,7 @@ class Start:
 
 
 class Held(Protocol):
-    """What an `Attempt` needs of a started worker; those of kerasdist-ray have it too."""
+    """The interface of a started worker for an `Attempt`; kerasdist-ray's workers have it too."""
 
     @property
     def rank(self) -> int:

@@ -18,7 +18,7 @@ _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
 # groups of devices along axes of a mesh
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
-# the axis, or a part of the axis with so many devices
+# the axis, or a part of the axis and its number of devices
 _GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate

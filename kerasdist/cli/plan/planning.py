@@ -56,7 +56,7 @@ class StepTime:
     Attributes:
         devices: How many devices take part.
         compute: The time of the matrix units.
-        memory: The time of the memory.
+        memory: The time in which the memory reads and writes.
         estimate: XLA's estimate for the instructions; 0 if there is none.
         host: The time of the copies from the host's memory and back, which go at the same time.
         own: The time of a device alone: the largest of the times above, or the measured time.
@@ -207,7 +207,7 @@ class Compilation:
         work: The work of a device.
         collectives: The collectives between the devices.
         refused: XLA's message if the step does not fit, else None.
-        refused_bytes: The bytes that the step would need, if XLA has refused it and says so.
+        refused_bytes: The bytes that a refused step would need, if XLA's message has them.
     """
 
     batch: int
@@ -229,7 +229,7 @@ class Compilation:
 
 
 Compile = Callable[[Target, int], Compilation]
-"""Compiles the step for a target, with so many examples a device."""
+"""Compiles the step for a target and a number of examples per device."""
 
 
 @final

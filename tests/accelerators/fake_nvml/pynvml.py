@@ -1,6 +1,6 @@
 """In place of NVML: the GPUs that the variable FAKE_NVML describes.
 
-This folder goes in front of the path. FAKE_NVML is a number of GPUs, a JSON list of them (see
+Tests put this folder first on the path. FAKE_NVML is a number of GPUs, a JSON list of them (see
 `FakeGpu`), or ``broken`` for a driver that does not work; without it there is no driver.
 """
 

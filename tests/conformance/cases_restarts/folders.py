@@ -200,7 +200,7 @@ def a_full_disk(lab):
     lab.check(of_parts <= {name[:-4] for name in of_chief}, f"{names}")
 
 
-# Another run, which uses the folder until its input ends.
+# This is another run, which uses the folder until its input ends.
 OTHER = """
 import fcntl, json, os, socket, sys
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)

@@ -53,7 +53,7 @@ def trained(strategy, epochs=2, compiled=True, batches=None, size=4, **options):
 
 
 def same(lab, s, **options):
-    """A loop on replicas gives what it gives on one."""
+    """A loop gives the same results on several replicas as on one."""
     lab.equal(trained(kd.get_strategy(), compiled=False, **options), trained(s, **options), FLOAT32)
 
 

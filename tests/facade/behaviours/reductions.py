@@ -8,7 +8,7 @@ from tests.facade.lab import numbered, variable_of
 
 
 def counting(s):
-    """1.0, 2.0, ..., one a replica."""
+    """Returns the values 1.0, 2.0, ..., one for each replica."""
     return numbered(s, lambda i: np.float32(i + 1))
 
 

@@ -1,4 +1,4 @@
-"""What a task does: meets the others as a strategy does, and then what its first argument says."""
+"""A task: it meets the other tasks as a strategy does, and then obeys its first argument."""
 
 import os
 import signal

@@ -24,7 +24,7 @@ def slurm(tmp_path, monkeypatch):
         command.chmod(0o755)
     (tmp_path / "python").symlink_to(sys.executable)
     path = (str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"])
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of which the script makes its own
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # the script sets its own value
 
     def submit(*task, state="RUNNING", **variables):
         (tmp_path / "state").write_text(state, encoding="utf-8")

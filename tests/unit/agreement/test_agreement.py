@@ -161,7 +161,7 @@ def test_each_argument_of_a_layer_is_compared(kind, arguments, changed):
 
 
 class Held:
-    """An object of the user that holds an optimizer."""
+    """A user's object that holds an optimizer."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer

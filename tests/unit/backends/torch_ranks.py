@@ -64,7 +64,7 @@ class Spokesman:
 
 
 def job_of(place: Membership, patch: pytest.MonkeyPatch) -> Job:
-    """The job as a rank sees it that has joined."""
+    """Returns the job as seen by a rank that has joined it."""
     job = object.__new__(Job)
     job.membership, job.timeouts = place, PATIENT
     job.rank, job.num_workers, job.is_chief = place.rank, place.num_workers, place.is_chief

@@ -68,7 +68,7 @@ class Record:
 
 
 class Recording(keras.callbacks.Callback):
-    """Holds an object from the begin on, and makes others."""
+    """Holds an object from the beginning on, and makes others."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +118,7 @@ def test_a_list_where_one_of_the_script_was_in_memory_is_a_new_one():
     def change(one):
         del one.all
         one.rows = None
-        one.rows = [1]  # Python puts it where the first one was
+        one.rows = [1]  # Python stores it at the address of the first object
 
     rows = []
     one, lost = restarted(change, rows, np.zeros(2))

@@ -8,7 +8,7 @@ import json
 
 
 def of(text, **more):
-    """An environment by its words, as `env` prints them."""
+    """Returns an environment from words such as `env` prints."""
     return dict(word.split("=", 1) for word in text.split()) | more
 
 

@@ -25,7 +25,7 @@ def report(*runs, clears=0):
         ([(9, 4), (1, 2), (40, 4)], [(9, 4), (1, 2), (5, 4), (35, 8)], "batch 16='8' on worker 1"),
         ([(3 + STEPS_BEYOND, 4)], [(3, 4), (90, 6)], None),
         ([(4 + STEPS_BEYOND, 4)], [(3, 4), (90, 6)], "batch 4="),
-        # One is ahead of the other.
+        # One worker is ahead of the other.
         ([(60, 4)], [(80, 4), (9, 6)], None),
         ([(60, 4)], [(60, 4)], None),
         ([], [(60, 4)], None),

@@ -26,7 +26,7 @@ RELU, TANH = ([{"class": "Input"}, {"class": "Dense", "by": one}] for one in ("r
             "n=1 on worker 0, 3 on worker 3, 2 on workers 1, 2",
         ),
         ([{"n": 1}, {"n": 1, "steps": 4}], "steps=4 on worker 1, nothing on worker 0"),
-        # Further differences by their names alone.
+        # For further differences only their names are shown.
         (
             [{"a": 1, "b": 2, "c": 3}, {"a": 0, "b": 2, "c": 4}],
             "a=0 on worker 1, 1 on worker 0 (further differences: c)",

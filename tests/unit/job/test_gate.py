@@ -123,7 +123,7 @@ def test_generated_frames(coordinator, capsys):
         list(pool.map(functools.partial(send, coordinator), frames))
     coordinator.goes_on()
     lines = capsys.readouterr().err.splitlines()
-    assert 5 <= len(lines) < 50, lines  # what was refused, in few lines
+    assert 5 <= len(lines) < 50, lines  # the refused connections, in few lines
     assert all("refused a connection from 127.0.0.1:" in line for line in lines), lines
 
 

@@ -218,7 +218,7 @@ class JaxTrainer(ReplicatedTrainer):
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any
     ) -> tuple[StepFunction, Iterator[Any]]:
-        """Finds how many rows a replica has memory for; returns the steps with so many, and data.
+        """Finds how many rows a replica has memory for; returns steps with that many, and the data.
 
         Nothing runs: XLA says what a program needs. All workers must call it.
         """

@@ -6,7 +6,7 @@ these traces and selects the result for the size of its own batch. A batch that 
 as possible has at most two sizes.
 
 Replicas exchange values while they compute. So the code for each size of batch is traced up to its
-next exchange, and the trace is abandoned there. When the code for all sizes has come to its
+next exchange, and the trace is abandoned there. When the code for all sizes has reached its
 exchange, the values are exchanged, and the code for each size is traced again from the beginning
 with the result. The abandoned traces are dead code, which XLA drops.
 

@@ -26,7 +26,7 @@ from kerasdist.backends.jax.mesh.layout import Layout, in_step
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 STEPS_AHEAD = 8
-"""After so many steps the host has waited for the device at least once (`_wait_sometimes`)."""
+"""The number of steps within which the host waits for the device once (`_wait_sometimes`)."""
 
 # One counter is enough for all strategies, because all programs of a process use the same queues.
 _launches = itertools.count(1)

@@ -49,8 +49,8 @@ class Compared(NamedTuple):
     """The parts of a global batch that workers compare.
 
     Attributes:
-        first_rows: The first rows of each array of an iteration's first batch; of other batches,
-            none.
+        first_rows: The first rows of each array of an iteration's first batch; other batches
+            have none.
         checksums: A checksum of each array, an int32 vector.
     """
 

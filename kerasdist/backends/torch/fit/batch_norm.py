@@ -29,7 +29,7 @@ def install() -> None:
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns mean and variance of each channel; None for what `_Moments` does not compute."""
+    """Returns mean and variance of each channel; None for inputs that `_Moments` refuses."""
     rows = rows_of(inputs, axes)
     if rows is None:
         return None

@@ -63,7 +63,7 @@ class Step:
 
 
 running_step: ContextVar[Step | None] = ContextVar("the step that runs", default=None)
-"""The step that the calling thread runs; None outside of steps."""
+"""The step that the calling thread is running; None outside of steps."""
 
 
 def value_and_grad(

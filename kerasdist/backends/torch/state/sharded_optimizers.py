@@ -385,7 +385,7 @@ class RulesBySize(ShardRules):
         if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
             return False
         dtype = keras_compat.stored_dtype(variable)
-        # Others that are not trained may change in a step, which takes whole ones.
+        # A step may change other untrained variables, and for that they must be whole.
         is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
         is_quantized = dtype == "int8" or (dtype == "uint8" and variable.name.startswith("kernel"))
         return is_quantized or (keras.backend.is_float_dtype(dtype) and is_weight)

@@ -32,7 +32,7 @@ from kerasdist.job.handshake import SECRET, Credentials, credentials
 from kerasdist.job.listening import BACKLOG
 
 OF_JOINERS = "kerasdist join"
-"""In the place of the job's name, which a machine that joins does not know."""
+"""Takes the place of the job's name, which a joining machine does not know."""
 
 JOB_ENDED = b"ended "
 """Stands before the job's exit code, which a seat gets in the place of orders."""

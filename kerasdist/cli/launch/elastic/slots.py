@@ -27,13 +27,13 @@ from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 
 FAILURES = 2
-"""How often in a row, without a backup in between, a slot fails before it is left out."""
+"""A slot is left out after this number of failures without a backup between them."""
 
 AWAY_SECONDS = 600.0
-"""How long it is left out then; each further failure doubles it."""
+"""The seconds for which a slot is left out; each further failure doubles them."""
 
 WAIT_SECONDS = 600.0
-"""How long a job waits for hosts, if there are fewer workers than it needs."""
+"""The seconds for which a job with too few workers waits for hosts."""
 
 _PAUSE = 10.0
 _ANSWER_SECONDS = 40.0  # ssh itself tries to connect for 20 s, and may then wait for a shell

@@ -1,4 +1,4 @@
-"""What an attempt's endings mean: who is to blame, and with which code the launcher ends."""
+"""The meaning of how workers ended: the worker to blame, and the launcher's exit code."""
 
 import signal
 
