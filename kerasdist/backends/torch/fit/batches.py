@@ -22,7 +22,7 @@ from kerasdist import keras_compat
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.torch.replica.placing import move
 from kerasdist.core.context import current
-from kerasdist.core.structures import flatten, map_leaves
+from kerasdist.core.structures import map_leaves
 from kerasdist.input.sharding import (
     WorkerShard,
     bounds_of_replica,
@@ -51,13 +51,6 @@ class Part:
     def weight(self) -> float:
         """This replica's weight in a sum over the replicas."""
         return 1.0 if self.local_batch is None else self.local_batch.weight
-
-
-def positions(batch: object) -> int:
-    """Returns how often a layer's weights are used for a batch: rows, times pixels or tokens."""
-    leaves = [leaf for leaf in flatten(batch) if isinstance(leaf, torch.Tensor)]
-    sizes = [leaf.shape[: leaf.ndim - leaf.is_floating_point()] for leaf in leaves]
-    return max(map(math.prod, sizes), default=0)
 
 
 def divide(

@@ -28,7 +28,6 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.user_places import kept_state_of
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.fit.batches import positions
 from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
@@ -84,9 +83,16 @@ class FitRules(Rules):
 
         The answer depends on shapes alone, so that runs that are repeated add in the same order.
         """
-        weights = sum(math.prod(one.shape) for one in self._model.weights)
-        is_plain = self.compiled is None  # compiled code is for one number of threads
-        return is_plain and weights * positions(batch) < MOST_ON_ONE_CORE
+        if self.compiled is not None:  # compiled code is for one number of threads
+            return False
+        weights = positions = 0
+        for variable in self._model.weights:
+            weights += math.prod(variable.shape)
+        for leaf in keras.tree.flatten(batch):
+            if isinstance(leaf, torch.Tensor):  # its rows, times pixels or tokens
+                sizes = leaf.shape[:-1] if leaf.is_floating_point() else leaf.shape
+                positions = max(positions, math.prod(sizes))
+        return weights * positions < MOST_ON_ONE_CORE
 
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None

@@ -258,11 +258,12 @@ class TorchCollectives(Collectives):
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Returns mean and variance over all replicas; None for what `GlobalMoments` leaves."""
-        rows = batch_norm.rows_of(self._plain(inputs), axes)
+        weights = self.scope.weights
+        rows = batch_norm.rows_of(inputs if weights is None else weights.plain(inputs), axes)
         if rows is None:
             return None
         mean, variance = GlobalMoments.apply(self, self.label("all_moments"), rows)
-        return self._joint((mean, variance))
+        return (mean, variance) if weights is None else weights.joint((mean, variance))
 
     def _plain(self, structure: Any) -> Any:
         weights = self.scope.weights
