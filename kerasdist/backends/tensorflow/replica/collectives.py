@@ -248,7 +248,8 @@ class TensorFlowCollectives(Collectives):
 
             return (mean, variance), gradient
 
-        return of_all(inputs)
+        mean, variance = of_all(inputs)
+        return mean, variance
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
         def together(parts: Columns) -> tuple[Any, list[Any]]:
