@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import Sharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 HOST = "pinned_host"
 """JAX's name for memory of the host that a device can read and write by itself."""
@@ -75,7 +75,11 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
     """Sends each device of this process its part of an array, cast to a type, without a copy."""
     places = sharding.addressable_devices_indices_map(array.shape)
     parts = [
-        jax.device_put(array[index].astype(dtype, copy=False), device, may_alias=False)
+        jax.device_put(
+            array[index].astype(dtype, copy=False),
+            SingleDeviceSharding(device, memory_kind=sharding.memory_kind),
+            may_alias=False,
+        )
         for device, index in places.items()
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)

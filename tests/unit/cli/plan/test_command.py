@@ -62,6 +62,18 @@ def test_a_table_of_variables_if_they_are_sharded():
     assert "largest" not in shown(plan_of(compilation(), layout=layout))
 
 
+def test_what_the_host_holds():
+    work = Work({"bfloat16": 3e12}, 2e9, host_bytes=6.3e9)
+    plan = plan_of(dataclasses.replace(compilation(), work=work))
+    text = shown(plan)
+    assert "The host holds 6.3 GB for each device, 50.4 GB in all" in text
+    assert "at least 100 ms" in text
+    assert "What limits is the way to the host's memory." in text
+    assert "PCIe 3" in text
+    assert json.loads(report.as_json(plan))["host_bytes"] == 6.3e9
+    assert "PCIe" not in shown(plan_of(compilation()))
+
+
 def test_what_is_printed_for_people():
     text = shown(plan_of(compilation()))
     for expected in (

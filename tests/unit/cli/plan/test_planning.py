@@ -96,6 +96,15 @@ def test_a_plan_of_one_device_asks_several_what_they_exchange():
     assert plan.largest_batch is None
 
 
+def test_what_the_host_holds_comes_over_its_own_way():
+    target = parse_target("8xh100")
+    step = planning.step_time(Work({"bfloat16": 1e9}, 1e6, host_bytes=63e9), [], target)
+    assert (step.host, step.own, step.limit) == (1.0, 1.0, "host")
+    busy = planning.step_time(Work({"bfloat16": 2e15}, 1e6, host_bytes=63e9), [], target)
+    assert (busy.host, busy.limit) == (1.0, "compute")
+    assert busy.own == busy.compute > 2
+
+
 def test_examples_of_a_device():
     target = parse_target("8xh100")
     assert examples_of(256, target, None) == 32
