@@ -294,7 +294,7 @@ def little_is_divided(lab):
     lab.check("'sequential/up/kernel' of shape (4, 8)" in found[0], found[0])
 
 
-@case(TOPIC, backends=("jax",), replicas=(4,))
+@case(TOPIC, backends=("jax", "torch"), replicas=(4,), refused={"torch": _NONE})
 def layout_map(lab):
     """`sharding=` with a LayoutMap: tensor parallelism over a mesh with a data and a model axis."""
     x, y = regression(9, outputs=4)
