@@ -73,6 +73,7 @@ ON_WORKERS = {
     "sharding.small_variables_stay_whole": "sharded_state.small_variables_stay_whole",
     "sharding.drawn_as_on_one_device": "sharded_state.drawn_as_on_one_device",
     "sharding.chosen_by_rule": "sharded_state.small_variables_stay_whole",  # with "auto"
+    "sharding.layout_map": "layout_maps.as_one_device",
 }
 
 
