@@ -326,7 +326,7 @@ def layouts_of_outputs(lab):
         model.fit(x, y, verbose=0)
 
 
-@case(TOPIC, backends=("jax",), replicas=(4,))
+@case(TOPIC, backends=("jax", "torch"), replicas=(4,), refused={"torch": _NONE})
 def layout_map(lab):
     """`sharding=` with a LayoutMap: tensor parallelism over a mesh with a data and a model axis."""
     x, y = regression(9, outputs=4)

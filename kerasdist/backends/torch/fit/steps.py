@@ -192,6 +192,8 @@ class Steps:
         if replicas.is_plain or current.replica is not None:
             return batch, None
         replicas.begin_step()
+        if replicas.shard_rules is not None:
+            replicas.shard_rules.require_useful()
         if replicas.job is not None:
             replicas.first_batches.compare()
             total = batch.total if isinstance(batch, WorkerShard) else examples(batch)

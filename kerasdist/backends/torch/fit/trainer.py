@@ -90,8 +90,6 @@ class TorchTrainer(ReplicatedTrainer):
 
         if model.train_function is None or force:
             self._require_places_of_gradients()
-            if self.replicas.shard_rules is not None:
-                self.replicas.shard_rules.require_useful()
             function = self._steps.make_train_function(step, self._as_plain_keras(step))
             model.train_function = self._checked(function) if may_differ(model) else function
         return model.train_function
