@@ -248,8 +248,8 @@ class TensorFlowCollectives(Collectives):
 
             return (mean, variance), gradient
 
-        mean, variance = of_all(inputs)
-        return mean, variance
+        found: Any = of_all(inputs)
+        return found
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
         def together(parts: Columns) -> tuple[Any, list[Any]]:
