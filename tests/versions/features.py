@@ -150,6 +150,7 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.change_buffers, "COUNT_OF_CHANGES"),
             (uses.compare, "DISPATCH_MODE"),
             (uses.draw_by_torch, "LIST_SIGNATURES"),
+            (uses.train_by_a_map, "OPERATION_SCHEMA", _TORCH),
         ),
         *_rows(
             "torch",

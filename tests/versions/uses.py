@@ -123,6 +123,18 @@ def train_sharded(here: Here, **options: Any) -> Any:
     return model
 
 
+def train_by_a_map(here: Here):
+    distribution = here.keras.distribution
+    mesh = distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+    layouts = distribution.LayoutMap(mesh)
+    layouts["wide/kernel"] = (None, "model")
+    with here.strategy_of(sharding=layouts).scope():
+        layers = [here.keras.layers.Dense(4, name="wide"), here.keras.layers.Dense(2)]
+        model = here.keras.Sequential([here.keras.Input((3,)), *layers])
+        model.compile("sgd", "mse")
+    here.fit(model)
+
+
 def clip_sharded(here: Here):
     train_sharded(here, optimizer=here.keras.optimizers.SGD(0.1, global_clipnorm=0.1))
 
