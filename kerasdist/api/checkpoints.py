@@ -117,10 +117,8 @@ def load_checkpoint(
 
     Example::
 
-        with strategy.scope():
-            model = build_model()
-            model.compile("adam", "mse")
-            kd.load_checkpoint(model, "checkpoints/1")
+        kd.load_checkpoint(model, "checkpoints/1")
+        model.fit(x, y, epochs=1)
 
     Args:
         model: A built model, made in a strategy's scope or not.

@@ -37,9 +37,10 @@ class MapReader:
                 raise ValueError(
                     "Expected each key of the LayoutMap to be the path of a variable"
                     f"{output * self._of_outputs}, or a regular expression for all of one. "
-                    f"Received: key={key!r}, which is none that was met so far; the nearest paths "
-                    f"are {', '.join(near)}. Correct the key, leave it out, or make the model that "
-                    "it is for before the first step."
+                    f"Received: key={key!r}, which no variable has that was made so far"
+                    f"{', and no output' * self._of_outputs}; the nearest paths are "
+                    f"{', '.join(near)}. Correct the key, leave it out, or make the model that it "
+                    "is for before the first step."
                 )
         self._looked_through = there
 

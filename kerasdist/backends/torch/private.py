@@ -136,6 +136,12 @@ def _interceptor() -> type[Any]:
     return Interceptor
 
 
+def require_interception() -> None:
+    """Raises if operations of torch cannot be seen, or what they write to."""
+    for internal in (internals.DISPATCH_MODE, internals.OPERATION_SCHEMA):
+        internal.require()
+
+
 def list_written(operation: Any) -> list[tuple[int, str]]:
     """Returns the places and names of the parameters that an operation of torch writes to."""
     arguments = internals.OPERATION_SCHEMA.of(operation).arguments

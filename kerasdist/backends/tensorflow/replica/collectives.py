@@ -230,7 +230,7 @@ class TensorFlowCollectives(Collectives):
         shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
 
         @tf.custom_gradient
-        def of_all(rows: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., Any]]:
+        def of_all(rows: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., object]]:
             mean, variance = moments(rows, axes)
             number = tf.size(rows, tf.int64) // tf.size(mean, tf.int64)
             count = tf.fill(mean.shape, tf.cast(number, mean.dtype))

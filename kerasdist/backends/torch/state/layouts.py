@@ -16,7 +16,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.layout_maps import MapReader
-from kerasdist.backends.torch import internals
+from kerasdist.backends.torch import private
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.layout_shards import LayoutShard
 from kerasdist.backends.torch.state.sharded_optimizers import ShardedOptimizer, ShardRules
@@ -98,8 +98,7 @@ class LayoutRules(ShardRules):
 
     def __init__(self, layout_map: Any, workers: ProcessGroup, job: Job) -> None:
         """Arranges the workers in the mesh. All workers must call it."""
-        for internal in (internals.DISPATCH_MODE, internals.OPERATION_SCHEMA):
-            internal.require()
+        private.require_interception()
         mesh = layout_map.device_mesh
         kind = "cpu" if workers.device.type == "cpu" else "gpu"
         there = [f"{kind}:{number}" for number in range(job.num_workers)]

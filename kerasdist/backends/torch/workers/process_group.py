@@ -333,15 +333,17 @@ class ProcessGroup(Group):
         All workers of the job must call it.
         """
         first, place = self.rank - self.rank % columns, self.rank % columns
-        row, column = copy.copy(self), copy.copy(self)
-        row._ranks = (range(first, first + columns),)
-        column._ranks = (range(place, self.size, columns),)
-        row._name, column._name = "a replica's workers", "the workers of equal shards"
+        row = self._of_ranks(range(first, first + columns), "a replica's workers")
+        column = self._of_ranks(range(place, self.size, columns), "the workers of equal shards")
         row.is_first = first == 0
-        for one, rank in ((row, place), (column, self.rank // columns)):
-            one.rank, one.size, one._first = rank, len(one._ranks[0]), one._ranks[0].start
-            one._connect()
         return row, column
+
+    def _of_ranks(self, ranks: range, name: str) -> ProcessGroup:
+        group = copy.copy(self)
+        group._ranks, group._name, group._first = (ranks,), name, ranks.start
+        group.rank, group.size = ranks.index(self.rank), len(ranks)
+        group._connect()
+        return group
 
     def mesh(self) -> Any:
         """Returns torch's mesh of these workers, which have been made by `in_grid`."""
