@@ -106,7 +106,7 @@ ADDED = {
     "the largest number of rows finds itself": 321,
     "files that do not fit, divided integers, exports in jobs": 307,
     "the optimizer's variables on the host, layouts of outputs": 377,
-    "maps by DTensor on PyTorch's workers": 651,
+    "maps by DTensor on PyTorch's workers": 655,
     "checkpoints of Orbax and of torch.distributed.checkpoint": 485,
     "moments with a written gradient, and short steps on one core": 46,
 }
