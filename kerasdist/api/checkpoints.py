@@ -19,7 +19,7 @@ from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.core import whole_files
-from kerasdist.job.comparison import NAMED
+from kerasdist.job.comparison import NAMED, first_of
 from kerasdist.job.job import Job
 
 _OPTIMIZER = ("optimizer_variables", "optimizer")
@@ -225,10 +225,9 @@ def _path_of(key: Key) -> str:
 def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Sequence[str]) -> str:
     if not wrong:
         return ""
-    more = f"; and {len(wrong) - NAMED} others" if len(wrong) > NAMED else ""
     return (
         f"Expected a checkpoint with all variables of model={model.name!r}, in their shapes. "
-        f"Received: path={folder!r}, which does not fit {'; '.join(wrong[:NAMED])}{more}; it has "
+        f"Received: path={folder!r}, which does not fit {first_of(wrong)}; it has "
         f"{there[:NAMED]}. No variable has changed. Make the model as the one that was saved, its "
         "layers with the same names, or leave out the optimizer by weights_only=True."
     )

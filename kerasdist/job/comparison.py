@@ -71,6 +71,12 @@ def described_difference(
     return f"{apart[0]}={said}" + (f" (further differences: {more})" if more else "")
 
 
+def first_of(items: Sequence[str]) -> str:
+    """Returns the first items in words, and how many others there are."""
+    more = f"; and {len(items) - NAMED} others" if len(items) > NAMED else ""
+    return "; ".join(items[:NAMED]) + more
+
+
 def named_workers(ranks: Sequence[int]) -> str:
     """Returns workers' names for a message; of many, only the first and the number of others."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))

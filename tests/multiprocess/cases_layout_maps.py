@@ -227,7 +227,7 @@ def together(lab):
 
 @case("workers", backends=TORCH)
 def own_train_step(lab):
-    """A step of the user's, with a penalty on divided weights, and gradients read from weights."""
+    """A train_step that adds a penalty on divided weights, and reads gradients from the weights."""
     if not _by_pairs(lab):
         return
 

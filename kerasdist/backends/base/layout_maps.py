@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from kerasdist.errors import DeviceError
+
 
 @final
 class MapReader:
@@ -53,7 +55,7 @@ class MapReader:
         layout = self._map[path]
         if layout is None or any(self._map[one] is layout for one in self._paths):
             return None
-        return [axis if self._sizes.get(axis, 1) > 1 else None for axis in layout.axes]
+        return self._dividing(layout)
 
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
         """Returns the axis of the mesh that divides each axis of a weight, or of its slot.
@@ -74,9 +76,11 @@ class MapReader:
                 f"{weight.path!r} of shape {shape}, on a mesh of {dict(self._sizes)}. Change the "
                 "LayoutMap."
             )
-        pairs = zip(layout.axes, counts, strict=True)
-        axes = [axis if count > 1 else None for axis, count in pairs]
+        axes = self._dividing(layout)
         return axes if any(axes) else None
+
+    def _dividing(self, layout: Any) -> list[str | None]:
+        return [axis if self._sizes.get(axis, 1) > 1 else None for axis in layout.axes]
 
     def why(self, weight: Any, shape: Sequence[int]) -> str:
         """Returns the reason that a table gives for the result of `axes`."""
@@ -90,3 +94,12 @@ class MapReader:
 def key_of(layout: object, layout_map: Mapping[str, object]) -> str:
     """Returns in words the key of a layout in its map."""
     return f"key {next(key for key, one in layout_map.items() if one is layout)}"
+
+
+def other_devices(wanted: Sequence[str], known: Sequence[str]) -> DeviceError:
+    """Returns the error that a LayoutMap's mesh has other devices than its strategy."""
+    return DeviceError(
+        "Expected the mesh of the LayoutMap to have the strategy's devices; those of several "
+        f"workers in their order. Received: sharding=LayoutMap over {wanted}, devices={known}. "
+        "Name the same devices."
+    )

@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import trainer_of
-from kerasdist.job.comparison import NAMED
+from kerasdist.job.comparison import first_of
 from kerasdist.keras_compat.internals import READ_WEIGHT, WEIGHTS_OF_LAYER
 
 _FORMATS = (".weights.h5", ".weights.json")
@@ -105,10 +105,9 @@ def _compare(
         lacking = [one.path for one in model.weights if id(one) not in comparison.met]
         wrong = [*wrong, *(f"{path!r}, whose layer lacks weights in {file!r}" for path in lacking)]
     if wrong:
-        more = f"; and {len(wrong) - NAMED} others" if len(wrong) > NAMED else ""
         raise ValueError(
             f"Expected a file with all weights of model={model.name!r}, in their shapes. Received: "
-            f"filepath={file!r}, which does not fit {'; '.join(wrong[:NAMED])}{more}. No weight "
+            f"filepath={file!r}, which does not fit {first_of(wrong)}. No weight "
             "has changed. Make the model as the one that was saved, or load what fits by "
             "skip_mismatch=True."
         ) from failure

@@ -22,7 +22,7 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.layout_maps import MapReader, key_of
+from kerasdist.backends.base.layout_maps import MapReader, key_of, other_devices
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
 from kerasdist.backends.jax.mesh.arrays import HOST
@@ -31,7 +31,7 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding, is_small
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.errors import UnsupportedError
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"
@@ -464,11 +464,7 @@ def _mapped(
         known = {f"{one.platform}:{one.id}": one for one in devices}
         fits = sorted(wanted) == sorted(known)
     if not fits:
-        raise DeviceError(
-            "Expected the mesh of the LayoutMap to have the strategy's devices; those of several "
-            "workers in their order. Received: "
-            f"sharding=LayoutMap over {wanted}, devices={list(known)}. Name the same devices."
-        )
+        raise other_devices(wanted, list(known))
     data, *others = mesh.axis_names
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     # The user may have given an axis the same name as the strategy's axis of replicas.

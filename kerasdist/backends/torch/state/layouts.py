@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.layout_maps import MapReader
+from kerasdist.backends.base.layout_maps import MapReader, other_devices
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.layout_shards import LayoutShard
@@ -23,7 +23,7 @@ from kerasdist.backends.torch.state.sharded_optimizers import ShardedOptimizer, 
 from kerasdist.backends.torch.state.shards import Shard
 from kerasdist.backends.torch.state.tensor_parallel import LayoutWeights
 from kerasdist.core.ownership import VariableTable
-from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup
@@ -83,10 +83,6 @@ class LayoutOptimizer(ShardedOptimizer):
         return found
 
 
-# What users write, and what a worker of a mesh cannot do.
-_ELSEWHERE = "Set KERAS_BACKEND=jax for it."
-
-
 @final
 class LayoutRules(ShardRules):
     """Which variables of a strategy a LayoutMap divides.
@@ -104,16 +100,13 @@ class LayoutRules(ShardRules):
         there = [f"{kind}:{number}" for number in range(job.num_workers)]
         named = [str(name).replace("cuda:", "gpu:") for name in np.ravel(mesh.devices)]
         if named != there:
-            raise DeviceError(
-                "Expected the mesh of the LayoutMap to have the strategy's devices; those of "
-                "several workers in their order. Received: sharding=LayoutMap over "
-                f"{named}, devices={there}. Name the same devices."
-            )
+            raise other_devices(named, there)
         sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
         if len(sizes) != 2:
             raise UnsupportedError(
                 "Expected a mesh of two axes for a LayoutMap on PyTorch: one that divides the "
-                f"batch, and one for variables. Received: a mesh of {sizes}. {_ELSEWHERE}"
+                f"batch, and one for variables. Received: a mesh of {sizes}. Set "
+                "KERAS_BACKEND=jax for it."
             )
         super().__init__(workers, job)
         self._axes = list(mesh.axis_names)
@@ -138,9 +131,6 @@ class LayoutRules(ShardRules):
 
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns the reason that a table gives for a variable that is not divided."""
-        return self._why(variable)
-
-    def _why(self, variable: keras.Variable) -> str:
         owner = self._owners.get(variable)
         return self._reader.why(variable if owner is None else owner, variable.shape)
 
@@ -150,7 +140,7 @@ class LayoutRules(ShardRules):
         names = self._reader.axes(variable, shape)
         assert names is not None  # the caller has asked
         shard = LayoutShard(shape, names, self._axes, (self.row, self.column))
-        shard.why = self._why(variable)
+        shard.why = self.why_whole(variable)
         return shard
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:

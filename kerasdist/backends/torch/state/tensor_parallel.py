@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from kerasdist.backends.torch.state.layout_shards import LayoutShard
     from kerasdist.backends.torch.workers.process_group import ProcessGroup
 
-_WHOLE = (Replicate(),)
+_REPLICATED = Replicate()
+_WHOLE = (_REPLICATED,)
 _aten = torch.ops.aten
 
 
@@ -58,7 +59,7 @@ class Leaf:
         self.placements = _WHOLE
         if shard is not None and shard.inner is not None:
             self.placements = (Along(shard.inner),)
-        tensor = DTensor.from_local(self._part, mesh, self.placements, run_check=False)
+        tensor = _placed(self._part, mesh, *self.placements)
         self.tensor = tensor.detach().requires_grad_(stored.requires_grad)
         self._is_filled = not self._is_gathered
         self.release()
@@ -164,7 +165,7 @@ class LayoutWeights(ShardedWeights):
             is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor)
             if not is_plain or not leaf.requires_grad:
                 return leaf
-            return DTensor.from_local(leaf, self._mesh, _WHOLE, run_check=False)
+            return _placed(leaf, self._mesh)
 
         return map_leaves(joined, structure)
 
@@ -231,13 +232,13 @@ class LayoutWeights(ShardedWeights):
                 return leaf
             if id(leaf) in changed:
                 return changed[id(leaf)]
-            return DTensor.from_local(leaf, self._mesh, _WHOLE, run_check=False)
+            return _placed(leaf, self._mesh)
 
         return map_leaves(wrapped, result)
 
     def _write(self, target: DTensor, whole: torch.Tensor) -> None:
         """Writes a whole value into a DTensor."""
-        source = DTensor.from_local(whole, self._mesh, _WHOLE, run_check=False)
+        source = _placed(whole, self._mesh)
         target.to_local().copy_(source.redistribute(placements=target.placements).to_local())
 
     def _tell(self, operation: str) -> None:
@@ -290,7 +291,12 @@ class _ToPlain(torch.autograd.Function):
         [gradient] = gradients
         if isinstance(gradient, DTensor):
             return gradient
-        return DTensor.from_local(gradient, ctx.mesh, _WHOLE, run_check=False)
+        return _placed(gradient, ctx.mesh)
+
+
+def _placed(local: torch.Tensor, mesh: Any, placement: Any = _REPLICATED) -> DTensor:
+    """Returns a DTensor of what each worker of a replica has; without a placement all have all."""
+    return DTensor.from_local(local, mesh, (placement,), run_check=False)
 
 
 def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
@@ -298,7 +304,7 @@ def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
     if tensor is None:
         return None
     if not isinstance(tensor, DTensor):
-        tensor = DTensor.from_local(tensor, mesh, _WHOLE, run_check=False)
+        tensor = _placed(tensor, mesh)
     return tensor.redistribute(placements=(placement,)).to_local()
 
 
@@ -309,84 +315,51 @@ def _embedding_gradient(  # noqa: PLR0917  torch's parameters
     own = rows // mesh.size()
     if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
         return None
-    whole, numbers = _local(gradient, mesh, Replicate()), _local(indices, mesh, Replicate())
+    whole, numbers = _local(gradient, mesh, _REPLICATED), _local(indices, mesh, _REPLICATED)
     begin = mesh.get_local_rank() * own
     # one row more, for the numbers of other workers' rows
     is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
     numbers = torch.where(is_own, numbers - begin, own)
     found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]
-    return DTensor.from_local(found, mesh, (Along(0),), run_check=False)
+    return _placed(found, mesh, Along(0))
 
 
-def _is_by_outputs(weight: Any) -> bool:
-    return isinstance(weight, DTensor) and weight.placements == (Along(0),)
+def _is_by_channels(weight: Any, settings: Sequence[Any]) -> bool:
+    """Returns whether these are a kernel's own channels, of a convolution that can be divided."""
+    *_, transposed, _, groups = settings
+    is_by_outputs = isinstance(weight, DTensor) and weight.placements == (Along(0),)
+    return is_by_outputs and not transposed and groups == 1
 
 
-def _convolve(  # noqa: PLR0917  torch's parameters
-    mesh: Any,
-    inputs: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-) -> Any:
+def _convolve(mesh: Any, inputs: Any, weight: Any, bias: Any, *settings: Any) -> Any:
     """Computes this worker's channels of a convolution, if it has those of the kernel."""
-    if not _is_by_outputs(weight) or transposed or groups != 1:
+    if not _is_by_channels(weight, settings):
         return None
     own = _aten.convolution.default(
-        _local(inputs, mesh, Replicate()),
+        _local(inputs, mesh, _REPLICATED),
         weight.to_local(),
         _local(bias, mesh, Along(0)),
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
+        *settings,
     )
-    return DTensor.from_local(own, mesh, (Along(1),), run_check=False)
+    return _placed(own, mesh, Along(1))
 
 
-def _convolve_backward(  # noqa: PLR0917  torch's parameters
-    mesh: Any,
-    gradient: Any,
-    inputs: Any,
-    weight: Any,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-    mask: Any,
+def _convolve_backward(
+    mesh: Any, gradient: Any, inputs: Any, weight: Any, bias_sizes: Any, *settings: Any
 ) -> Any:
-    """Computes the gradients of `_convolve`."""
-    if not _is_by_outputs(weight) or transposed or groups != 1:
+    """Computes the gradients of `_convolve`; the last setting says which of them are needed."""
+    if not _is_by_channels(weight, settings[:-1]):
         return None
     own = weight.to_local()
     found = _aten.convolution_backward.default(
         _local(gradient, mesh, Along(1)),
-        _local(inputs, mesh, Replicate()),
+        _local(inputs, mesh, _REPLICATED),
         own,
         None if bias_sizes is None else [len(own)],
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-        mask,
+        *settings,
     )
-    placements = Partial(), Along(0), Along(0)
-    return tuple(
-        None if one is None else DTensor.from_local(one, mesh, (place,), run_check=False)
-        for one, place in zip(found, placements, strict=True)
-    )
+    pairs = zip(found, (Partial(), Along(0), Along(0)), strict=True)
+    return tuple(None if one is None else _placed(one, mesh, place) for one, place in pairs)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
