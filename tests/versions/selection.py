@@ -85,7 +85,9 @@ WORKERS = (
 
 # The same with state that the workers divide; TensorFlow refuses `sharding=`.
 SHARDED_STATE = (
+    "layout_maps.as_one_device",
     "normalization.synchronised",
+    "offload_workers.as_one_device",
     "optimizers.accumulation",
     "restarts.averages",
     "sharded_state.each_holds_its_part",
