@@ -248,7 +248,7 @@ class KeptState:
         self._own: list[Changes] = []
 
     def begin(self, replicas: int) -> None:
-        """Begins a step; forgets changes of the last step to places that were changed since then."""
+        """Begins a step; forgets the last step's changes to places that have changed since then."""
         places, left = self._places, self._left
         kept = {key for key in left if places[key].is_same(left[key])}
         self._own = [{key: one[key] for key in one if key in kept} for one in self._own]

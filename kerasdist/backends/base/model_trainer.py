@@ -35,7 +35,7 @@ class TrainerLike(Protocol):
         ...
 
     def require_passes(self) -> None:
-        """Refuses a model that is known to give other results if its calls are made in passes."""
+        """Refuses a model that is known not to support calls in several passes."""
         ...
 
     def has_builtin(self, step: str) -> bool:

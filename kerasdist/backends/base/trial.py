@@ -18,7 +18,7 @@ from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current
 from kerasdist.input import sharding
 
-# The outputs of a model's first call in a step, by replica; in a step on one device the key is None.
+# The outputs of a model's first call in a step, by replica; on one device the only key is None.
 Outputs = dict[int | None, list[Any]]
 
 
