@@ -88,7 +88,7 @@ class Collectives(abc.ABC):
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which assigned values are not sent, because replicas' are equal."""
+        """Returns a context in which all replicas assign equal values, so that none are sent."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -98,7 +98,7 @@ class Collectives(abc.ABC):
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
         The gradient of these sums is also summed over the replicas; in `fit` each replica's
-        gradient is multiplied by the weight of the replica (docs/numerics.md). All replicas must
+        gradient is first multiplied by the replica's weight (docs/numerics.md). All replicas must
         call this method, with the same number of tensors and with the same shapes and types.
 
         Args:

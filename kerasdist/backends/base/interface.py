@@ -51,7 +51,7 @@ class ReplicaOptions:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
             batch. ``"per_replica"``: each replica uses the mean and variance of its own rows, and
             the moving statistics are averaged. None: in `fit` the statistics are synchronized, and
-            in custom loops each layer decides.
+            in custom loops each layer's argument ``synchronized`` decides.
         parameter_device: The device that holds the variables; None if every replica's device does.
         devices_per_replica: How many devices a replica has.
         check: What to do if the results of the first training step differ from those on one device.
@@ -117,7 +117,7 @@ class Backend(abc.ABC):
         """
 
     def settings(self) -> dict[str, Any]:
-        """Returns the framework's settings that must be equal on all workers, as JSON by name."""
+        """Returns, by name, the framework's settings that must be equal on all workers, as JSON."""
         return {}
 
     @abc.abstractmethod
@@ -396,7 +396,7 @@ class ReplicaSet(abc.ABC):
         """
 
     def is_tracing(self) -> bool:
-        """Returns whether the calling code is being traced: Python values become constants."""
+        """Returns whether the calling code is being traced, and its Python values are constants."""
         return False
 
     @abc.abstractmethod
@@ -449,7 +449,7 @@ class CheckpointFormat(abc.ABC):
 
         Args:
             path: The folder with the arrays, or its address.
-            wanted: Which array each variable gets, of the variable's shape.
+            wanted: The key of the array that each variable gets, with the variable.
             replicas: The same as for `save`.
         """
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 
-# The changes of larger containers and arrays, and of more places, are seen by all replicas.
+# The limits: all replicas see the changes of larger containers and arrays, or of further places.
 _MOST_ENTRIES = 4096
 _MOST_BYTES = 1 << 16
 _MOST_PLACES = 4096
@@ -287,7 +287,7 @@ class KeptState:
     def end(self, *, is_last: bool = False) -> None:
         """Ends the step; the changes of the first replica stay for the code after the step.
 
-        After the last step all is forgotten, because traced functions would keep it in memory.
+        With `is_last` all is forgotten then, because traced functions would keep it in memory.
         """
         first = self._own[0] if self._own else {}
         self.put_back(first)
@@ -365,7 +365,7 @@ class KeptState:
                 add(kind(value), is_shared)
 
         most = _MOST_PLACES
-        for is_shared in (False, True):  # what the model holds too is found first: not shared
+        for is_shared in (False, True):  # First what the model holds, so that it is not shared.
             most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
             for root in self._roots:
                 if root.is_shared is is_shared:

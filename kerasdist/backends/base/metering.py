@@ -60,7 +60,8 @@ class Flops:
     """Floating-point operations of matrix products and convolutions.
 
     Attributes:
-        per_sample: Operations for one example in a training step: three times its forward pass's.
+        per_sample: Operations for one example in a training step: three times those of its forward
+            pass.
         peak: Operations that all devices can do per second, in the type in which the model
             computes.
     """

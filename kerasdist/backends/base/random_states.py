@@ -100,7 +100,7 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     is_concerned = job.is_chief or job.rank in differing
     if is_concerned and (not begins or (given is not None and "keras" in apart)):
         _warn_once(job.who, ", ".join(apart), named_workers(differing))
-    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent, but seeded equally
+    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent, so it is seeded.
         seed(drawn if given is None else given)
     put_back(states)
 

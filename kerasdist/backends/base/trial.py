@@ -1,4 +1,4 @@
-"""A trial: one training step on copies of the variables, which changes none of the variables."""
+"""A trial: one training step on copies of the variables, so that the model does not change."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     Attributes:
         draws: The random draws.
-        seed: The seed for draws that got no seed of Keras; equal on all workers.
+        seed: The seed for random draws that Keras does not seed; equal on all workers.
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
         outputs: The outputs of the model's first call, by replica; None is the key on one device.
         layer_losses: What layers added by ``add_loss`` in the step on one device.
@@ -111,7 +111,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """Restores the framework's own state that the model holds, when the block ends."""
+        """When the block ends, restores state that is in no Keras variable, as torch's buffers."""
         yield
 
     @abc.abstractmethod
@@ -157,7 +157,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         variables: Variables,
     ) -> Any:
         """Lets an optimizer update the copies, and records the gradients that it gets."""
-        if optimizer in self._applying:  # Another call of this method handles this update.
+        if optimizer in self._applying:  # An outer call of this method handles this update.
             return original(optimizer, gradients, variables)
         self._build(optimizer, variables)
         if not isinstance(optimizer, keras_compat.LossScaleOptimizer):

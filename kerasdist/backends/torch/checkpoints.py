@@ -169,7 +169,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
 
 @final
 class _LoadPlanner(dcp.DefaultLoadPlanner):
-    """Reads into tensors and shards, by the names in the file; `dcp.load` would drop the shards."""
+    """Reads into tensors and shards, by their names in the file; torch's own drops the shards."""
 
     def __init__(self, targets: Mapping[str, Any]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

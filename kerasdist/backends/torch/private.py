@@ -117,7 +117,7 @@ Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 
 
 def intercept(run: Run) -> AbstractContextManager[object]:
-    """Returns a context in which ``run(operation, args, kwargs)`` runs each operation of torch."""
+    """Returns a context in which ``run(operator, args, kwargs)`` runs each operator of torch."""
     return _interceptor()(run)
 
 
@@ -153,6 +153,6 @@ def list_written(operation: Any) -> list[tuple[int, str]]:
 
 
 def list_parameters(operation: Callable[..., object]) -> list[str]:
-    """Returns the names of the parameters of an operation of torch, in order."""
+    """Returns the names of the parameters of an operator of torch, in order."""
     [signature] = internals.LIST_SIGNATURES.get()(operation)
     return [*signature.parameters]

@@ -132,7 +132,7 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
-    """Gathers arrays with a row per replica on all devices, by one all-gather; not if many rows."""
+    """Gathers arrays of one row per replica on all devices; does nothing for many replicas."""
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), layout.by_replica), None)

@@ -241,7 +241,7 @@ class JaxCollectives(Collectives):
         self._applies = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function with distributed values, of which the code has this replica's part."""
+        """Calls the function with distributed values; each replica's code has its own component."""
         leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:
@@ -266,7 +266,7 @@ class JaxCollectives(Collectives):
         return self._scope.exchange.gather(keras_compat.ops.convert_to_tensor(tensor), axis)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which assigned values are not sent, because replicas' are equal."""
+        """Returns a context in which all replicas assign equal values, so that none are sent."""
         return self._scope.writing("equal")
 
     def apply_gradients(

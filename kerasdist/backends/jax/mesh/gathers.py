@@ -155,7 +155,7 @@ class _Operation:
             is_state = [one.is_state for one in self.inputs]
             params = {key: _regrouped(value, is_state) for key, value in params.items()}
         bound: Any = equation.primitive.get_bind_params(params)
-        # Older versions of JAX also return functions.
+        # Some versions of JAX also return functions.
         functions, params = bound if isinstance(bound, tuple) else ((), bound)
         with jax.named_scope(str(equation.source_info.name_stack)), equation.ctx.manager:
             made = equation.primitive.bind(*functions, *arrays, **params)

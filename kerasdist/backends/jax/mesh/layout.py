@@ -179,7 +179,7 @@ class OverReplicas:
         return own if axis == wanted else f"largest dimension that {self._replicas} divides"
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Warns once if the replicas cannot divide many variables' dimensions evenly."""
+        """Warns once if many variables have no dimension that the number of replicas divides."""
         large = [
             (keras_compat.nbytes(one), one)
             for one in variables

@@ -283,7 +283,7 @@ class Placement:
         if self.layout.rule is not None and self.layout.rule.gathers_weights:
             step = in_groups(step)
             if self.shares_memory:
-                # Without this, XLA removes barriers on CPUs before it merges sums.
+                # Otherwise XLA, on CPUs, would remove the barriers before it merges sums.
                 options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
         if in_loop:
             step = partial(_take_steps, step, held, keeps_rows)

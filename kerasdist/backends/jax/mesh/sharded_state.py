@@ -209,7 +209,7 @@ class _Writes(keras.StatelessScope):
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
-    """Shards a value that is assigned between programs, so that not many are full at a time."""
+    """Shards a value that is assigned between programs, so that no two are full at a time."""
     if weight_files.is_compared(variable, value):
         return value
     in_scope = keras_compat.get_stateless_scope() is not None

@@ -114,7 +114,7 @@ class WorkerPlacement(Placement):
             self._job.collectives.record("program", " ".join(map(str, what)))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
-        array = jax.block_until_ready(rows.array)  # NumPy's own wait would drop a Ctrl-C
+        array = jax.block_until_ready(rows.array)  # while NumPy waits, a Ctrl-C would be lost
         shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
@@ -163,7 +163,7 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            # NumPy's own wait would drop a Ctrl-C
+            # This waits here, because a Ctrl-C would be lost while NumPy waits.
             result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)

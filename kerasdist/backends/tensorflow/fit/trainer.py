@@ -96,7 +96,7 @@ class PlacedTrainer(_InPasses):
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: object = None
     ) -> None:
-        """Builds metrics before training, as other backends do, so that backups can restore them."""
+        """Builds metrics before training, as other backends do, so that backups restore them."""
         if keras_compat.has_built_layers(self.model):
             spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
             with suppress(Exception):  # the step itself will report data that does not fit
@@ -188,7 +188,8 @@ class TensorFlowTrainer(_InPasses):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            # If this recreates variables, it drops the functions that were compiled with the old.
+            # If this recreates variables, it drops compiled functions, so it comes before the new
+            # function.
             take_on(self.model, self.replicas)
             self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)

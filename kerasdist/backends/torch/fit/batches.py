@@ -1,8 +1,8 @@
 """Divides a global batch into one local batch per replica, and joins the replicas' outputs.
 
 Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch this operation changes
-the weights of the batch itself. So code that reads the weights later in the step, such as a
-weighted metric, gets masked weights, which for a mean are also multiplied by ``total / valid``
+the batch's sample weights in place. So code that reads them later in the step, such as a weighted
+metric, gets masked weights. If the loss is a mean, they are also multiplied by ``total / valid``
 (seen in Keras 3.15). To match one device, this factor must be computed over the global batch.
 """
 

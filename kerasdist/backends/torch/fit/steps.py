@@ -184,7 +184,7 @@ class Steps:
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch and its local batches; instead of these None if it is not divided."""
+        """Returns a batch and its local batches; None in their place if it is not divided."""
         replicas = self._replicas
         if isinstance(batch, WorkerShard) and not batch.least:
             # Some workers have no more data, so they compute some rows of the other workers.

@@ -117,7 +117,7 @@ class TorchMemoryTrial(MemoryTrial, TorchTrial):
         return None if value is None else value.detach().requires_grad_(value.requires_grad)
 
     def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
-        """Clears the gradients; in a job, zeros take their place, as buckets would take memory."""
+        """Clears the gradients; in a job, makes zeros, which need the memory of `fit`'s buckets."""
         super().clear_gradients(variables)
         if self._replicas.job is None:
             return
@@ -140,8 +140,7 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 class _Drawing:
     """Passes each random operator that torch runs in this thread to a trial's draws.
 
-    Random operations draw from the trial's own generator, not from the generator that all threads
-    share.
+    They draw from the trial's own generator, not from the generator that all threads share.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
@@ -149,7 +148,7 @@ class _Drawing:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operation of torch."""
+        """Runs an operator of torch."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         name = str(func.overloadpacket)
@@ -166,7 +165,7 @@ class _Drawing:
         return self._draws.draw(name, call, None)
 
     def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """Returns a call of a random operation with the trial's generator, if it takes one."""
+        """Returns a call of a random operator, with the trial's generator if it takes one."""
         takes = private.list_parameters(func)
         packet, overload = func.overloadpacket, str(func).rpartition(".")[2]
         name = _WITH_GENERATOR.get(overload)

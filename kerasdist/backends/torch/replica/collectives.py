@@ -168,7 +168,7 @@ class TorchCollectives(Collectives):
         return write(variable, value)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which assigned values are not sent, because replicas' are equal."""
+        """Returns a context in which all replicas assign equal values, so that none are sent."""
         return self.scope.equal_writes()
 
     def apply_gradients(

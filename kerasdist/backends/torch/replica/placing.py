@@ -22,7 +22,7 @@ def torch_device(device: Device) -> torch.device:
 
 
 def computing_on(device: Device) -> AbstractContextManager[object]:
-    """Returns a context in which Keras makes tensors on a device; a GPU becomes CUDA's current."""
+    """Returns a context in which Keras, and CUDA if it is a GPU, make tensors on a device."""
     if device.kind == "gpu":
         return _computing_on_gpu(device)
     # All logical CPU devices are torch's one CPU. Keras calls the only GPU of a Mac "mps".
@@ -37,7 +37,7 @@ def _computing_on_gpu(device: Device) -> Iterator[None]:
 
 
 def move(device: torch.device, leaf: object) -> Any:
-    """Returns a tensor on a device, without waiting for a copy to a GPU, or any other object."""
+    """Returns a tensor on a device, without waiting for copies to a GPU; other leaves unchanged."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Random draws without a seed in replicas.
+"""Handles random draws without a seed in replicas.
 
 `kerasdist.training.randomness` handles draws from a ``keras.random.SeedGenerator``. This file
 handles draws from Keras's global generator and from torch's generator, which

@@ -241,7 +241,7 @@ class ThreadSettings:
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
         autocast: The kinds of device for which autocast is on, each with the type of the casts.
-        modes: The modes that see each function or operation of torch, the innermost last.
+        modes: The modes that intercept functions or operators of torch, the innermost last.
         hooks: The functions that pack and unpack tensors saved for the backward pass, or None.
         context: The values of context variables, of which each replica gets a copy.
     """

@@ -43,7 +43,7 @@ class LayoutOptimizer(ShardedOptimizer):
         self._held: list[LayoutShard | None] = []  # the shard of each gradient in the update
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns nothing: the gradients of a worker's shards are summed as the worker has them."""
+        """Returns no shards, because gradients are summed in the form that each worker has."""
         return {}
 
     def cut(

@@ -42,8 +42,8 @@ _sharded: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ShardedOptimizer
 )
 
 
-# The layers with sharded weights, by which a weight that they make later is sharded too, as when
-# they are quantized; the values are their strategies.
+# The layers with sharded weights, and their strategies. A weight that such a layer makes later, as
+# when it is quantized, is sharded too.
 _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 

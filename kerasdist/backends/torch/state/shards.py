@@ -132,10 +132,10 @@ class WeightGroup:
     that one worker has freed keeps its place in messages until all workers have freed it.
 
     Attributes:
-        is_open: Whether further weights may join the group, as they may until it is gathered first.
+        is_open: Whether further weights may join the group, as they may until it is first gathered.
         is_used_itself: Whether code outside of layers has read a weight of the group in this step.
         traces: The order in which groups were used in the last step that began with this group, for
-            steps with gradients (True) and without (False). In it None is an update of weights.
+            steps with gradients (True) and without (False); None stands for an update of weights.
     """
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:

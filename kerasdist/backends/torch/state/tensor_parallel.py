@@ -300,7 +300,7 @@ def _placed(local: torch.Tensor, mesh: Any, placement: Any = _REPLICATED) -> DTe
 
 
 def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
-    """Returns this worker's local tensor of a tensor that is converted to a placement."""
+    """Converts a tensor to a placement, and returns this worker's local tensor of it."""
     if tensor is None:
         return None
     if not isinstance(tensor, DTensor):
@@ -317,7 +317,7 @@ def _embedding_gradient(  # noqa: PLR0917  torch's parameters
         return None
     whole, numbers = _local(gradient, mesh, _REPLICATED), _local(indices, mesh, _REPLICATED)
     begin = mesh.get_local_rank() * own
-    # The table has one row more, into which the indices of other workers' rows count.
+    # The result gets one more row, for the indices of other workers' rows, which is dropped.
     is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
     numbers = torch.where(is_own, numbers - begin, own)
     found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]

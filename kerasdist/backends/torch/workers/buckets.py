@@ -79,7 +79,7 @@ class ShardedBucket:
     def __init__(
         self, like: Sequence[torch.Tensor], shards: Sequence[Shard], group: ProcessGroup
     ) -> None:
-        """Makes a bucket for such gradients, whose sums are sharded over the workers of `group`."""
+        """Makes a bucket for gradients like these; the workers of `group` get shards of the sums."""
         self._group = group
         self._like = like[0].detach()
         self._shards = shards
@@ -231,7 +231,7 @@ class Buckets:
         if self._started < len(self._buckets):
             if all(present):
                 self.start_last()
-            else:  # this copy waits for the device
+            else:  # the copy makes the host wait for the device
                 last.copy_(torch.tensor(present, dtype=last.dtype))
                 self._start(len(self._buckets))
         for bucket in self._buckets:

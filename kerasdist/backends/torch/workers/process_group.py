@@ -43,7 +43,7 @@ _SUMMED_AS = {
 # Newer versions of torch have another name for each of these functions.
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# In the header of a message a number stands for a type: its index in this list, the same on all.
+# A message's header gives a type by its index in this list, which is the same on all workers.
 _TYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
 # A header has room for this many dimensions, more than a tensor of a model has.
 _MOST_AXES = 10

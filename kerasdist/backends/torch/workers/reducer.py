@@ -200,7 +200,7 @@ class HookedBuckets(Buckets):
         if self._weights is not None and gradient is not None:
             gradient = self._weights.own_gradient(gradient, self._variables[index])
         kept = self.put(index, gradient, self._weight)
-        # torch refuses a gradient of another class than its parameter's, as of a DTensor's.
+        # torch refuses a gradient of another class than its parameter, such as a DTensor.
         parameter.grad = kept if type(parameter) is type(gradient) else None
         if self._scope.sums_in_backward:
             return

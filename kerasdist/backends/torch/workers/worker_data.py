@@ -69,7 +69,7 @@ class WholeBatchesAdapter(WrappedAdapter):
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """Yields batches on the host as batches on a GPU, and copies one batch ahead."""
+    """Yields the host's batches on a GPU, to which it copies one batch ahead."""
     stream = torch.cuda.Stream(device)
     waiting: tuple[Any, torch.Event] | None = None
     for batch in batches:
