@@ -68,7 +68,7 @@ class TensorFlowBackend(Backend):
             ) from error
 
     def settings(self) -> dict[str, Any]:
-        """Returns whether functions run eagerly, which must be equal: it changes collectives."""
+        """Returns whether functions run eagerly, because then collectives run one by one."""
         return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
 
     def replica_set(

@@ -249,7 +249,7 @@ def is_known(total: object, replicas: int) -> bool:
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
-    """Returns where replicas' local batches begin, like `sharding.bounds`, also for tensors."""
+    """Returns where replicas' local batches begin, as in `input.sharding`, also for tensors."""
     each, rest = total // replicas, total % replicas
     least = min if isinstance(total, int) else tf.minimum
 

@@ -24,7 +24,7 @@ from kerasdist.training import passes
 def calls(
     trainer: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Calls the model of a trainer, in as many passes as its most rows per pass require."""
+    """Calls the model of a trainer, in as many passes as the limit of rows in a pass requires."""
     model = trainer.model
     most = passes.most_rows(trainer)
     is_pass = isinstance(keras_compat.get_stateless_scope(), _PassScope)

@@ -35,7 +35,7 @@ ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
-    """Compiles a function in such a way that new batch sizes hardly ever cause a new trace."""
+    """Compiles a function in such a way that only the second batch size causes a new trace."""
     if eagerly:
         return function
     # In Keras's own steps AutoGraph does not convert user code either.
@@ -195,7 +195,7 @@ class FirstStepChecked:
         self._calls = 0  # calls in this epoch
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps as `StepsOnIterator` does; checks them first if they are to be checked."""
+        """Runs the steps as `StepsOnIterator` does, and first checks those that shall be checked."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):

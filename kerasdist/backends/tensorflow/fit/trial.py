@@ -54,7 +54,7 @@ class TensorFlowTrial(Trial):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job, group = replicas.job, replicas.group
-        if job is None and isinstance(batch, OwnRows):  # from `on_host`: they are all rows
+        if job is None and isinstance(batch, OwnRows):  # from `on_host`, so it has all rows
             batch = batch.rows
         if not isinstance(batch, OwnRows) or job is None:
             return super().gathered(replicas, batch, spares=spares)

@@ -67,7 +67,7 @@ class Given:
 
 
 def columns_of(everyone: Sequence[Given]) -> Columns:
-    """Returns all replicas' tensors, one column per tensor of the call; refuses other calls."""
+    """Returns all replicas' tensors, a column per tensor of a call; refuses calls that differ."""
     calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
     if len(set(calls)) > 1:
         raise ReplicaError(
@@ -152,7 +152,7 @@ class TensorFlowCollectives(Collectives):
         return marked(loss)
 
     def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a tape's ``gradient``; whether the loss is weighted holds only for this call.
+        """Calls a tape's ``gradient``, and finds out in the call whether the loss is weighted.
 
         If recomputed code calls this method inside of another backward pass, the loss of that pass
         decides.

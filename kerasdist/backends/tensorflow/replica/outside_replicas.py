@@ -132,7 +132,7 @@ def apply_everywhere(
 
 @contextmanager
 def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
-    """Makes an optimizer one of another strategy until the block ends."""
+    """Moves an optimizer to another strategy until the block ends."""
     before = [(one, keras_compat.move_optimizer(one, strategy)) for one in with_inner(optimizer)]
     try:
         yield

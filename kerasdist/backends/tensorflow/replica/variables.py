@@ -179,7 +179,7 @@ def adopt(
     *,
     recreated: bool = False,
 ) -> None:
-    """Moves an optimizer, with its state, into the scope outside of which it was made."""
+    """Moves an optimizer that was made outside of the scope into it, with its state."""
     recreated |= adopt_all(variables, native_strategy)
     optimizers = with_inner(optimizer)
     for one in optimizers:

@@ -42,8 +42,8 @@ class TensorFlowAdapter(WrappedAdapter):
     def get_tf_dataset(self, begin: Callable[[Callable[[], Any]], Any] | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
-        If `begin` is given, it makes each iterator; its argument is the function that makes
-        iterators otherwise.
+        If `begin` is given, it makes each iterator; its argument is the function that would make
+        the iterator otherwise.
         """
         inner, group = self._inner, self._group
         if group is not None:

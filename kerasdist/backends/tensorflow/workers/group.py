@@ -269,7 +269,8 @@ class Group:
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
         """Combines the replicas' results of a step: floats by the weighted mean over all replicas.
 
-        For numbers of other types replica 0's result is returned, for others the first one here.
+        For numbers of other types, replica 0's result is returned; for strings and None, that of
+        this process's first replica.
         """
 
         def to_sum(parts: Parts) -> Parts:

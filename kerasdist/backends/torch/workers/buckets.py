@@ -79,7 +79,7 @@ class ShardedBucket:
     def __init__(
         self, like: Sequence[torch.Tensor], shards: Sequence[Shard], group: ProcessGroup
     ) -> None:
-        """Makes a bucket for gradients like these; the workers of `group` get shards of the sums."""
+        """Makes a bucket for gradients like these; `group`'s workers get shards of the sums."""
         self._group = group
         self._like = like[0].detach()
         self._shards = shards
