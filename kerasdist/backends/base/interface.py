@@ -236,9 +236,9 @@ class ReplicaSet(abc.ABC):
         local_replicas: The numbers of the replicas in this process.
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs in that call.
-        reads_need_all_workers: Whether reading a variable may need a collective. After a custom
-            loop it does, on a backend that combines the values that the replicas have assigned
-            only when the variable is read.
+        reads_need_all_workers: Whether reading a variable may be a collective: if variables are
+            sharded, and after a custom loop on a backend that combines the replicas' values only
+            when they are read.
         measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that this time can be measured.
@@ -300,7 +300,7 @@ class ReplicaSet(abc.ABC):
 
     @property
     def divides_state(self) -> bool:
-        """Whether each worker of the job may hold only a part of a variable."""
+        """Whether each worker of the job may hold only a shard of a variable."""
         return self.job is not None and self.options.sharding is not None
 
     def begin_step(self) -> None:

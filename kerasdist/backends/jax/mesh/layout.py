@@ -43,7 +43,8 @@ WHOLE = PartitionSpec()
 _weights: VariableTable[Any] = VariableTable()
 
 # By weight: the axis that the layout map of the model's class shards over the mesh axis "batch",
-# and the key in that map. Both are stored at once, because other classes may add their maps later.
+# and the key in that map. Both are stored when the weight is made, because other classes may add
+# their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 # The weight for which an optimizer is making a variable in this thread.
@@ -347,7 +348,7 @@ class Layout:
         self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
 
     def entry(self, leaves: Sequence[Any], *, stacked: bool = False) -> NamedSharding:
-        """Returns the sharding with which a batch enters a step: `rows` if it divides evenly.
+        """Returns a batch's sharding as an input: `rows` if it divides evenly, else `whole`.
 
         With `stacked` the sharding is for a stack of such batches.
         """

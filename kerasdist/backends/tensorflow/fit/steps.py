@@ -195,7 +195,7 @@ class FirstStepChecked:
         self._calls = 0  # calls in this epoch
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps as `StepsOnIterator` does, and first checks those that shall be checked."""
+        """Runs the steps as `StepsOnIterator` does; before that, checks those to be checked."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):

@@ -34,7 +34,7 @@ from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
 
-# Steps with fewer weights times positions than this run on one core, which takes about 10 ms.
+# Steps with fewer weights times positions run on one core, which takes at most about 10 ms.
 MOST_ON_ONE_CORE = 1 << 27
 
 

@@ -208,8 +208,8 @@ class TorchTrainer(ReplicatedTrainer):
         """Returns the logs of an epoch; this may wait for the device, as Keras itself then does."""
         job = self.replicas.job
         if job is not None:
-            self.replicas.first_batches.history.end()  # after this, this worker waits for others
-            # Waits for all workers, because Gloo aborts if others still sum a step.
+            self.replicas.first_batches.history.end()  # reports that no step follows before a wait
+            # All workers wait for each other, because Gloo aborts if some go on while others sum.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)
 
