@@ -37,7 +37,7 @@ class Collectives(abc.ABC):
         """Returns the loss from which the backward pass begins.
 
         Args:
-            loss: The loss, after its optimizer has scaled it.
+            loss: The loss, which the optimizer has already scaled if it scales losses.
             is_weighted: Whether the loss was multiplied by the replica's weight before, so that
                 `apply_gradients` must not weight its gradients.
         """

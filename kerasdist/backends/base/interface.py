@@ -428,7 +428,7 @@ class CheckpointFormat(abc.ABC):
         """Returns the shapes of a checkpoint's arrays, without reading any.
 
         Args:
-            path: The folder with the arrays, or its address.
+            path: The folder with the arrays, as a path or a URL.
         """
 
     @abc.abstractmethod
@@ -436,7 +436,7 @@ class CheckpointFormat(abc.ABC):
         """Writes variables.
 
         Args:
-            path: A folder that does not exist yet, or its address.
+            path: A folder that does not exist yet, as a path or a URL.
             tree: Nested dictionaries of Keras variables.
             replicas: The replicas that hold the variables; None without a strategy.
         """
@@ -448,7 +448,7 @@ class CheckpointFormat(abc.ABC):
         """Gives variables the values of a checkpoint, in their own types.
 
         Args:
-            path: The folder with the arrays, or its address.
+            path: The folder with the arrays, as a path or a URL.
             wanted: The key of the array that each variable gets, with the variable.
             replicas: The same as for `save`.
         """

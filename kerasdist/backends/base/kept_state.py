@@ -231,7 +231,7 @@ class Name(Place):
 
 @final
 class KeptState:
-    """The changes of the running replica since the step began, which the others must not see.
+    """The running replica's changes since the step began, which other replicas must not see.
 
     All replicas share the objects that a first call makes, such as layers and variables, and the
     attributes that are set in the same step. Each replica keeps its other changes from step to

@@ -55,7 +55,7 @@ _passed_on = threading.Condition()
 
 @contextmanager
 def passing(keys: Iterable[int]) -> Generator[None]:
-    """Waits until no other thread passes these variables, given by id, to a program."""
+    """Waits until no other thread passes these variables, by id, to a program; reserves them."""
     here = threading.get_ident()
     with _passed_on:
         _passed_on.wait_for(lambda: all(_passed.get(key, here) == here for key in keys))

@@ -201,9 +201,9 @@ class JaxTrainer(ReplicatedTrainer):
                     run, given = self._with_rows_found(make, run, state, batches)
                 outputs, new = run(state, given)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step.
-                # Any error must put them back; otherwise variables would be initialized again.
-                # A step that failed on the devices (a lost worker) has already consumed them.
+                # Keras has taken the values out of the variables for the time of the step. After an
+                # error they must be put back, or variables would be initialized again. But a step
+                # that failed on the devices, as when a worker is lost, has already consumed them.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))

@@ -163,7 +163,7 @@ class Programs:
 
     def of(self, function: Callable[..., Any]) -> Program:
         """Returns the program of a function, always the same program for the same function."""
-        # Every access to a method makes a new object, so the key is its instance with its function.
+        # Every access to a method makes a new object, so the key has its instance and its function.
         owner = function.__self__ if isinstance(function, MethodType) else function
         code = function.__func__ if isinstance(function, MethodType) else None
         key = id(owner), id(code)
@@ -265,7 +265,7 @@ class _Arguments:
     def __init__(self, structure: Any) -> None:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
-        # If components differ in rank or type, each is an array; reading them raises (`source_of`).
+        # Components that differ in rank or type stay separate arrays, which `source_of` refuses.
         joined = map_values(in_one_array, structure)
         self._leaves, self._structure = jax.tree.flatten(joined)
         self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))

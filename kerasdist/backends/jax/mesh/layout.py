@@ -105,7 +105,7 @@ def is_slot(variable: keras.Variable) -> bool:
 
 
 def weight_of(variable: keras.Variable) -> Any:
-    """Returns the weight to which an optimizer's variable belongs, else the variable itself."""
+    """Returns the weight to which an optimizer's variable belongs; other variables themselves."""
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]
 

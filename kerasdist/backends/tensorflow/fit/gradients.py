@@ -141,7 +141,8 @@ def _gradient(
 def _factor(local_batch: LocalBatch | None, target: object) -> Any:
     """Returns the factor for a target's gradients; None unless it has a value per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
-    # If one of the targets is a scalar, the vectors' own gradients are not known.
+    # If one target is a scalar, the result is a sum of gradients, in which the vectors' part is
+    # not known.
     if local_batch is None or not targets or any(one.shape.rank in (0, None) for one in targets):
         return None
     # In a graph, a static size is a number of examples only if the batch has a static size too.

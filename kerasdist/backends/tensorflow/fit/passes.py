@@ -67,7 +67,7 @@ class _Divided:
         self.rows, self._masked = _with_masks(leaves)
 
     def with_rows(self, rows: Sequence[Any]) -> Arguments:
-        """Returns the arguments with other rows."""
+        """Returns the arguments with these rows in place of their own."""
         leaves = list(self._leaves)
         for place, leaf in zip(self._places, _masked(rows, self._masked), strict=True):
             leaves[place] = leaf

@@ -158,7 +158,7 @@ class TensorFlowTrainer(_InPasses):
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
-            # This is done here, because Keras would do it while it traces a step.
+            # Built here, because Keras would build the optimizer while it traces a step.
             optimizer.build(model.trainable_variables)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
@@ -231,9 +231,9 @@ class TensorFlowTrainer(_InPasses):
                 read[:] = self._costly()
             return logs, collectives_here().end_step(read)
 
-        # In Keras's own step, no code after the optimizer's update reads the updated variables.
-        # So if a sum is a collective, one collective at the end is enough.
-        # But an optimizer with its own `apply` may apply gradients more than once.
+        # In Keras's own step, no code after the optimizer's update reads the updated variables. So
+        # if sums are collectives, one collective at the end is enough for all sums. But an
+        # optimizer with its own `apply` may apply gradients more than once.
         is_direct = self.model.optimizer is None or keras_compat.applies_directly(
             self.model.optimizer
         )

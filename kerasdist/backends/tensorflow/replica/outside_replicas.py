@@ -122,7 +122,8 @@ def apply_everywhere(
                     other.assign(first)
         return None
 
-    # Keras's own ``apply`` does the rest, also for the inner optimizer of a LossScaleOptimizer.
+    # In this call `_apply` leaves all to Keras's own ``apply``, also for the inner optimizer of a
+    # LossScaleOptimizer.
     token = _is_applying.set(True)
     try:
         return run_without_merge_call(apply)

@@ -206,7 +206,7 @@ def combined(
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # The value's share of all weights, which is exactly 1 for a single value.
+                # The replica's weight as a fraction of all; exactly 1 if there is only one value.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

@@ -307,7 +307,7 @@ class GradientSum:
         """Compares variables and the number of gradients with those of the other workers, once."""
         key = tuple(map(id, variables))
         known = self._agreed.get(key)
-        # Ids of deleted variables may be used again, but not on all workers.
+        # A new variable may have the id of a deleted one, so the objects are compared too.
         if known is not None and all(map(operator.is_, variables, (one() for one in known))):
             return
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}

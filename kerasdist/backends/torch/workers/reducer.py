@@ -130,7 +130,7 @@ class GradientReducer:
 
 @final
 class HookedBuckets(Buckets):
-    """The buckets of some of an optimizer's variables, which the backward pass fills."""
+    """Buckets for some of an optimizer's variables, which hooks fill during the backward pass."""
 
     def __init__(
         self,
