@@ -30,7 +30,7 @@ def not_summable(dtype: str, wider: str) -> TypeError:
 
 
 def differing_assignment(variable: keras.Variable) -> DisagreementError:
-    """Returns the error for workers that assign different values to a variable they divide."""
+    """Returns the error for workers that assign different values to a sharded variable."""
     job = current_job()
     place = "" if job is None else f"{job.who} "
     return DisagreementError(
@@ -102,7 +102,7 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
 
 @cache
 def check_communication(options: CommunicationOptions, on: str, heeded: tuple[str, ...]) -> None:
-    """Refuses compression, and warns of other options, if `heeded` does not have them."""
+    """Refuses compression and warns of other options, except those that `heeded` supports."""
     if options.compression is not None and "compression" not in heeded:
         raise UnsupportedError(
             f"Expected CommunicationOptions without compression on {on}. Received: "

@@ -1,4 +1,4 @@
-"""The interface of collectives, the calls by which one replica's code reaches the others."""
+"""The interface of collectives: calls through which the replicas exchange and combine values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Collectives(abc.ABC):
         """Returns the loss from which the backward pass begins.
 
         Args:
-            loss: The loss, after its optimizer has scaled it.
+            loss: The loss, which the optimizer has already scaled if it scales losses.
             is_weighted: Whether the loss was multiplied by the replica's weight before, so that
                 `apply_gradients` must not weight its gradients.
         """
@@ -54,7 +54,8 @@ class Collectives(abc.ABC):
         Args:
             strategy: The strategy, which is the function's first argument.
             function: The function.
-            given: This replica's arguments. The function gets distributed values of all replicas'.
+            given: This replica's arguments; the function gets those of all replicas, as distributed
+                values.
 
         Returns:
             The function's result; a distributed value is replaced by this replica's component.
@@ -72,21 +73,22 @@ class Collectives(abc.ABC):
 
     @staticmethod
     def own_moments(inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
-        """Returns mean and variance of this replica's own rows, by a kernel of the framework.
+        """Returns mean and variance, per channel, of this replica's rows, by one fast kernel.
 
-        Mean and variance have one value per channel. Returns None if no kernel supports these rows.
+        Returns None if the framework has no such kernel for these rows.
         """
         return None
 
     def all_moments(self, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
-        """Returns mean and variance of all replicas' rows, differentiable, by one function.
+        """Returns mean and variance of all replicas' rows, by a differentiable function.
 
-        All replicas must call it. None on all of them if there is no such function.
+        All replicas must call this method. It returns None, on all of them, if the framework has no
+        such function.
         """
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which replicas assign equal values, which then are not sent."""
+        """Returns a context in which all replicas assign equal values, so that none are sent."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -96,7 +98,7 @@ class Collectives(abc.ABC):
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
         The gradient of these sums is also summed over the replicas; in `fit` each replica's
-        gradient is multiplied by the weight of the replica (docs/numerics.md). All replicas must
+        gradient is first multiplied by the replica's weight (docs/numerics.md). All replicas must
         call this method, with the same number of tensors and with the same shapes and types.
 
         Args:
@@ -107,7 +109,7 @@ class Collectives(abc.ABC):
     def summed(self, variables: Sequence[keras.Variable]) -> list[Any]:
         """Returns the values of variables that hold sums, summed over the replicas; used in `fit`.
 
-        Unlike in `all_sum`, the earlier sums of a replica without rows also count.
+        In `all_sum` a replica without rows counts as zero; here its earlier sums are added, too.
         """
         return self.all_sum([variable.value for variable in variables])
 

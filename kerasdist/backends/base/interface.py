@@ -1,9 +1,9 @@
 """The interfaces through which all other code of kerasdist uses a framework.
 
 `Backend` gives access to a framework's devices, compiler and gradients. A `ReplicaSet` is a choice
-of devices, together with how `fit` computes on them. The `Runner` of a replica set runs user
-functions on these devices, for custom loops. `Collectives` are the calls by which the code of one
-replica reaches the others. `Runner` and `Collectives` have their own files beside this one. All
+of devices, and the way in which `fit` computes on them. The `Runner` of a replica set runs user
+functions on these devices, for custom loops. `Collectives` are the calls through which the code of
+one replica exchanges data with the others. `Runner` and `Collectives` have files of their own. All
 other code reaches a framework only through these four classes, and code that imports a framework is
 in that framework's folder.
 """
@@ -51,13 +51,13 @@ class ReplicaOptions:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
             batch. ``"per_replica"``: each replica uses the mean and variance of its own rows, and
             the moving statistics are averaged. None: in `fit` the statistics are synchronized, and
-            in custom loops each layer decides.
+            in custom loops each layer's argument ``synchronized`` decides.
         parameter_device: The device that holds the variables; None if every replica's device does.
         devices_per_replica: How many devices a replica has.
-        check: What to do if the first training step differs from that of one device.
+        check: What to do if the results of the first training step differ from those on one device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
         communication: How workers communicate.
-        offload: Which variables the host holds: ``"optimizer"`` or None.
+        offload: Which variables stay in the host's memory: the ``"optimizer"``'s, or None.
     """
 
     batch_norm: BatchNorm | None = None
@@ -89,9 +89,9 @@ class Backend(abc.ABC):
         """
 
     def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
-        """Returns where the devices of each process are in a TPU slice: x, y, z and core.
+        """Returns the coordinates of each process's devices in a TPU slice: x, y, z and core.
 
-        Returns None if the devices are not in a slice.
+        Returns None if the devices are not in a TPU slice.
 
         Args:
             kind: The same as for `devices`.
@@ -117,12 +117,12 @@ class Backend(abc.ABC):
         """
 
     def settings(self) -> dict[str, Any]:
-        """Returns the framework's settings that decide what all workers run, as JSON by name."""
+        """Returns, by name, the framework's settings that must be equal on all workers, as JSON."""
         return {}
 
     @abc.abstractmethod
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Connects the frameworks of the workers with each other, before these start.
+        """Connects this worker's framework with the other workers', before the framework starts.
 
         All workers must call this method.
 
@@ -132,8 +132,8 @@ class Backend(abc.ABC):
                 None: all GPUs that the framework sees.
 
         Returns:
-            These GPUs, in order, by the names that they have afterwards, without any that the
-            framework does not see. Empty if `gpus` is None.
+            The devices of `gpus`, in order, with the names that they have after this call. A GPU
+            that the framework does not see is left out. Empty if `gpus` is None.
 
         Raises:
             JobError: If the framework has already started, or a worker cannot be reached in time.
@@ -201,7 +201,7 @@ class Backend(abc.ABC):
         """Returns the framework's profiler, which records what the process and its devices do."""
 
     def checkpoint_format(self) -> CheckpointFormat:
-        """Returns how the checkpoints are written that users of the framework have.
+        """Returns the reader and writer of the framework's usual checkpoints, as Orbax's on JAX.
 
         Raises:
             UnsupportedError: If the backend has none, or a package is missing.
@@ -236,19 +236,19 @@ class ReplicaSet(abc.ABC):
         local_replicas: The numbers of the replicas in this process.
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs in that call.
-        reads_need_all_workers: Whether reading a variable may be a collective. Reading is a
-            collective after a custom loop, on a backend whose steps do not combine the values that
-            the replicas have assigned.
+        reads_need_all_workers: Whether reading a variable may be a collective: if variables are
+            sharded, and after a custom loop on a backend that combines the replicas' values only
+            when they are read.
         measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that this time can be measured.
         steps_ahead: How many steps the host may start before the devices have done the first.
-        trainer_class: The class of the trainer that each model made in a scope has.
-        logical_devices: Divides tensors and variables among the devices of a replica, with the
-            methods of `kerasdist.TPUStrategy`; None if the backend has only replicas of one device.
+        trainer_class: The class of the trainers of models that are made in the strategy's scope.
+        logical_devices: An object that shards tensors and variables over the devices of a replica,
+            for `kerasdist.TPUStrategy`; None if the backend has only replicas of one device.
         gradients_travel_as: The type to which workers cast gradients for sending; None for no cast.
         initial_broadcast: The new variables that the workers have not yet compared.
-        first_batches: The batches that were read and that the workers have not yet compared.
+        first_batches: The first batches that were read, until the workers have compared them.
     """
 
     is_in_call = False
@@ -285,7 +285,7 @@ class ReplicaSet(abc.ABC):
         self.rank, self.num_workers = (0, 1) if job is None else (job.rank, job.num_workers)
         here, each = len(self.devices), options.devices_per_replica
         self.num_replicas = self.num_workers * here // each
-        # a replica of several workers, which torch has, is a replica of each of them
+        # A replica that spans several workers, as torch has them, is local on each of these.
         first = self.rank * here // each
         self.local_replicas = range(first, first + max(here // each, 1))
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
@@ -300,7 +300,7 @@ class ReplicaSet(abc.ABC):
 
     @property
     def divides_state(self) -> bool:
-        """Whether each worker of the job may hold only a part of a variable."""
+        """Whether each worker of the job may hold only a shard of a variable."""
         return self.job is not None and self.options.sharding is not None
 
     def begin_step(self) -> None:
@@ -324,10 +324,10 @@ class ReplicaSet(abc.ABC):
         del variables  # This method is used only in a job.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
-        """Returns this worker's shards of a variable that the workers divide; otherwise nothing.
+        """Returns this worker's shards of a variable that is sharded over the workers, else none.
 
         The shards of the first workers, ordered by rank, make up the whole variable; further
-        workers hold the same shards again. The call needs no other worker.
+        workers hold the same shards again. The call does not communicate.
 
         Args:
             variable: A Keras variable that has a value.
@@ -335,9 +335,9 @@ class ReplicaSet(abc.ABC):
         return ()
 
     def held(self, variable: Any) -> tuple[str, str, tuple[int, ...]]:
-        """Returns in words how and why a variable is divided, and the shape of a device's shard.
+        """Returns in words how and why a variable is sharded, and the shape of a device's shard.
 
-        What the host holds has an empty shard.
+        The shard of a variable in the host's memory is empty.
 
         Args:
             variable: A Keras variable.
@@ -349,13 +349,13 @@ class ReplicaSet(abc.ABC):
         """Returns a checksum of each variable's value on this worker.
 
         Args:
-            variables: Keras variables that have values, and that every worker holds whole.
+            variables: Keras variables that have values, and that are not sharded.
         """
         return [checksum_of(ops.convert_to_numpy(variable)) for variable in variables]
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class that takes a trial step on one device and on these devices, to compare both.
+        """The class of trial steps, which compare these devices with one device.
 
         Raises:
             UnsupportedError: If there is only one device, so that there is nothing to compare.
@@ -376,7 +376,7 @@ class ReplicaSet(abc.ABC):
         return None
 
     def device_kind(self) -> str | None:
-        """Returns the maker's name of these devices; None for CPUs, or if the names differ."""
+        """Returns the product name of these devices; None for CPUs, or if the names differ."""
         names = {one.name for one in gpus.visible()}
         is_known = self.devices[0].kind == "gpu" and len(names) == 1
         return names.pop() if is_known else None
@@ -396,18 +396,18 @@ class ReplicaSet(abc.ABC):
         """
 
     def is_tracing(self) -> bool:
-        """Returns whether the calling code is being traced, so that Python values are constants."""
+        """Returns whether the calling code is being traced, and its Python values are constants."""
         return False
 
     @abc.abstractmethod
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns a context that puts new variables on the devices that shall hold them."""
+        """Returns a context in which new variables are put on the devices that shall hold them."""
 
 
 class CheckpointFormat(abc.ABC):
-    """How the backend's library writes and reads a tree of variables.
+    """Writes and reads a tree of variables as a checkpoint of one library.
 
-    All workers must call `save` and `load` together, and each has the whole tree.
+    All workers must call `save` and `load` together, each with the whole tree.
 
     Attributes:
         marker: The name of a file that each complete checkpoint has.
@@ -428,7 +428,7 @@ class CheckpointFormat(abc.ABC):
         """Returns the shapes of a checkpoint's arrays, without reading any.
 
         Args:
-            path: The folder with the arrays, or its address.
+            path: The folder with the arrays, as a path or a URL.
         """
 
     @abc.abstractmethod
@@ -436,7 +436,7 @@ class CheckpointFormat(abc.ABC):
         """Writes variables.
 
         Args:
-            path: A folder that does not exist yet, or its address.
+            path: A folder that does not exist yet, as a path or a URL.
             tree: Nested dictionaries of Keras variables.
             replicas: The replicas that hold the variables; None without a strategy.
         """
@@ -448,8 +448,8 @@ class CheckpointFormat(abc.ABC):
         """Gives variables the values of a checkpoint, in their own types.
 
         Args:
-            path: The folder with the arrays, or its address.
-            wanted: Which array each variable gets, of the variable's shape.
+            path: The folder with the arrays, as a path or a URL.
+            wanted: The key of the array that each variable gets, with the variable.
             replicas: The same as for `save`.
         """
 

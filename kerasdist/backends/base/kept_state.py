@@ -1,9 +1,9 @@
 """State that users' code keeps in Python during a step: ``self.z = encoder(x)``.
 
-The replicas of a process share these objects. While one replica waits, the others would set the
-same attributes and fill the same lists. So a replica removes its changes before it waits, and
-restores them when it continues. The effect is as if each replica were a process of its own, as
-workers are.
+The replicas of a process share the objects that hold this state, such as the model and its lists.
+While one replica waits, the others would set the same attributes and fill the same lists. So a
+replica removes its changes before it waits, and makes them again when it continues. The effect is
+as if each replica had a process of its own, as workers have.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import numpy as np
 
 from kerasdist import keras_compat
 
-# Objects with more entries, or with more bytes, are shared by all replicas.
+# The limits: all replicas see the changes of larger containers and arrays, or of further places.
 _MOST_ENTRIES = 4096
 _MOST_BYTES = 1 << 16
 _MOST_PLACES = 4096
 _MOST_SHARED = 256
 _MISSING = object()
 
-# The changes of a replica: the new contents of each place, by the number of the place.
+# The changes of a replica: the new contents of each place that it changed, by the place's key.
 Changes = dict[Any, Any]
 
 
@@ -58,11 +58,11 @@ class Place:
     def write(self, contents: Any) -> None:
         """Sets the object's contents."""
         kind: Any = list if isinstance(self.at, list) else deque
-        kind.clear(self.at)  # Keras's tracked lists have other methods
+        kind.clear(self.at)  # Keras's tracked lists override these methods
         kind.extend(self.at, contents)
 
     def restore(self) -> None:
-        """Sets the contents at the beginning of the step again."""
+        """Sets the contents back to those at the beginning of the step."""
         self.write(self.before)
 
     def is_same(self, contents: Any) -> bool:
@@ -70,7 +70,7 @@ class Place:
         return len(self.at) == len(contents) and all(map(is_, self.at, contents))
 
     def values(self) -> Iterable[Any]:
-        """Returns the objects that a list contained at the beginning of the step."""
+        """Returns the objects that the place held at the beginning of the step, to search them."""
         return self.before if isinstance(self.before, list) else ()
 
 
@@ -148,7 +148,7 @@ class Attributes(_Mapping):
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
-        """Sets some attributes; those without a value are deleted."""
+        """Sets the given attributes; one whose value is `_MISSING` is deleted."""
         for name, value in contents.items():
             if value is not _MISSING:
                 self.at[name] = value
@@ -175,7 +175,7 @@ class _Slots(Attributes):
         return {name: getattr(self.at, name) for name in names if hasattr(self.at, name)}
 
     def write(self, contents: Any) -> None:
-        """Sets some attributes; those without a value are deleted."""
+        """Sets the given attributes; one whose value is `_MISSING` is deleted."""
         for name, value in contents.items():
             if value is not _MISSING:
                 setattr(self.at, name, value)
@@ -231,23 +231,24 @@ class Name(Place):
 
 @final
 class KeptState:
-    """The changes of the running replica since the step began, which the others must not see.
+    """The running replica's changes since the step began, which other replicas must not see.
 
-    Objects that a first call makes, such as layers and variables, are common to all replicas, and
-    so are the attributes set with them. Each replica keeps its other changes from step to step. The
-    code after a step sees the changes of the first replica.
+    All replicas share the objects that a first call makes, such as layers and variables, and the
+    attributes that are set in the same step. Each replica keeps its other changes from step to
+    step. The code after a step sees the changes of the first replica.
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
         """Stores the places that users' code is known to use."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # At the end of the last step: the first replica's contents, and all replicas' changes.
+        # From the end of the last step: the contents that the first replica's changes left, and
+        # the changes of each replica.
         self._left: dict[Any, Any] = {}
         self._own: list[Changes] = []
 
     def begin(self, replicas: int) -> None:
-        """Begins a step."""
+        """Begins a step; forgets the last step's changes to places that have changed since then."""
         places, left = self._places, self._left
         kept = {key for key in left if places[key].is_same(left[key])}
         self._own = [{key: one[key] for key in one if key in kept} for one in self._own]
@@ -259,7 +260,7 @@ class KeptState:
                 del own[key]
 
     def start(self, replica: int) -> None:
-        """Puts back the changes that a replica had made by the end of the last step."""
+        """Makes the changes again that a replica had made by the end of the last step."""
         if self._own[replica]:
             self.put_back(self._own[replica])
 
@@ -275,7 +276,7 @@ class KeptState:
         return taken
 
     def put_back(self, taken: Changes) -> None:
-        """Puts back the changes of a replica."""
+        """Makes the changes of a replica again."""
         for key, contents in taken.items():
             self._places[key].write(contents)
 
@@ -286,7 +287,7 @@ class KeptState:
     def end(self, *, is_last: bool = False) -> None:
         """Ends the step; the changes of the first replica stay for the code after the step.
 
-        After the last step everything is forgotten, because functions of TensorFlow would keep it.
+        With `is_last` all is forgotten then, because traced functions would keep it in memory.
         """
         first = self._own[0] if self._own else {}
         self.put_back(first)
@@ -301,10 +302,10 @@ class KeptState:
         return any(map(_holds_tensors, taken.values()))
 
     def _own_changes(self, place: Place) -> Any:
-        """Returns the new contents of a changed place that are the replica's own.
+        """Returns the contents of a changed place if they are the replica's own; otherwise None.
 
-        Other changes become visible to all replicas: objects that first calls make, and in shared
-        places everything except tensors.
+        All replicas see changes that add a layer, a variable or a function, and all changes of a
+        shared place that add no tensor.
         """
         now = place.read()
         if isinstance(place, Attributes):
@@ -364,7 +365,7 @@ class KeptState:
                 add(kind(value), is_shared)
 
         most = _MOST_PLACES
-        for is_shared in (False, True):  # an object that the model also holds is not shared
+        for is_shared in (False, True):  # First what the model holds, so that it is not shared.
             most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
             for root in self._roots:
                 if root.is_shared is is_shared:
@@ -379,7 +380,7 @@ class KeptState:
 
 @cache
 def _kind_of(kind: type) -> Any:
-    """Returns the class of places for objects of a class, None if these are not kept."""
+    """Returns the kind of place that an object of this class is; None if it is no place."""
     for container, place in _CONTAINERS:
         if issubclass(kind, container):
             return place
@@ -412,7 +413,7 @@ def _attributes_of_keras() -> frozenset[str]:
 
 
 def _is_made(value: Any) -> bool:
-    """Returns whether a value is made once for all replicas: a layer, a variable, a function."""
+    """Returns whether a value holds what all replicas share: a layer, a variable, a function."""
     return _holds(value, _is_function_or_variable)
 
 

@@ -21,13 +21,13 @@ class MapReader:
         self._sizes = sizes
         self._of_outputs = of_outputs
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        self._outputs: set[str] = set()  # paths of layers' outputs, once a step was traced
+        self._outputs: set[str] = set()  # paths of layers' outputs that were looked up in a trace
         self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
 
     def require_useful(self) -> None:
         """Raises a ValueError if a key of the map fits no existing variable, and no output."""
         there = len(self._paths), len(self._map), len(self._outputs)
-        if there == self._looked_through:  # steps check this repeatedly
+        if there == self._looked_through:  # Every step calls this method.
             return
         paths = self._paths | self._outputs
         used = {id(self._map[path]) for path in paths}
@@ -47,9 +47,9 @@ class MapReader:
         self._looked_through = there
 
     def output_axes(self, path: str) -> list[str | None] | None:
-        """Returns the axis of the mesh that divides each axis of a layer's output.
+        """Returns, for each axis of a layer's output, the mesh's axis that shards it.
 
-        None if the map has no key for the output, or if the key is for variables, too.
+        Returns None if the map has no key for the output, or if the key is for variables, too.
         """
         self._outputs.add(path)
         layout = self._map[path]
@@ -58,9 +58,9 @@ class MapReader:
         return self._dividing(layout)
 
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
-        """Returns the axis of the mesh that divides each axis of a weight, or of its slot.
+        """Returns, for each axis of a weight or of its slot, the mesh's axis that shards it.
 
-        An axis of the mesh with one device divides nothing. None means that all is whole.
+        A mesh's axis of one device shards nothing. None means that the variable is not sharded.
         """
         self._paths.add(weight.path)
         layout, shape = self._map[weight.path], tuple(shape)
@@ -83,7 +83,7 @@ class MapReader:
         return [axis if self._sizes.get(axis, 1) > 1 else None for axis in layout.axes]
 
     def why(self, weight: Any, shape: Sequence[int]) -> str:
-        """Returns the reason that a table gives for the result of `axes`."""
+        """Returns the reason for the result of `axes`, in words for the table of shardings."""
         layout = self._map[weight.path]
         if layout is None:
             return "no key of the map"
@@ -92,12 +92,12 @@ class MapReader:
 
 
 def key_of(layout: object, layout_map: Mapping[str, object]) -> str:
-    """Returns in words the key of a layout in its map."""
+    """Returns the key of a layout in its map, in words."""
     return f"key {next(key for key, one in layout_map.items() if one is layout)}"
 
 
 def other_devices(wanted: Sequence[str], known: Sequence[str]) -> DeviceError:
-    """Returns the error that a LayoutMap's mesh has other devices than its strategy."""
+    """Returns the error for a LayoutMap whose mesh has other devices than its strategy."""
     return DeviceError(
         "Expected the mesh of the LayoutMap to have the strategy's devices; those of several "
         f"workers in their order. Received: sharding=LayoutMap over {wanted}, devices={known}. "

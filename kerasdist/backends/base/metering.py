@@ -1,8 +1,8 @@
-"""Counts the steps of `fit`, and the host's waits in them, only by time stamps of the host.
+"""Measures the steps of `fit`, and the host's waits in them, by time stamps of the host only.
 
 The functions of this module never wait for a device. If a framework computes asynchronously, the
-time stamps tell when steps were started. The host runs ahead of the device by a limited number of
-steps, so the rates over many steps equal the rates of the device.
+time stamps are those at which steps were started. The host runs ahead of the device by a limited
+number of steps, so over many steps its rate equals that of the device.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Figures:
 
     Attributes:
         steps: The number of steps.
-        samples: How many examples of global batches the steps took; None if that is not known.
+        samples: How many examples the global batches of the steps had; None if that is not known.
         seconds: How long the steps took, including the wait for the first batch.
-        step_seconds: How long each step took, in order. If the host starts groups of steps ahead of
-            the device, each group of steps is given by the mean of its steps.
+        step_seconds: How long each step took, in order. If the host runs ahead of the device, there
+            is one number per group of steps, the mean over the group.
         data: Seconds that the host waited for batches; None if that was not measured.
         collectives: Seconds that the host waited in collectives; None if that was not measured.
     """
@@ -60,7 +60,8 @@ class Flops:
     """Floating-point operations of matrix products and convolutions.
 
     Attributes:
-        per_sample: Operations for one example in a training step: three times a forward pass.
+        per_sample: Operations for one example in a training step: three times those of its forward
+            pass.
         peak: Operations that all devices can do per second, in the type in which the model
             computes.
     """
@@ -89,7 +90,7 @@ class Window:
         self._seconds = self._data = self._collectives = 0.0
         self._calls = array("d")  # The seconds, steps and samples of each call.
         self._measured: list[Any] = []
-        # the arrays that `_measured` has held
+        # The values of the tensors that `_measured` held before, one row per tensor.
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
@@ -104,7 +105,7 @@ class Window:
             self._listener(self)
 
     def add_waits(self, seconds: float, data: float, collectives: float) -> None:
-        """Adds seconds up to a pause, and the seconds that the host waited in them."""
+        """Adds time before a pause, and how long the host waited for data and in collectives."""
         self._seconds += seconds
         self._data += data
         self._collectives += collectives
@@ -119,7 +120,7 @@ class Window:
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data, meter = self._data, self._meter
         self._read_measured()
-        if self._rows:  # The framework has counted these numbers itself, one row per call.
+        if self._rows:  # The framework has counted samples and steps itself, one row per call.
             samples, steps, waits = np.concatenate(self._rows).T
             data += float(waits.sum())
         figures = Figures(
@@ -135,7 +136,7 @@ class Window:
 
 
 _MOST_TENSORS = 256
-"""The number of the framework's vectors that a window keeps before it reads them all at once."""
+"""How many tensors of the framework a window keeps before it reads their values, all at once."""
 
 
 @final
@@ -143,14 +144,14 @@ class Meter(keras.callbacks.Callback):
     """Records the steps of one `fit`; its clock runs only during training steps.
 
     Attributes:
-        steps: How many steps were taken at most; the last call of several steps may have taken
-        fewer.
+        steps: How many steps were taken at most: the last call of the train function may have
+            taken fewer than `steps_per_execution`.
         logs: The logs that the last step returned.
-        source: The data adapter of the call.
+        source: The data adapter of this call of `fit`.
         knows_data: Whether the time that the host waits for batches is measured.
         knows_collectives: Whether the time that the host waits in collectives is measured.
         steps_ahead: How many steps the host may start before a device has done the first of them.
-        flops: The operations of a step of the model, after they have been counted.
+        flops: The floating-point operations of the model's training; None until they are counted.
     """
 
     def __init__(
@@ -212,9 +213,9 @@ class Meter(keras.callbacks.Callback):
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Records a call of the train function that has returned `logs`.
 
-        If `samples` is None, the source of the data tells the number. `measured` replaces both
-        numbers by a vector of the framework: samples, steps, and the seconds that it waited for
-        batches.
+        If `samples` is None, the numbers of steps and samples come from the data adapter. Both are
+        replaced by `measured`, if given: a tensor of samples, steps, and seconds of waiting for
+        batches, which the framework has measured.
         """
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
@@ -232,7 +233,7 @@ class Meter(keras.callbacks.Callback):
             watcher(self.steps)
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields batches, and adds the time that the host waits for each batch."""
+        """Yields batches, and adds up the time that the host waits for them."""
         while True:
             begin = time.perf_counter()
             try:
@@ -253,7 +254,7 @@ class Meter(keras.callbacks.Callback):
             self._collectives += time.perf_counter() - begin
 
     def _described(self, steps: int) -> tuple[int, int | None]:
-        """Returns how many of the last `steps` steps took place, and their number of examples.
+        """Returns how many steps of the last call took place, and their number of examples.
 
         The number of examples is None if the adapter does not know the size of the last batch.
         """
@@ -278,7 +279,7 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
 
 
 def waiting_for_workers() -> AbstractContextManager[None]:
-    """Returns a context for a call in which the host waits for other workers."""
+    """Returns a context whose time is added to the host's waits in collectives."""
     return _NOTHING if current.meter is None else current.meter.in_collective()
 
 
@@ -291,7 +292,7 @@ def rows_of(batch: object) -> int:
 
 @final
 class Counting:
-    """An iterator that counts the batches taken from it by a train function, and their rows."""
+    """An iterator that counts the batches that a train function takes from it, and their rows."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -325,7 +326,7 @@ class _MeteredAdapter(WrappedAdapter):
 
 
 def scalars(logs: object) -> Mapping[str, float]:
-    """Returns the logs of a step that are single numbers; waits for the step."""
+    """Returns those logs of a step that are single numbers; waits until the step is done."""
     found: dict[str, float] = {}
     for name, value in (logs or {}).items() if isinstance(logs, dict | None) else ():
         if getattr(value, "ndim", 0) == 0:

@@ -1,4 +1,4 @@
-"""A model's trainer, as code outside of `training` uses it; it is an attribute of the model."""
+"""The interface of a model's trainer for code outside of `training`, and access to the trainer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TrainerLike(Protocol):
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
         given_metrics: What ``compile`` got as metrics and weighted metrics.
-        made: The methods, such as ``make_train_function``, that have made the trainer's function.
-        most_rows: How many rows a replica has in a pass, if that was found; None means all.
+        made: The methods, such as ``make_train_function``, whose functions the trainer has made.
+        most_rows: How many rows a replica computes in one pass, once that is known; None means all.
         most_examples: The largest batch, in examples, for which `most_rows` is known.
     """
 
@@ -31,15 +31,15 @@ class TrainerLike(Protocol):
     most_examples: int
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Sets the rows that a replica has in a pass, for batches of `examples` examples."""
+        """Sets how many rows a replica computes in a pass, for batches of `examples` examples."""
         ...
 
     def require_passes(self) -> None:
-        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        """Refuses a model that is known not to support calls in several passes."""
         ...
 
     def has_builtin(self, step: str) -> bool:
-        """Returns whether a method of the model is Keras's own."""
+        """Returns whether a method of the model, such as ``train_step``, is Keras's own."""
         ...
 
     def prepare_step(self, batch: Any) -> None:
@@ -60,5 +60,5 @@ def require_trainer(model: object) -> TrainerLike:
 
 
 def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
-    """Sets the trainer as an attribute of a model, which Keras does not track."""
+    """Makes a trainer an attribute of its model, in such a way that Keras does not track it."""
     object.__setattr__(model, TRAINER, trainer)

@@ -1,7 +1,7 @@
-"""The random generators of this process that shuffle data and make seeds, from all libraries.
+"""The states of this process's random generators that shuffle data and make seeds.
 
-The libraries are Python, NumPy, Keras, and PyTorch if the script uses it: a ``DataLoader`` draws
-from PyTorch's generator on every backend.
+The generators are those of Python, NumPy, Keras, and PyTorch if the script uses it: a
+``DataLoader`` draws from PyTorch's generator on every backend.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def kept() -> dict[str, Any]:
 
 
 def put_back(states: Mapping[str, Any]) -> None:
-    """Sets the generators to the states that `kept` has returned."""
+    """Sets the generators to states that `kept` has returned."""
     version, state, gauss = states["python"]
     random.setstate((version, tuple(state), gauss))
     kind, keys, *rest = states["numpy"]
@@ -60,7 +60,7 @@ def of_gpus() -> list[str]:
 
 
 def put_back_gpus(states: list[str]) -> None:
-    """Sets the GPUs' generators to the states that `of_gpus` has returned."""
+    """Sets the GPUs' generators to states that `of_gpus` has returned."""
     torch = registry.torch_states()
     if torch is not None:
         torch.set_gpu_random_states(states)
@@ -89,7 +89,7 @@ def seed(number: int) -> None:
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
     """Gives all workers the chief's random states if theirs differ. All workers must call it.
 
-    The function warns once, but not about generators without a seed at the beginning of a job,
+    It warns once. At the beginning of a job it does not warn of generators that have no seed,
     because their states always differ.
     """
     own = {library: _digest(state) for library, state in compared().items()}
@@ -100,7 +100,7 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     is_concerned = job.is_chief or job.rank in differing
     if is_concerned and (not begins or (given is not None and "keras" in apart)):
         _warn_once(job.who, ", ".join(apart), named_workers(differing))
-    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent, so all are seeded
+    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent, so it is seeded.
         seed(drawn if given is None else given)
     put_back(states)
 

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Runner(abc.ABC):
-    """Runs user functions once per replica, and moves values into and out of them.
+    """Runs user functions once per replica; distributes their arguments and combines their results.
 
     Each method implements a method of ``tf.distribute.Strategy`` or of its ``extended``, with the
     same meaning. All methods are called in cross-replica context: in a scope, or in the function
     that `ReplicaContext.merge_call` runs.
 
     Attributes:
-        places_ahead: Whether to place the next batch on the devices while a batch is used. On CPUs
-            this would not save time, because the processor's caches would lose the next batch
-            before its use.
+        places_ahead: Whether to place the next batch on the devices while the current one is used.
+            On CPUs this saves no time, because the next batch would drop out of the processor's
+            caches before its use.
     """
 
     places_ahead = True
@@ -60,7 +60,7 @@ class Runner(abc.ABC):
 
         Args:
             op: The operation.
-            value: A distributed value; a tensor counts as equal components.
+            value: A distributed value; a tensor counts as one whose components are equal.
             axis: The axis or axes of each component that are also summed or averaged over. None:
                 the result has the shape of a component.
         """
@@ -186,7 +186,7 @@ class SoleRunner(Runner):
             return sole_component(given).call(function)
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Returns the value, reduced along axes."""
+        """Returns the value, reduced along the given axes."""
         value = sole_component(value)
         if axis is None:
             return value
@@ -225,7 +225,7 @@ class SoleRunner(Runner):
             return map_leaves(placed, values[0])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns a tuple that has only the value."""
+        """Returns the components of a distributed value; for any other value a tuple of it."""
         return value.values if isinstance(value, DistributedValues) else (value,)
 
     def read(self, variable: keras.Variable) -> Any:

@@ -1,4 +1,4 @@
-"""A trial: one training step on copies of the state, which no other thread sees."""
+"""A trial: one training step on copies of the variables, so that the model does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current
 from kerasdist.input import sharding
 
-# The outputs of a model's first call in a step, by replica; None stands for one device.
+# The outputs of a model's first call in a step, by replica; on one device the only key is None.
 Outputs = dict[int | None, list[Any]]
 
 
@@ -31,8 +31,8 @@ class Draws(Protocol):
         Args:
             name: The function's name.
             draw: A function that draws.
-            given: The function's first argument, which is returned if the draw would only drop,
-                scale or reorder its elements.
+            given: The function's first argument. It is returned in place of a draw that would only
+                drop, scale or reorder its elements, as dropout does.
         """
 
 
@@ -41,10 +41,9 @@ class TriedBatch:
     """The batch for a trial.
 
     Attributes:
-        given: The batch in the trainer's form: a global batch, or this worker's rows of a global
-        batch.
-        whole: The global batch, for one device.
-        sizes: How many examples of the batch each replica of all workers gets.
+        given: The batch as the trainer takes it: a global batch, or this worker's rows of one.
+        whole: The global batch, for the step on one device.
+        sizes: How many examples each replica gets, for the replicas of all workers.
     """
 
     given: Any
@@ -65,11 +64,11 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     Attributes:
         draws: The random draws.
-        seed: The seed of draws that are not seeded by Keras.
+        seed: The seed for random draws that Keras does not seed; equal on all workers.
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
-        outputs: The outputs of the model's first call, by replica; None stands for one device.
-        layer_losses: What layers added by ``add_loss`` on one device.
-        makes_passes: Whether calls are made in passes, as outside of a trial.
+        outputs: The outputs of the model's first call, by replica; None is the key on one device.
+        layer_losses: What layers added by ``add_loss`` in the step on one device.
+        makes_passes: Whether the model is called in passes over fewer rows, as outside of a trial.
     """
 
     makes_passes = False
@@ -88,7 +87,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._replicas: Any = trainer.replicas
         self._alone = alone
         self._wants_outputs = outputs
-        # By a variable's id: the variable, kept so that its id stays in use, and its copy.
+        # By a variable's id: the variable, so that no new object gets its id, and its copy.
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._applied = 0
         self._applying: list[Any] = []
@@ -112,12 +111,12 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """Restores the framework's own state that the model holds, when the block ends."""
+        """When the block ends, restores state that is in no Keras variable, as torch's buffers."""
         yield
 
     @abc.abstractmethod
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns the value that the step reads in place of a variable's stored value."""
+        """Returns a copy of a variable's value, which the step reads in place of that value."""
 
     @abc.abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
@@ -125,7 +124,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @abc.abstractmethod
     def take(self, batch: TriedBatch) -> Any:
-        """Runs the step, with the whole batch or with its parts; returns the step's logs."""
+        """Runs the step, on one device or on the replicas, and returns the step's logs."""
 
     @staticmethod
     @abc.abstractmethod
@@ -137,7 +136,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         return {one.path: self.as_array(one.value) for one in variables}
 
     def change(self, part: float) -> None:
-        """Multiplies the trainable variables by random factors, ``1 - part`` to ``1 + part``."""
+        """Multiplies trainable variables by random factors from ``1 - part`` to ``1 + part``."""
         numbers = np.random.default_rng(self.seed)
         for variable in self._model.trainable_variables:
             if keras.backend.is_float_dtype(variable.dtype):
@@ -158,11 +157,11 @@ class Trial(keras.StatelessScope, abc.ABC):
         variables: Variables,
     ) -> Any:
         """Lets an optimizer update the copies, and records the gradients that it gets."""
-        if optimizer in self._applying:  # one hooked function has called another one
+        if optimizer in self._applying:  # An outer call of this method handles this update.
             return original(optimizer, gradients, variables)
         self._build(optimizer, variables)
         if not isinstance(optimizer, keras_compat.LossScaleOptimizer):
-            # A LossScaleOptimizer calls the inner optimizer, if the gradients are finite.
+            # A LossScaleOptimizer calls its inner optimizer, and only if the gradients are finite.
             self._record(optimizer, gradients, variables)
         own = self.stand_in(optimizer)
         before, self._applying = self._applying, [*self._applying, optimizer, own]
@@ -218,7 +217,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
 
 class MemoryTrial(Trial, abc.ABC):
-    """A step up to its gradients, with the variables' own values: it needs a step's memory."""
+    """A trial that needs the memory of a training step, but copies and updates no variable."""
 
     makes_passes = True
 
@@ -226,7 +225,7 @@ class MemoryTrial(Trial, abc.ABC):
         super().__init__(trainer, _Unrepeated(), alone=True, outputs=False, seed=0)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Lets the step read another value."""
+        """Lets the step read the assigned value; the variable itself does not change."""
         self._copies[id(variable)] = variable, value
 
     def apply(
@@ -236,7 +235,7 @@ class MemoryTrial(Trial, abc.ABC):
         gradients: list[Any],
         variables: Variables,
     ) -> Any:
-        """Updates nothing; makes the optimizer's variables, which take memory too."""
+        """Updates nothing, but makes the optimizer's variables, because they take memory too."""
         self._build(optimizer, variables)
 
 

@@ -1,4 +1,4 @@
-"""Finds where users' code may keep state: attributes of its objects, and names in its functions."""
+"""Finds where users' code may keep state: in attributes of objects and in names that it uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasdist.backends.base.kept_state import Attributes, KeptState, Name, Plac
 from kerasdist.backends.base.model_trainer import trainer_of
 
 _MOST_FUNCTIONS = 1000
-# Types of values that hold no state, if no code assigns to their names.
+# A name with a value of these types holds no state if no code assigns to the name.
 _CONSTANTS = int, float, str, bytes, type(None), ModuleType
 
 

@@ -10,7 +10,7 @@ In custom loops they mean the same as in ``tf.distribute``:
 | on_read | sum, mean | stays its own | the sum or mean of the components |
 | on_read | only_first_replica | stays its own | the first replica's component |
 | on_read | none | stays its own | an error |
-| none | any | an error, in the scope of several replicas to make one, too | the value |
+| none | any | an error; making it in the scope of several replicas is one, too | the value |
 
 A value that is assigned outside of replicas goes to all components. If the variable is read as a
 sum, each component gets an equal share of the value.
@@ -39,7 +39,7 @@ class Assignment(enum.Enum):
 
 
 def assignment_in_loop(variable: keras.Variable) -> Assignment:
-    """Returns how the values that the replicas assign are combined to one."""
+    """Returns how the values that replicas assign to a variable in a custom loop are combined."""
     if variable.synchronization == "none":
         raise ValueError(
             "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "
@@ -62,7 +62,7 @@ def never_synchronized() -> ValueError:
 
 
 def require_first_made(variable: keras.Variable) -> None:
-    """Refuses a shared variable that a replica other than the first one of this process makes.
+    """Refuses a shared variable if a replica makes it that is not the first one of this process.
 
     This error concerns PyTorch, whose replicas run one after another; on TensorFlow all replicas
     make the variable together.
@@ -96,7 +96,7 @@ def is_sum_on_read(variable: keras.Variable) -> bool:
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable's aggregate is a sum or mean; refuses types without one."""
+    """Returns whether a variable's aggregate is a sum or mean; refuses types that have none."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
@@ -125,7 +125,7 @@ class WithoutCommonValue(keras.Variable):
 
     @property
     def value(self) -> Any:
-        """The value, in a replica and where copies are updated; an error elsewhere."""
+        """The value; an error outside of replicas, unless in a trial or an update of copies."""
         if current.replica is None and current.trial is None and not current.updates_copies:
             require_aggregate(self)
         return super().value

@@ -1,4 +1,4 @@
-"""Files of weights for models whose state is divided: what does not fit changes no weight."""
+"""Compares a weight file with a sharded model first: a file that does not fit changes no weight."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NEEDED = (READ_WEIGHT, WEIGHTS_OF_LAYER)
 
 @final
 class _Comparison:
-    """The entries of a weight file that belong to a model, and those that do not fit.
+    """The result of comparing a weight file with a model.
 
     Attributes:
         file: The file that was read last; an index names several files.
         met: The ids of the variables for which the file has an entry.
-        others: A description of each entry that has another shape.
+        others: A description of each entry whose shape is not that of its variable.
     """
 
     def __init__(self, file: str) -> None:
@@ -46,12 +46,12 @@ _thread = _Thread()
 
 @cache
 def install() -> None:
-    """Has files compared with models before they are loaded, once per process."""
+    """Hooks into Keras's loading, so that it compares files with models first; once per process."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether a value that is assigned is compared only, and notes another shape."""
+    """Returns whether an assigned value must only be compared; if so, notes a wrong shape."""
     comparison = _thread.comparison
     if comparison is None:
         return False
@@ -65,7 +65,7 @@ def is_compared(variable: keras.Variable, value: Any) -> bool:
 
 
 def _read(original: Callable[..., object], store: object, key: str) -> object:
-    """Returns zeros of a weight's shape, which take no memory, where files are compared."""
+    """Reads a weight; in a comparison, returns zeros of its shape instead, which take no memory."""
     if _thread.comparison is None:
         return original(store, key)
     weight = WEIGHTS_OF_LAYER.of(store)[key]
@@ -116,10 +116,10 @@ def _compare(
 
 
 def name_tensor(error: BaseException) -> None:
-    """Notes the tensor, its file and the variable at an error of KerasHub's safetensors loader.
+    """Adds the tensor, its file and the variable to an error of KerasHub's safetensors loader.
 
-    It converts tensor by tensor what a folder of Hugging Face holds, by code for each model, and
-    its errors name none of the three.
+    The loader converts the tensors of a Hugging Face folder one by one, and its errors name none of
+    the three.
     """
     known: dict[str, Any] = {"self": None, "keras_variable": None}
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -1,1 +1,1 @@
-"""JAX: `fit` is one global program over a mesh of devices, and XLA divides the work."""
+"""The backend of JAX: `fit` is one program over a mesh of all devices, which XLA partitions."""

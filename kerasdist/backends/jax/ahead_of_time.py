@@ -52,13 +52,14 @@ class TrainingProgram:
         lowered: The program, to be compiled: `jax.stages.Lowered`.
         arrays: How many arrays the state has.
         state_bytes: The bytes that each device holds, by kind of state.
-        host_bytes: The bytes that the host holds for each device, which a step brings and returns.
-        copied_bytes: The bytes of these that a device may have at a time, where XLA's figures do
-            not count them: described GPUs have no memory of a host.
+        host_bytes: The bytes of state that the host holds for each device. A step copies them to
+            the device and back.
+        copied_bytes: How many of these bytes a device may hold at a time; 0 if XLA's own figures
+            count them, as they do for TPUs but not for GPUs.
         input_bytes: The bytes of a batch that each device gets.
         matmul_flops: Floating-point operations of matrix products and convolutions in one step, for
             all devices together, by the type of the operands.
-        logical_devices: How many devices divide the work of one replica.
+        logical_devices: How many devices compute one replica together.
     """
 
     lowered: Any
@@ -77,7 +78,7 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     Args:
         model: A compiled and built Keras model.
         batch: The global batch, or its shapes.
-        layout: The mesh, and how the mesh divides variables.
+        layout: The mesh, and how variables are sharded over it.
     """
     normalization.install()
     if layout.shards_state:
@@ -124,7 +125,7 @@ class Compiled:
         temporary_bytes: Memory for activations and other intermediate values.
         output_bytes: Memory for results other than the new state, which overwrites the old state.
         code_bytes: Memory for the program itself.
-        host_bytes: Memory of the host that the program takes as arguments.
+        host_bytes: Memory of the host for the program's arguments.
         refused: XLA's message if the program needs more memory than a device has, else None.
     """
 
@@ -170,7 +171,7 @@ def examples_in(batch: object) -> int:
 
 
 def _variables(model: Any) -> dict[str, list[Any]]:
-    """Returns the variables of a model, by the part of the state to which they belong."""
+    """Returns the variables of a model by kind: trainable, non_trainable, optimizer, metrics."""
     note_all(model.optimizer, model.trainable_variables)
     return {
         "trainable": list(model.trainable_variables),
@@ -201,8 +202,8 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 class PlanningBackend(JaxBackend):
     """JAX with described devices in place of this machine's; models can be made but not trained.
 
-    All device names exist, and a strategy gets one replica on each described device, whatever
-    devices it names. If a `sharding` is given here, it replaces the strategy's argument.
+    All device names exist. Whatever devices a strategy names, it gets all described devices. If a
+    `sharding` is given here, it replaces the strategy's argument.
     """
 
     def __init__(self, devices: Sequence[Any], sharding: Sharding | None = None) -> None:

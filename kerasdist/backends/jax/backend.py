@@ -57,17 +57,17 @@ class JaxBackend(Backend):
         return tuple(Device(kind, index) for index in range(len(_local_devices(kind))))
 
     def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
-        """Returns TPUs' coordinates from JAX; None for several slices, which all begin at 0."""
+        """Returns TPUs' coordinates; None for several slices, because each slice begins at 0."""
         return coordinates_of(jax.devices(kind)) if kind == "tpu" else None
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Configures JAX for `count` CPU devices; once JAX has started, checks their number."""
-        # The number of XLA's threads; `_wait_sometimes` explains what they wait for.
-        # The host does not wait during an eager step, which starts hundreds of programs.
-        # So a machine with few cores needs more threads.
+        # The number of XLA's threads; `_wait_sometimes` explains why too few can deadlock. During
+        # an eager step the host starts hundreds of programs without waiting, so a machine with few
+        # cores needs more threads than cores.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
         if _config.jax_num_cpu_devices >= count:
-            return  # a later strategy on fewer devices must not lower this number
+            return  # a later strategy on fewer devices must not reduce the number
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError as error:  # JAX has started and cannot make more devices
@@ -132,7 +132,7 @@ class JaxBackend(Backend):
         return functions.function(function)
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
-        """Counts the operations in the traced call, in the same way as a plan."""
+        """Counts the operations in the traced call, in the same way as ``kerasdist plan``."""
         shapes = [
             keras.tree.map_structure(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), each)
             for each in arguments
@@ -187,7 +187,7 @@ class JaxProfiler(Profiler):
 
 
 def matmul_flops(jaxpr: Any) -> Counter[str]:
-    """Counts the operations of matrix units, by the type of the left operand."""
+    """Counts a traced function's operations on matrix units, by the type of the left operand."""
     found: Counter[str] = Counter()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         name, parameters = equation.primitive.name, equation.params

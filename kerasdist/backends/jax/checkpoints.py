@@ -20,9 +20,9 @@ from kerasdist.backends.jax.mesh.sharded_state import give_back
 from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
 
-# Keras's OrbaxCheckpoint has the arrays in the first, Orbax's CheckpointManager in the second.
+# The folders of a step in which Keras's OrbaxCheckpoint and Orbax's CheckpointManager keep arrays.
 _INNER = ("pytree", "default")
-# So many bytes of arrays are read at a time, beside the values that the variables still have.
+# How many bytes of arrays are read at a time; meanwhile the variables still have their old values.
 _AT_ONCE = 1 << 26
 
 
@@ -62,7 +62,7 @@ class OrbaxFormat(CheckpointFormat):
         }
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables; each process writes what its devices hold."""
+        """Writes variables; each process writes the shards that its devices hold."""
         place = _place_of(replicas)
         arrays = keras.tree.map_structure(lambda one: _array_of(one, place), tree)
         with self._checkpointer() as checkpointer:
@@ -71,7 +71,7 @@ class OrbaxFormat(CheckpointFormat):
     def load(
         self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
     ) -> None:
-        """Gives variables the values of a checkpoint; each process reads what its devices hold."""
+        """Gives variables the values of a checkpoint; each process reads its devices' shards."""
         place = _place_of(replicas)
         for some in _bundles(wanted):
             forms, options = dict[str, Any](), dict[str, Any]()
@@ -119,7 +119,7 @@ def _sharding_of(variable: keras.Variable, place: Placement | None) -> Any:
 
 
 def _array_of(variable: keras.Variable, place: Placement | None) -> jax.Array:
-    """Returns a variable's value as Orbax takes it: in a job, an array of all processes."""
+    """Returns a variable's value as Orbax takes it; in a job this is a global array."""
     if is_on_read(variable):
         value: Any = np.asarray(ops.convert_to_numpy(variable))
     else:
@@ -134,7 +134,7 @@ def _array_of(variable: keras.Variable, place: Placement | None) -> jax.Array:
 def _bundles(
     wanted: Sequence[tuple[Key, keras.Variable]],
 ) -> Iterator[list[tuple[Key, keras.Variable]]]:
-    """Yields the variables in at most some 16 bundles, since each is read by itself."""
+    """Yields the variables in at most about 16 bundles, each to be read by one call of Orbax."""
     ends = list(accumulate(keras_compat.nbytes(variable) for _, variable in wanted))
     size = max(_AT_ONCE, ends[-1] // 16)
     for _, bundle in groupby(zip(ends, wanted, strict=True), lambda pair: pair[0] // size):

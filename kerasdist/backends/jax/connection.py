@@ -1,8 +1,8 @@
 """Connects the workers' JAX processes by `jax.distributed`, with kerasdist's time-outs.
 
-JAX's coordination client polls the chief's service over one connection. The client aborts the
-process as soon as that connection closes, before kerasdist can report which worker was lost, and
-with a C++ stack instead of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if
+JAX's coordination client polls the chief's service over one connection. If that connection closes,
+the client aborts the process at once, before kerasdist can report which worker was lost, and prints
+a C++ stack instead of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if
 process 0 fails, every process will fail"). The client has a callback for this case, but jaxlib
 cannot pass the status to Python and fails with ``std::bad_cast`` (seen with 0.10.2). So the client
 talks to a relay in its own process. When the chief dies, the relay keeps the client's connection
@@ -27,8 +27,8 @@ from kerasdist.job import listening
 from kerasdist.job.job import Job
 from kerasdist.job.monitor import GRACE_SECONDS
 
-# JAX's time-out for a lost worker, as a multiple of kerasdist's time-out.
-# So kerasdist notices first and names the lost worker; JAX would end all processes and name none.
+# JAX's time-out for a lost worker, as a multiple of kerasdist's. It is longer, so that kerasdist
+# notices first and names the worker; JAX would end all processes and name none.
 _LATER = 20
 
 # A part of the error message of JAX 0.10 that means that JAX has already started.
@@ -54,7 +54,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     way = service
     interfaces = "127.0.0.1" if job.is_on_one_machine else "[::]"
     if job.is_chief:
-        # holds the port, because JAX ends the process without an error if the port is taken
+        # The port is reserved, because JAX ends the process without an error if it is taken.
         job.own_port()
     else:
         relay = Relay(service, job.timeouts.join)

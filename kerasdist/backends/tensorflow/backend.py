@@ -141,7 +141,7 @@ class TensorFlowBackend(Backend):
         )
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
-        """Counts the operations in the traced call; None if it has loops or untraced calls."""
+        """Counts the operations in the traced call; None if it has loops or calls of functions."""
         specs = [
             keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), each)
             for each in arguments
@@ -176,7 +176,7 @@ class TensorFlowBackend(Backend):
                     f"{tuple(value.shape)}. Take its mean or sum, or return what else you need "
                     "as the second of a pair, with has_aux=True."
                 )
-        # Calls of a traced function do not call the listener, but the tape records what they read.
+        # A call of a traced function does not call the listener, but the tape records its reads.
         seen = {id(one.handle) for one in tape.watched_variables() if one.trainable}
         return result, [
             tf.zeros(source.shape, source.dtype)
@@ -237,9 +237,9 @@ def _component(variable: object) -> Any:
 
 @final
 class TensorFlowProfiler(Profiler):
-    """Reads the XPlane files that TensorFlow writes, by the format that TensorFlow brings along.
+    """Reads the XPlane files that TensorFlow's profiler writes, by a class that TensorFlow has.
 
-    TensorBoard's profile plug-in also converts them, but it is another package with a server.
+    TensorBoard's profile plug-in can read them too, but it is another package, with a server.
     """
 
     def start(self, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""PyTorch: replicas are threads of one process; in a job each worker process is one replica."""
+"""The backend of PyTorch: replicas are threads of one process, or in a job one per worker."""

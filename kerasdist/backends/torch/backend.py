@@ -93,11 +93,11 @@ class TorchBackend(Backend):
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Returns a `Step`; ``torch.compile`` compiles it on a single replica if `jit_compile`."""
+        """Returns a `Step`; ``torch.compile`` compiles it on one replica, if `jit_compile`."""
         return functions.Step(function, jit_compile)
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
-        """Counts the operations of a call by torch's own counter, with tensors without storage."""
+        """Counts a call's operations by torch's own counter, with tensors that have no storage."""
         # imported here, because few programs need this
         from torch.utils.flop_counter import FlopCounterMode
 

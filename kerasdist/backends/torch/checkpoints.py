@@ -21,7 +21,7 @@ from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.state import shards
 
-# Offsets and sizes of a box along each axis of a variable, and where it begins in flattened values.
+# A box of a variable: its offset and its size along each axis, and its begin in flattened values.
 _Box = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -41,7 +41,7 @@ class DcpFormat(CheckpointFormat):
         }
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables; each process writes its shards, and a part of what all hold."""
+        """Writes variables; each process writes its shards, and a part of unsharded variables."""
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
         with _at_work(path):
@@ -56,7 +56,7 @@ class DcpFormat(CheckpointFormat):
         for key, variable in wanted:
             shard = shards.shard_of(variable)
             if shard is not None:
-                shard.initializer = None  # what a file fills is not drawn
+                shard.initializer = None  # the file has the values, so they are not drawn
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
         plan = _LoadPlanner(targets)
@@ -83,9 +83,9 @@ def _group_of(replicas: Any) -> dict[str, Any]:
 
 @contextmanager
 def _at_work(path: str) -> Generator[None]:
-    """Raises an ordinary error in place of torch's, which no `except Exception` catches.
+    """Raises an OSError in place of torch's error, which `except Exception` would not catch.
 
-    Torch's warning that there is one process is hidden.
+    Hides torch's warning that there is only one process.
     """
     try:
         with warnings.catch_warnings():
@@ -110,7 +110,7 @@ def _tensor_of(variable: keras.Variable) -> Any:
 
 @final
 class _FlatShard:
-    """A range of a variable's flattened values, as the boxes of which it consists."""
+    """A range of a variable's flattened values, described by the boxes of which it consists."""
 
     def __init__(self, own: torch.Tensor, shard: shards.Shard) -> None:
         self._own = own
@@ -132,7 +132,7 @@ class _FlatShard:
 
 
 def _apart(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _FlatShard]]:
-    """Returns the tensors and the shards of a dictionary, each by itself."""
+    """Returns the tensors of a dictionary, and its shards, in two dictionaries."""
     flat = {name: one for name, one in tree.items() if isinstance(one, _FlatShard)}
     return {name: one for name, one in tree.items() if name not in flat}, flat
 
@@ -142,12 +142,12 @@ class _SavePlanner(dcp.DefaultSavePlanner):
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Takes what is to be written."""
+        """Stores the tensors and shards that are to be written."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.state_dict, self._flat = _apart(self.state_dict)
 
     def create_local_plan(self) -> dcp.SavePlan:
-        """Returns what this worker has to write."""
+        """Returns the plan of what this worker writes."""
         plan = super().create_local_plan()
         items = [
             planner.WriteItem(
@@ -162,14 +162,14 @@ class _SavePlanner(dcp.DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Returns what is to be written."""
+        """Returns the values to write for an entry of the plan."""
         shard = self._flat.get(index.fqn)
         return super().lookup_object(index) if shard is None else shard.box(index)
 
 
 @final
 class _LoadPlanner(dcp.DefaultLoadPlanner):
-    """Reads into tensors and shards, by the names in the file; `dcp.load` would drop the shards."""
+    """Reads into tensors and shards, by their names in the file; torch's own drops the shards."""
 
     def __init__(self, targets: Mapping[str, Any]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -178,11 +178,11 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Takes what the file has."""
+        """Stores the metadata of the checkpoint."""
         super().set_up_planner(self._tensors, metadata, is_coordinator)
 
     def create_local_plan(self) -> dcp.LoadPlan:
-        """Returns what this worker has to read."""
+        """Returns the plan of what this worker reads."""
         items = super().create_local_plan().items
         for name, shard in self._flat.items():
             there: Any = self.metadata and self.metadata.state_dict_metadata[name]
@@ -190,13 +190,13 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
         return dcp.LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns where what is read belongs."""
+        """Returns the tensor into which an entry of the plan is read."""
         shard = self._flat.get(index.fqn)
         return super().lookup_tensor(index) if shard is None else shard.box(index)
 
 
 def _boxes(shape: Sequence[int], begin: int, end: int) -> list[_Box]:
-    """Returns the boxes that a range of flattened values of a shape consists of."""
+    """Returns the boxes of a shape that together are a range of its flattened values."""
     if begin == end:
         return []
     if not shape:

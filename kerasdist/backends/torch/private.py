@@ -28,7 +28,7 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# The first call replaces each of these by torch's own function, without a wrapper.
+# The first call of each function up to `_looked_up` replaces it by torch's own: no wrapper is left.
 
 
 def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:
@@ -49,23 +49,23 @@ def copy_to_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
 
 
 def function_modes() -> Sequence[Any]:
-    """Returns the modes of this thread that see each function of torch, the innermost last."""
+    """Returns this thread's modes that intercept functions of torch, the innermost last."""
     return _looked_up("function_modes", internals.FUNCTION_MODES, list)()
 
 
 def dispatch_modes() -> Sequence[Any]:
-    """Returns the modes of this thread that see each operation of torch, the innermost last."""
+    """Returns this thread's modes that intercept operators of torch, the innermost last."""
     return _looked_up("dispatch_modes", internals.DISPATCH_MODES, list)()
 
 
 def saved_tensors_hooks(in_traces: bool) -> Any:
-    """Returns this thread's functions that pack and unpack saved tensors, or None."""
+    """Returns this thread's hooks that pack and unpack tensors saved for backward, or None."""
     hooks = internals.SAVED_TENSORS_HOOKS
     return _looked_up("saved_tensors_hooks", hooks, lambda _: None)(in_traces)
 
 
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts torch's function, or its replacement, under a name of this module."""
+    """Binds a name of this module to torch's function, or to `otherwise`, and returns that."""
     found = internal.get() if internal.is_there() else otherwise
     globals()[name] = found
     return found
@@ -117,7 +117,7 @@ Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 
 
 def intercept(run: Run) -> AbstractContextManager[object]:
-    """Returns a context in which ``run(operation, args, kwargs)`` runs each operation of torch."""
+    """Returns a context in which ``run(operator, args, kwargs)`` runs each operator of torch."""
     return _interceptor()(run)
 
 
@@ -137,13 +137,13 @@ def _interceptor() -> type[Any]:
 
 
 def require_interception() -> None:
-    """Raises if operations of torch cannot be seen, or what they write to."""
+    """Raises an error if torch's operators, or what they write to, cannot be observed."""
     for internal in (internals.DISPATCH_MODE, internals.OPERATION_SCHEMA):
         internal.require()
 
 
 def list_written(operation: Any) -> list[tuple[int, str]]:
-    """Returns the places and names of the parameters that an operation of torch writes to."""
+    """Returns the positions and names of the parameters that an operator of torch writes to."""
     arguments = internals.OPERATION_SCHEMA.of(operation).arguments
     return [
         (place, one.name)
@@ -153,6 +153,6 @@ def list_written(operation: Any) -> list[tuple[int, str]]:
 
 
 def list_parameters(operation: Callable[..., object]) -> list[str]:
-    """Returns the names of the parameters of an operation of torch, in order."""
+    """Returns the names of the parameters of an operator of torch, in order."""
     [signature] = internals.LIST_SIGNATURES.get()(operation)
     return [*signature.parameters]

@@ -43,11 +43,10 @@ def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
 
 @final
 class _Placed:
-    """A global array that is already on the mesh, in a form that Keras's loop passes on unchanged.
+    """Wraps a global array that is already on the mesh, so that Keras's loop does not move it.
 
     Keras calls ``jax.device_put`` for each array that it reads ahead, but JAX refuses that for an
-    array of several processes. To JAX an object of this class looks like a structure without
-    arrays.
+    array of several processes. To JAX an object of this class is a pytree without arrays.
     """
 
     def __init__(self, array: jax.Array) -> None:
@@ -65,7 +64,7 @@ def _held(batch: object) -> Any:
 
 
 def take(batch: object) -> Any:
-    """Returns a batch in the form for a step, from the form that Keras's loop passes on."""
+    """Returns a batch with its arrays, from a batch that Keras's loop has passed on wrapped."""
     return keras.tree.map_structure(
         lambda leaf: leaf.array if isinstance(leaf, _Placed) else leaf, batch
     )
@@ -75,10 +74,10 @@ def take(batch: object) -> Any:
 class _PlacedAdapter(WrappedAdapter):
     """Yields batches whose transfer to the replicas' devices has already started.
 
-    Keras asks for each batch one step ahead and puts it on the default device, which does not move
-    arrays that are on a mesh. Since version 3.16 Keras asks for stacks of batches if an execution
-    has several steps. This adapter yields single batches nevertheless, because `StepFunction`
-    itself stacks them.
+    Keras asks for each batch one step ahead, and puts it on the default device; arrays that are on
+    a mesh stay there. Since version 3.16 Keras asks for stacks of batches if an execution has
+    several steps. This adapter yields single batches nevertheless, because `StepFunction` itself
+    stacks them.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class _PlacedAdapter(WrappedAdapter):
 
 
 def _own_rows(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:
-    """Yields batches of arrays, of which each worker reads only the rows of its own replicas."""
+    """Yields batches from arrays; each worker reads only the rows of its own replicas."""
     for rows, total in keras_compat.jax_rows(adapter, place.chosen):
         yield place.chosen_rows(rows, total)
 

@@ -1,12 +1,12 @@
-"""Decides which arrays of variables a program may consume, so that XLA overwrites them.
+"""Decides which arrays of variables a program may consume, so that XLA can reuse their memory.
 
 A consumed array (JAX calls it donated) is deleted for all code that refers to it. So a program
-consumes an array only if a program has returned that array for a variable, and no code has read the
-variable since then, as the hook on reads of Keras variables knows (`read`). Any other array is
-copied, and the program consumes the copy.
+consumes an array only if an earlier program has returned that array for a variable, and no code has
+read the variable since then. A hook into the reads of Keras variables notes this (`mark_read`). Any
+other array is copied, and the program consumes the copy.
 
-The steps of `fit` consume all arrays of a model, which Keras takes out of the variables for that.
-Code that reads a variable meanwhile, in a callback or another thread, gets a copy.
+The steps of `fit` consume all arrays of a model. For this, Keras takes the arrays out of the
+variables. Code that reads a variable meanwhile, in a callback or another thread, gets a copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # JAX crashes if a thread copies an array that another program consumes (seen with 0.10.2).
 launching = threading.RLock()
 
-# The array of each variable to which no other code refers.
+# By variable: its array, if no other code refers to the array.
 _unread: VariableTable[jax.Array] = VariableTable()
 
 
@@ -55,7 +55,7 @@ _passed_on = threading.Condition()
 
 @contextmanager
 def passing(keys: Iterable[int]) -> Generator[None]:
-    """Waits until no other thread passes these variables, given by id, to a program."""
+    """Waits until no other thread passes these variables, by id, to a program; reserves them."""
     here = threading.get_ident()
     with _passed_on:
         _passed_on.wait_for(lambda: all(_passed.get(key, here) == here for key in keys))
@@ -71,14 +71,14 @@ def passing(keys: Iterable[int]) -> Generator[None]:
 
 
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a Keras variable even while steps hold its value; call `mark_read` first."""
+    """Reads a Keras variable, even while steps hold its value. The caller must call `mark_read`."""
     known = _in_steps.get(variable)
     while known is not None and keras_compat.get_stateless_scope() is None:
         stored, copied = keras_compat.stored_value(variable), known.copied()
         is_own = threading.get_ident() == known.thread
         if copied is None or (is_own and stored is not None and not stored.is_deleted()):
             break
-        # The next step consumes the stored array too, and another thread cannot wait for that.
+        # The next step consumes a stored array too, so another thread gets a copy of it.
         copy = copied(variable, known.name, known.index)
         if copy is not None:
             return keras_compat.autocast(variable, copy)
@@ -89,7 +89,7 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     own = local_copy(stored)
     if own is stored:
         return original(variable)
-    # On workers a variable holds a global array, with which one worker alone cannot compute.
+    # In a job a variable holds a global array, with which one worker alone cannot compute.
     scope = keras_compat.get_stateless_scope()
     value = None if scope is None else scope.get_current_value(variable)
     return keras_compat.autocast(variable, own if value is None else value)
@@ -98,9 +98,9 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 def mark_in_steps(
     variables: Iterable[keras.Variable], copied: Callable[..., Any], name: str
 ) -> None:
-    """Lets variables be read while steps of this thread hold their values.
+    """Makes variables readable while steps of this thread hold their values.
 
-    The values are read by ``copied(variable, name, index)``.
+    The reads call ``copied(variable, name, index)``.
     """
     here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):
@@ -113,13 +113,13 @@ def mark_read(variable: keras.Variable) -> None:
 
 
 def mark_unread(variables: Iterable[keras.Variable], arrays: Iterable[jax.Array]) -> None:
-    """Lets the next program consume these arrays, because only the variables refer to them."""
+    """Allows the next program to consume these arrays, because only the variables refer to them."""
     for variable, array in zip(variables, arrays, strict=True):
         _unread.put(variable, array)
 
 
 def consumable(variables: Iterable[keras.Variable], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns arrays to consume: the variables' own, or copies if other code may refer to them."""
+    """Returns arrays to consume: variables' own, or copies if other code may refer to these."""
     return [
         array if _unread.get(variable) is array else copied(array)
         for variable, array in zip(variables, arrays, strict=True)

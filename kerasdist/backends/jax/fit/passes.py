@@ -1,4 +1,4 @@
-"""Calls a model in a step for some rows of each device at a time, so that it needs less memory.
+"""Calls a model in passes, each for a few rows of each device, so that a step needs less memory.
 
 The passes are a `jax.lax.map` over `jax.checkpoint`, so XLA computes one pass after another,
 forward and backward, and keeps only the inputs of each pass. The code that calls the model gets the
@@ -61,7 +61,7 @@ class Rows:
 
 
 def rows_of_passes(trainer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rows | None:
-    """Returns what a call in a step is to be divided into; None if it is one pass."""
+    """Returns how the rows of a call in a step are divided into passes; None for a single pass."""
     most, replica = passes.most_rows(trainer), current.replica
     if most is None or replica is None or replica.num_replicas_in_sync > 1:
         return None
@@ -76,9 +76,9 @@ def rows_of_passes(trainer: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 def calls(
     trainer: Any, call: Callable[..., Any], state: Sequence[Any], given: Arguments, rows: Rows
 ) -> tuple[Any, list[Any]]:
-    """Returns the outputs of all rows, and the losses of the weights' regularizers.
+    """Calls a model in passes; returns the outputs of all rows, and the regularizers' losses.
 
-    `call`: a function that calls the model and returns outputs, state and losses.
+    `call` is a function that calls the model and returns outputs, state and losses.
     """
     model, arrays = trainer.model, trainer.replicas.arrays
     trainer.require_passes()

@@ -21,9 +21,8 @@ from kerasdist.core.structures import flatten
 class StepFunction:
     """A function that Keras calls with state and iterator, and that returns outputs and state.
 
-    If steps are compiled, and all batches of an execution are there and equal in shape, the steps
-    are one program; a smaller last batch has a program of its own. Otherwise each step runs by
-    itself.
+    If steps are compiled, and an execution has all its batches, of equal shapes, the steps are one
+    program; a smaller last batch has a program of its own. Otherwise each step runs by itself.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class StepFunction:
     def _take_in_loop(
         self, loop: Step, state: object, batches: Sequence[object]
     ) -> tuple[list[object], object, Sequence[object]]:
-        """Runs the steps that can be one program; returns outputs, state, other batches."""
+        """Runs the steps that can be one program; returns outputs, state and remaining batches."""
         count = _count_alike(batches)
         # Fewer batches run step by step, because each number of batches needs its own program.
         if len(batches) < self._steps or count < max(self._steps - 1, 2):
@@ -95,10 +94,10 @@ class StepFunction:
         return outputs if self._keeps_outputs else [outputs], state, batches[count:]
 
     def bytes_needed(self, state: Any, batch: Any) -> int:
-        """Compiles a step; returns how much memory of a device it takes beside its arguments."""
+        """Compiles a step; returns how many bytes of a device it needs besides its arguments."""
 
         def compiled(program: Any, state: Any, batch: Any, *_: object) -> tuple[Any, Any]:
-            # JAX keeps what is compiled, so the step does not compile it again.
+            # JAX keeps the compiled program, so the step does not compile it again.
             return program.lower(state, batch).compile().memory_analysis(), state
 
         memory, _ = self._step(state, self._arrays.batch(batch), compiled)
@@ -109,14 +108,14 @@ class StepFunction:
         """Returns the jitted program of a step, for arrays of these shapes."""
         return self._arrays.program(self._sharded_step, state, batch)
 
-    # JAX traces the following methods, or runs them operation by operation.
+    # JAX traces the following methods; if steps are not compiled, it runs them as they are.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # Keras keeps the ids of deleted tracers.
-        # A new loss that got such an id would be counted twice or not at all.
+        # Keras keeps the ids of losses, also of deleted tracers. A new loss with the id of a
+        # deleted one would be counted twice or not at all.
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
-        # A step is for the global batch, so it runs as one replica, also if a scope is open.
+        # A step has the rows of the global batch, so it runs as one replica, even in a scope.
         alone = context.default_strategy().sole_replica_context
         with context.replica_scope(alone), context.whole_step(vars(self._model)[TRAINER].strategy):
             return self._user_step(state, batch)

@@ -49,7 +49,7 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 
 @cache
 def install() -> None:
-    """Lets steps bypass Keras's tracking of attributes, which would search the whole state."""
+    """Makes steps bypass Keras's tracking of attributes, which would search through all state."""
     keras_compat.install(set_attribute=keras_compat.Method(_untracked))
 
 
@@ -74,20 +74,20 @@ class JaxTrainer(ReplicatedTrainer):
     if TYPE_CHECKING:
         replicas: _Replicas
 
-    # The thread whose steps were the last to take the values out of the variables.
+    # The thread whose steps took the values out of the variables last.
     _steps_thread = 0
     # Whether a step failed after it had consumed the state.
     _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Only uses the layout map of the model's class, if it has one."""
+        """Makes the trainer; with ``sharding="auto"``, adds the layout map of the model's class."""
         install()
         super().__init__(model, strategy, replicas)
         if isinstance(replicas.logical_devices.rule, OverReplicas):
             replicas.logical_devices.rule.add_map_of(type(model))
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, on this worker's rows if Keras's `predict` calls it to build layers."""
+        """Calls the model; on this worker's rows, if Keras calls it to build layers."""
         args, kwargs = jax.tree.map(_rows_here, take((args, kwargs)))
         is_before_steps = not current.replicas and keras_compat.get_stateless_scope() is not None
         with self.building() if is_before_steps and not self.model.built else nullcontext():
@@ -102,7 +102,7 @@ class JaxTrainer(ReplicatedTrainer):
         return_losses: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Calls the model; in a step, in passes if a device has more rows than allowed."""
+        """Calls the model; in a step, in several passes if a device has more rows than allowed."""
         call = partial(original, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
@@ -111,7 +111,7 @@ class JaxTrainer(ReplicatedTrainer):
         return (outputs, state, losses) if return_losses else (outputs, state)
 
     def require_passes(self) -> None:
-        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        """Refuses a model that is known not to support calls in several passes."""
         if self.model.run_eagerly:
             raise refused("run_eagerly=True, where all rows of a batch come before the next")
         super().require_passes()
@@ -173,7 +173,7 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> Callable[..., Any]:
         model = self.model
         if self.replicas.num_replicas > 1:
-            prepare(model, self.strategy)  # its metrics in a custom loop
+            prepare(model, self.strategy)  # for its metrics, if a custom loop updates them
         is_compiled = model.jit_compile and not model.run_eagerly
         make = partial(
             StepFunction,
@@ -201,9 +201,9 @@ class JaxTrainer(ReplicatedTrainer):
                     run, given = self._with_rows_found(make, run, state, batches)
                 outputs, new = run(state, given)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step.
-                # Any error must put them back; otherwise variables would be initialized again.
-                # A step that failed on the devices (a lost worker) has already consumed them.
+                # Keras has taken the values out of the variables for the time of the step. After an
+                # error they must be put back, or variables would be initialized again. But a step
+                # that failed on the devices, as when a worker is lost, has already consumed them.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))
@@ -220,14 +220,15 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> tuple[StepFunction, Iterator[Any]]:
         """Finds how many rows a replica has memory for; returns steps with that many, and the data.
 
-        Nothing runs: XLA says what a program needs. All workers must call it.
+        No program runs, because XLA reports the memory that it would need. All workers must call
+        this method.
         """
         replicas, steps = self.replicas, itertools.islice(batches, self.model.steps_per_execution)
         taken = list(map(replicas.arrays.copy_batch, steps))
 
         def attempt(batch: Any) -> None:
             nonlocal run
-            if self.most_rows is not None:  # another trace
+            if self.most_rows is not None:  # for other rows in a pass, steps are traced again
                 run = make()
             needed, free = run.bytes_needed(state, batch), replicas.free_bytes()
             if free is not None and needed > free:
@@ -245,7 +246,7 @@ class JaxTrainer(ReplicatedTrainer):
     def take_state(
         self, original: Original, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
-        """Returns the values of variables, when Keras's loop needs them for or between steps.
+        """Returns the values of variables that Keras's loop passes to its steps.
 
         When steps begin, the values leave the variables, so that only one copy of them exists.
         """
@@ -278,7 +279,7 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Copies a value that Keras's loop has taken out in any thread; None if it cannot now."""
+        """Copies a value that Keras's loop, in any thread, has taken out; None if it cannot now."""
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():

@@ -20,7 +20,7 @@ from kerasdist.backends.jax.mesh.arrays import copied
 
 @final
 class JaxTrial(Trial):
-    """A trial of a step that is a function of the state.
+    """A trial of a JAX step, which is a function that takes the state.
 
     The program on one device and the program on the mesh draw the same random numbers. Gradients
     and outputs are traced, so they are not compared.
@@ -30,7 +30,7 @@ class JaxTrial(Trial):
     _change = 0.0
 
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns the variable's immutable array, which no program may consume from now on."""
+        """Returns the variable's array, which cannot change; no program may consume it any more."""
         donation.mark_read(variable)
         return keras_compat.held_value(variable)
 
@@ -39,7 +39,7 @@ class JaxTrial(Trial):
         self._copies[id(variable)] = variable, value
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
-        """Returns the whole values that variables have in the step, by path."""
+        """Returns the full values that variables have in the step, by path."""
         values = keras_compat.stored_values(variables)
         if not self._is_taken:
             values = list(map(self._replicas.arrays.read, values))
@@ -48,7 +48,7 @@ class JaxTrial(Trial):
         }
 
     def change(self, part: float) -> None:
-        """Lets the step multiply the trainable variables by random factors."""
+        """Makes the step multiply the trainable variables by random factors first."""
         self._change = part
 
     def _changed(self, value: Any, numbers: np.random.Generator) -> Any:
@@ -58,7 +58,7 @@ class JaxTrial(Trial):
         return (value * factors).astype(value.dtype)
 
     def take(self, batch: TriedBatch) -> Any:
-        """Runs the step as a program on one device, or in the way of `fit`."""
+        """Runs the step as a program on one device, or on the mesh as `fit` does."""
         model = self._model
         arrays = self._replicas.arrays
         state = keras_compat.take_jax_state(model, **dict.fromkeys(TRAIN_STATE, True))

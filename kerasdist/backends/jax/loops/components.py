@@ -1,9 +1,9 @@
 """Components of variables that differ between replicas and are kept from one `run` to the next.
 
-The variable's own value is always the aggregate of its components, which users read outside of
-replicas and which Keras saves. The components are valid as long as that value is the array with
-which they were stored. After an assignment to the variable they are invalid, and the next `run`
-derives new components from the value, as ``tf.distribute`` does on assignment and on restoring.
+The variable's own value, which users read outside of replicas and which Keras saves, is always the
+aggregate of its components. The components are valid as long as that value is the array with which
+they were stored. After an assignment to the variable they are invalid, and the next `run` derives
+new components from the value, as ``tf.distribute`` does when a variable is assigned or restored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def remember(variable: keras.Variable, components: Components) -> None:
 
 
 def recall(variable: keras.Variable) -> Components | None:
-    """Returns a variable's components; None if it has none, or has got another value since."""
+    """Returns a variable's components; None if it has none, or was assigned another value since."""
     components = _of_variable.get(variable)
     if components is None or keras_compat.stored_value(variable) is components.aggregate:
         return components
@@ -56,7 +56,7 @@ def recall(variable: keras.Variable) -> Components | None:
 
 
 def diverged(keys: Any) -> list[int]:
-    """Returns the ids that belong to variables with components."""
+    """Returns those of the given variables' ids whose variables have components."""
     return [key for key in _of_variable.ids() if key in keys]
 
 
@@ -72,7 +72,7 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
 
 
 def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Divides a sum; returns the first replica's share, and the share of each other replica."""
+    """Divides a sum among replicas; returns the first replica's share, and that of each other."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
     share = divide(total, replicas)

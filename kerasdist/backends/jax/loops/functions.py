@@ -1,9 +1,10 @@
 """`kerasdist.function`, `kerasdist.value_and_grad`, and the programs that JAX compiles for them.
 
 A program is a function whose inputs and outputs include the Keras variables that it uses. A first
-trace finds the variables that the function reads and writes; variables that it creates then get
-their initial values. The function is traced again, with the variables' values as inputs beside the
-arguments and their new values as outputs beside the results, until it needs no further variable.
+trace finds the variables that the user's function reads and writes; variables that it creates then
+get their initial values. In the next trace the variables' values are inputs besides the arguments,
+and their new values are outputs besides the results. Traces are repeated until one needs no further
+variable.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 # How many compiled versions a function keeps, for different shapes of arguments and constants.
 _VERSIONS = 128
-# Types of values by which functions are compared: equal values count as the same.
+# Values of these types are compared by equality where functions are compared, others by identity.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 # The most times that a function is traced until it creates no more variables.
 _TRACINGS = 4
@@ -59,7 +60,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
 def value_and_grad(
     function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
 ) -> tuple[Any, list[Any]]:
-    """Returns a function's result and gradients; an `OverlayScope` replaces variables' values."""
+    """Returns a function's result and gradients; in an `OverlayScope`, variables are its inputs."""
     outer = scopes.current()
     by_key = {id(variable): variable for variable in variables}
     values = [_value(outer, variable) for variable in by_key.values()]
@@ -120,7 +121,7 @@ _Value = TypeVar("_Value")
 
 @final
 class _Kept(Generic[_Value]):
-    """A cache of recently used values by key; each entry lives as long as certain objects."""
+    """A cache of recently used values by key; an entry ends when one of its objects is freed."""
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -135,7 +136,7 @@ class _Kept(Generic[_Value]):
         return entry[0]
 
     def put(self, key: Hashable, value: _Value, objects: Iterable[Any]) -> None:
-        """Keeps a value until the given object, to which it holds a weak reference, is deleted."""
+        """Keeps a value until one of the given objects, held by weak references, is freed."""
 
         def forget(_: object) -> None:
             self._entries.pop(key, None)
@@ -151,7 +152,8 @@ class _Kept(Generic[_Value]):
 class Programs:
     """The programs of functions; each lives as long as its function.
 
-    Functions with the same code that see the same objects, as a lambda in a loop, share a program.
+    Functions with the same code that refer to the same objects, as a lambda in a loop does, share a
+    program.
     """
 
     def __init__(self) -> None:
@@ -161,7 +163,7 @@ class Programs:
 
     def of(self, function: Callable[..., Any]) -> Program:
         """Returns the program of a function, always the same program for the same function."""
-        # Every access to a method makes a new object, so the key is its instance with its function.
+        # Every access to a method makes a new object, so the key has its instance and its function.
         owner = function.__self__ if isinstance(function, MethodType) else function
         code = function.__func__ if isinstance(function, MethodType) else None
         key = id(owner), id(code)
@@ -184,7 +186,7 @@ class Programs:
         seen = [*cells, *names, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
-            # a list, for example, may be replaced by another at the same address
+            # A list, for example, has no weak references, so a new one may get its address unseen.
             return Program()
         known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
         key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])
@@ -229,7 +231,8 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # The lock is not held here, because code on the host may itself call functions.
+                    # Not `donation.launching`: a callback from the program to the host may itself
+                    # call functions, from another thread.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
@@ -262,7 +265,7 @@ class _Arguments:
     def __init__(self, structure: Any) -> None:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
-        # If components differ in rank or type, each is an array; reading them raises (`source_of`).
+        # Components that differ in rank or type stay separate arrays, which `source_of` refuses.
         joined = map_values(in_one_array, structure)
         self._leaves, self._structure = jax.tree.flatten(joined)
         self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))
@@ -303,13 +306,13 @@ def _is_known_by_identity(leaf: object) -> bool:
 
 
 def _constant(leaf: object) -> Hashable:
-    """Returns a key that is the same for equal constants of one type, and keeps them alive."""
+    """Returns a key that is equal for equal constants of one type, and keeps them alive."""
     # A comparison by value would treat 0.0 and -0.0 as equal, and NaN as equal to nothing.
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
 class Incomplete(Exception):  # noqa: N818  not an error, because a new executable follows
-    """A traced program needs variables, or a mesh, that it was not given.
+    """Raised if a trace needs variables, or a mesh, that the program does not have yet.
 
     Attributes:
         scope: The scope of the trace.
@@ -324,8 +327,8 @@ class Incomplete(Exception):  # noqa: N818  not an error, because a new executab
 class Executable:
     """A program that is compiled for some arguments at its first launch.
 
-    The executable does not keep its variables alive. If one of its variables is deleted, the
-    executable cannot be used again.
+    The executable does not keep its variables alive. After one of them is freed, the executable
+    cannot be used any more.
 
     Attributes:
         known: The variables that are inputs of the program, by their ids.
@@ -347,11 +350,11 @@ class Executable:
         self.place = place
         self._trainable = {one: variable.trainable for one, variable in variables.items()}
         self._consumed = len(consumed)
-        # The function that JAX traces, set only during a call.
-        # The function refers to user code and arguments, which this object must not keep alive.
+        # The function that JAX traces. It is set only during a call, because it refers to user code
+        # and arguments, which this object must not keep alive.
         self._traced: Callable[..., Any] | None = None
-        # Found by tracing: the ids of variables whose new values, or components, are returned.
-        # So are the results that are not arrays, and the structure of all results.
+        # What a trace has found: the ids of variables whose new values are returned, and of those
+        # whose new components are; the results that are no arrays; the structure of the results.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
@@ -402,9 +405,9 @@ class Executable:
                 if self._digest is None:
                     self._digest = self.place.compare(self._compiled, *arguments)
                 self.place.record(self._digest[:12])
-            # A launch is one call of C code.
-            # Python raises KeyboardInterrupt only between its own instructions.
-            # So none can come after the old values are consumed and before new values are kept.
+            # A launch is one call of C code, and Python raises KeyboardInterrupt only between its
+            # own instructions. So none can come between the moments when old values are consumed
+            # and new values are kept.
             results.extend(map(self._compiled, *([one] for one in arguments)))
         finally:
             self._traced = None
@@ -420,7 +423,7 @@ class Executable:
         return results[0]
 
     def finish(self, outputs: tuple[Any, ...]) -> Any:
-        """Returns the results of a launch, and may wait for the devices."""
+        """Returns the user's results of a launch; may wait for the devices."""
         new, _, found = outputs
         if self.place is not None:
             self.place.after_launch(found, new)
@@ -451,13 +454,14 @@ class Executable:
         place = self.place
         if place is None:
             return jax.jit(self._program, donate_argnums=0)
-        variables = None if place.layout.shards_state else place.whole  # None: as constrained
+        # None: the sharding that `Placement.constrained` has chosen in the program.
+        variables = None if place.layout.shards_state else place.whole
         return jax.jit(self._program, donate_argnums=0, out_shardings=(variables, place.rows, None))
 
     def _program(
         self, consumed: Sequence[Any], kept: Sequence[Any], stacks: Sequence[Any], arrays: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """JAX traces this: returns new values and components of variables, and results."""
+        """Returns variables' new values and components, and the results; JAX traces this method."""
         known, place = self.variables(), self.place
         assert self._traced is not None
         held = dict(zip(self.held, stacks, strict=False))  # `stacks` is empty if there is no mesh
@@ -469,7 +473,7 @@ class Executable:
             results = map_values(in_one_array, self._traced(arrays))
         if scope.variables or (place is None and scope.placements):
             raise Incomplete(scope)
-        # Every variable whose array is consumed needs a new array, even if this trace writes none.
+        # A variable whose array is consumed needs a new array, even if this trace writes none.
         written = {**dict(list(known.items())[: self._consumed]), **scope.written}
         apart = {key: v for key, v in written.items() if scope.written_stack(v) is not None}
         self._written, self._written_apart = list(written), list(apart)

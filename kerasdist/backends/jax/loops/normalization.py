@@ -1,11 +1,11 @@
-"""Mean and variance of a batch that the replicas divide, for BatchNormalization in `fit`.
+"""Mean and variance of a batch that is sharded over replicas, for BatchNormalization in `fit`.
 
 `fit` is one program over the global batch. XLA would compute Keras's mean and Keras's variance by
 an all-reduce each, and their gradient by two more. Here each replica computes the mean and the
-squared deviations of its own rows, and one all-gather combines them, as in
+squared deviations of its own rows, and one all-gather collects them, to be combined as in
 `kerasdist.training.batch_norm`; with many replicas XLA uses two all-reduces instead. The derivative
-is given by hand, and needs no communication in the backward pass beyond Keras's own two sums for
-scale and offset, which XLA joins to one all-reduce.
+is written by hand. In the backward pass it needs no communication but Keras's own two sums for
+scale and offset, which XLA joins into one all-reduce.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kerasdist.training.batch_norm import added_to_count, combined
 
 @cache
 def install() -> None:
-    """Replaces the function by which Keras computes the moments of a batch."""
+    """Hooks into the function by which Keras computes the moments of a batch, once per process."""
     keras_compat.install(moments_of_mesh=_batch_moments)
 
 
@@ -44,14 +44,14 @@ def _batch_moments(
 def moments(
     layout: Layout, inputs: jax.Array, axes: Sequence[int], mask: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns mean and variance per channel of a batch that a layout's replicas divide.
+    """Returns mean and variance per channel of a batch that is sharded over a layout's replicas.
 
     Args:
         layout: The mesh.
-        inputs: Floating-point values. The replicas divide axis 0, which has at least one row for
-            each replica.
+        inputs: Floating-point values. Axis 0 is sharded over the replicas, and has at least one row
+            for each.
         axes: The axes to reduce, 0 among them.
-        mask: None, or which values count, in the shape of the inputs without the last axis.
+        mask: Which values count, in the shape of the inputs without the last axis; None for all.
     """
     axes = tuple(axes)
     weights = None
@@ -90,7 +90,7 @@ def _change_of_moments(
     divisor = count + epsilon
     mean_change = change.sum(axes, keepdims=True) / divisor
     product = 2 * deviation * tangents[0]
-    # The weighted deviations sum to epsilon times the mean, and to 0 without a mask.
+    # The weighted deviations sum to epsilon times the mean; without a mask epsilon is 0.
     variance_change = product.sum(axes, keepdims=True) / divisor
     if epsilon:
         variance_change -= 2 * epsilon * mean * mean_change / divisor
@@ -104,7 +104,7 @@ def _gathered(
     replicas, rows = layout.replicas, inputs.shape[0]
     each = -(-rows // replicas)
     if rows % replicas and weights is None:
-        # Padding rows are among the rows of the last replicas; they get the weight 0.
+        # The last replicas get padding rows, which need the weight 0.
         shape = (rows, *[1] * (inputs.ndim - 1))
         weights = jnp.ones(shape, inputs.dtype)
     local_batches = _by_replica(layout, inputs, each)
@@ -123,7 +123,7 @@ def _gathered(
 
 
 def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
-    """Divides rows into local batches along a new first axis, padded with zeros."""
+    """Returns the replicas' local batches of an array along a new first axis, padded with zeros."""
     missing = each * layout.replicas - array.shape[0]
     if missing:
         array = jnp.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)])
@@ -132,7 +132,7 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
-    """Sends all replicas' rows of some arrays to all, by one all-gather, if there are few."""
+    """Gathers arrays of one row per replica on all devices; does nothing for many replicas."""
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), layout.by_replica), None)
@@ -140,7 +140,7 @@ def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
 
 
 def _sharded(layout: Layout, array: jax.Array, first: str | tuple[str, ...] | None) -> jax.Array:
-    # XLA may divide the other axes among a replica's logical devices in any way.
+    # XLA may shard the other axes over a replica's logical devices in any way.
     free = None if layout.splits.logical_devices == 1 else PartitionSpec.UNCONSTRAINED
     spec = PartitionSpec(first, *[free] * (array.ndim - 1))
     return jax.lax.with_sharding_constraint(array, NamedSharding(layout.shard_mesh, spec))

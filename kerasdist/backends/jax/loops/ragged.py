@@ -1,17 +1,17 @@
-"""Replicas whose batches differ in size, as the last batch of an epoch does, in one program.
+"""Runs replicas whose local batches differ in size, as in the last batch of an epoch, on JAX.
 
 JAX runs one program on all devices, with one shape for each array. So the code of the replicas is
 traced once for each size of local batch, with batches cut to that size. Every device computes all
 these traces and selects the result for the size of its own batch. A batch that is divided as evenly
 as possible has at most two sizes.
 
-Replicas exchange values while they compute. So the code for each size of batch is traced up to its
-next exchange, and the trace is abandoned there. When the code for all sizes has reached its
-exchange, the values are exchanged, and the code for each size is traced again from the beginning
-with the result. The abandoned traces are dead code, which XLA drops.
+Replicas exchange values while they compute. So the code for each size is traced up to its next
+exchange, and the trace is abandoned there. When the code for all sizes has reached this exchange,
+the values are exchanged, and the code for each size is traced again from the beginning, now with
+the result. The abandoned traces are dead code, which XLA drops.
 
-Every device computes the code for each size, so a ragged batch of two sizes takes the time of two
-steps. Each different shape of the arguments counts as a different size.
+Because every device computes the code for each size, a batch with two sizes takes the time of two
+steps. Each different shape of the arguments counts as a size.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ class Traced:
     form: Any
 
 
-# A function that traces the code of a group's replicas, given the group's number and an exchange.
+# A function that traces the code of one group of replicas; it takes the group's number and an
+# `Exchange`.
 Trace = Callable[[int, Exchange], Traced]
 
 
 @dataclass(eq=False)
 class _Pause(BaseException):  # user code that catches Exception must not catch it
-    """A replica has come to an exchange whose result is not known yet."""
+    """The code of a replica has reached an exchange whose result is not known yet."""
 
     kind: str
     scope: Any
@@ -67,12 +68,12 @@ class _Pause(BaseException):  # user code that catches Exception must not catch 
 
 
 class _Inside(BaseException):
-    """A replica has come to an exchange inside of a function that is differentiated."""
+    """The code of a replica has reached an exchange inside of a function that is differentiated."""
 
 
 @final
 class _Replay(Exchange):
-    """Gives the code the results of earlier exchanges, in order; the next exchange raises `_Pause`.
+    """Returns the known results of earlier exchanges, in order; the next exchange raises `_Pause`.
 
     Attributes:
         base: The scope of the code that makes these exchanges.
@@ -106,7 +107,7 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates one size's code alone if it exchanges nothing, else that of all sizes."""
+        """Differentiates one size's code by itself if it exchanges nothing, else all together."""
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1
@@ -136,11 +137,12 @@ class Groups:
         self.of = [self.kinds.index(one) for one in shapes]
 
     def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
-        """Traces the code of all replicas.
+        """Traces the code of all replicas, for all groups.
 
-        Returns the first group's trace, which has each device's own results in it, padded if their
-        shapes differ; the replicas' components of written variables, by the variable's id; and the
-        shapes of the padded results, by their index.
+        Returns three things. The first is the first group's trace, in which each device's own
+        results stand, padded if their shapes differ. The second is the replicas' components of
+        written variables, by the variable's id. The third is the replicas' shapes of each padded
+        result, by the result's index.
         """
         ends: list[Traced] = self._ends(trace)
         first = ends[0]
@@ -163,7 +165,7 @@ class Groups:
         return Traced(first.scope, results, first.form), held, shapes
 
     def _differ(self, column: Sequence[Any]) -> bool:
-        """Returns whether the groups' values are arrays, or are numbers and differ."""
+        """Returns whether the groups' values of a result are arrays, or numbers that differ."""
         if any(map(is_array, column)):
             return True
         if all(isinstance(one, str) for one in column) and len(set(column)) > 1:
@@ -171,7 +173,7 @@ class Groups:
         return all(isinstance(one, bool | int | float) for one in column) and len(set(column)) > 1
 
     def _ends(self, trace: Callable[[int, Exchange], Any]) -> list[Any]:
-        """Traces code to its end, for each group."""
+        """Traces the code of each group to its end, over all exchanges on the way."""
         results: list[tuple[str, Sequence[Any]]] = []
         while True:
             ends: list[Any] = []
@@ -204,7 +206,7 @@ class Groups:
         return [result] * len(self.kinds)
 
     def _merged(self, pauses: Sequence[_Pause], columns: Sequence[Any]) -> Any:
-        """Calls a function once for all replicas; returns its result and what it assigned."""
+        """Calls a function once for all replicas; returns its result and its assignments."""
         first = pauses[0]
         if isinstance(first.scope.exchange.base, scopes.OverlayScope):
             raise UnsupportedError(
@@ -261,7 +263,7 @@ class Groups:
         return jnp.concatenate([cut(everyone[i], shape) for i, shape in enumerate(shapes)], axis)
 
     def _own(self, column: Sequence[Any]) -> Any:
-        """Selects, on each device, the array of the group of that device's replica."""
+        """Selects, on each device, the array of the group to which the device's replica belongs."""
         first = column[0]
         if all(one is first for one in column):
             return first
@@ -284,6 +286,6 @@ class Groups:
 def _alike(arrays: Sequence[Any]) -> list[Any]:
     """Pads arrays to one common shape."""
     if len({one.ndim for one in arrays}) > 1:
-        return list(arrays)  # another check reports arrays of different ranks
+        return list(arrays)  # a later check refuses arrays of different ranks
     shape = tuple(map(max, zip(*(one.shape for one in arrays), strict=True)))
     return [padded(one, shape) for one in arrays]

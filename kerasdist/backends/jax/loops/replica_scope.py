@@ -1,4 +1,4 @@
-"""The scope of one replica's variables, by ``tf.distribute``'s rules, and its collectives."""
+"""The scope through which a replica's code uses variables, and the collectives of that code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Differentiated:
 
     Attributes:
         value: The value.
-        gradients: One gradient for each value by which the function was differentiated.
+        gradients: One gradient for each value with respect to which it was differentiated.
         parts: Arrays that the function returned besides the value.
         notes: Python objects of the call, such as its scope.
     """
@@ -55,7 +55,7 @@ class Differentiated:
 
 
 class Exchange(abc.ABC):
-    """Exchanges values between the replicas, which must all make the same calls.
+    """The ways to exchange values between replicas. All replicas must make the same calls.
 
     Attributes:
         base: The scope of the code that makes the exchanges.
@@ -89,7 +89,7 @@ class Exchange(abc.ABC):
 
 @final
 class ByName(Exchange):
-    """Exchanges by JAX's collectives over the mesh axis; the gradient of `psum` is `psum`."""
+    """Exchanges values by JAX's collectives over the mesh axis; a `psum`'s gradient is a `psum`."""
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
         """Sums each tensor over the replicas, all of them in one `psum`."""
@@ -98,7 +98,7 @@ class ByName(Exchange):
         return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
 
     def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
-        """Concatenates the replicas' tensors, whose shapes are equal in one program."""
+        """Concatenates the replicas' tensors; in one program all have the same shape."""
         return jax.lax.all_gather(tensor, AXIS, axis=axis, tiled=True)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
@@ -108,17 +108,16 @@ class ByName(Exchange):
 
 @final
 class ReplicaScope(Scope):
-    """The scope of the variables in the code of one replica.
+    """The scope through which one replica's code reads and writes variables, as in tf.distribute.
 
     A mirrored variable has one value on all replicas, so the values that replicas assign to it are
-    combined at once. Each replica holds its own component of a sync-on-read variable. If replica
-    code has assigned to a variable without aggregation, each replica also holds its own component
-    of that variable, as in ``tf.distribute``.
+    combined at once. Of a sync-on-read variable each replica has its own component. If replica code
+    has assigned to a variable without aggregation, each replica has its own component of it, too.
 
     Attributes:
         variables: The variables that were written.
         read: The variables that were read.
-        apart: The variables of which this replica has a component.
+        apart: The variables of which this replica has its own component.
         exchange: How this replica exchanges values with the others.
     """
 
@@ -138,8 +137,8 @@ class ReplicaScope(Scope):
         self._held = set(held)
         self._outer = outer
         self._replicas = replicas
-        # How writes are treated: "combined" by the aggregation, or "equal" on all replicas.
-        # Or a write changes only this device's "copy" of the variable.
+        # How writes are treated: they are "combined" by the aggregation, they are known to be
+        # "equal" on all replicas, or each changes only this device's "copy" of the variable.
         self._writes = "combined"
 
     def beside(
@@ -167,7 +166,7 @@ class ReplicaScope(Scope):
         return value
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Returns the value that is stored for an assigned value, as in ``tf.distribute``."""
+        """Returns the value to store when code assigns a value, by the rules of tf.distribute."""
         apart = self.is_apart(variable)
         if self._writes == "copy":
             self.apart[id(variable)] = variable
@@ -194,7 +193,7 @@ class ReplicaScope(Scope):
 
     @contextmanager
     def writing(self, manner: Literal["equal", "copy"]) -> Generator[None]:
-        """Opens a context in which replicas assign equal values, or each only to its copy."""
+        """Opens a context in which all replicas assign equal values, or each only to its copy."""
         before, self._writes = self._writes, manner
         try:
             yield
@@ -207,13 +206,13 @@ class ReplicaScope(Scope):
         return key in self._held or key in self.apart or is_on_read(variable)
 
     def written_apart(self) -> dict[int, Any]:
-        """Returns, by id, the written variables of which each replica holds a component."""
+        """Returns, by id, the written variables of which each replica has its own component."""
         return {key: one for key, one in self.variables.items() if self.is_apart(one)}
 
     def aggregates(
         self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """Returns the aggregates of several variables' components, by one sum for all of them."""
+        """Returns the aggregates of several variables' components, by one collective for all."""
         parts = []
         for variable, value in zip(variables, values, strict=True):
             parts.append(value if counts_all_replicas(variable) else only_first(value))
@@ -242,7 +241,7 @@ class JaxCollectives(Collectives):
         self._applies = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function with distributed values; this replica holds one component of each."""
+        """Calls the function with distributed values; each replica's code has its own component."""
         leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:
@@ -267,7 +266,7 @@ class JaxCollectives(Collectives):
         return self._scope.exchange.gather(keras_compat.ops.convert_to_tensor(tensor), axis)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, which then are not sent."""
+        """Returns a context in which all replicas assign equal values, so that none are sent."""
         return self._scope.writing("equal")
 
     def apply_gradients(
@@ -277,7 +276,8 @@ class JaxCollectives(Collectives):
         if self._applies:  # an outer optimizer has already summed the gradients
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
-        # The gradient of a float8 scale, for example, is its next value, so the maximum is taken.
+        # The gradient of a float8 scale, for example, is the scale's next value. Such gradients
+        # are not summed: the largest is taken.
         replaced = {
             index for index, variable in enumerate(known) if variable.overwrite_with_gradient
         }

@@ -1,4 +1,4 @@
-"""Devices as replicas of one global program."""
+"""The replica set of JAX: devices that run one global program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @final
 class JaxReplicaSet(ReplicaSet):
-    """Devices that divide each batch of a global program among them.
+    """Devices over which each batch of a global program is sharded.
 
     Attributes:
         arrays: The placement of a step's arrays.
@@ -61,7 +61,7 @@ class JaxReplicaSet(ReplicaSet):
         hosts = 1
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
-        if len(devices) == 1:  # in a plan, one device stands for all devices
+        if len(devices) == 1:  # or a plan, in which one device stands for all devices
             layout = Layout(devices, offload=options.offload is not None)
         else:
             layout = Layout(
@@ -93,17 +93,17 @@ class JaxReplicaSet(ReplicaSet):
         return JaxRunner(self, self.arrays)
 
     def free_bytes(self) -> int | None:
-        """Returns how much memory is free on the fullest device here; None of CPUs."""
+        """Returns how much memory is free on the fullest device here; None for CPUs."""
         known = [one for device in self.arrays.layout.local if (one := device.memory_stats())]
         return min((one["bytes_limit"] - one["bytes_in_use"] for one in known), default=None)
 
     def device_kind(self) -> str | None:
-        """Returns the maker's name of these devices, which TPUs have too."""
+        """Returns the product name of these devices; TPUs have one, too."""
         return self._kind
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class that tries a training step on the mesh."""
+        """The class of trial steps, which compare the mesh with one device."""
         if self.num_replicas == 1:
             return super().trial_class
         # imported here, because few programs need this module
@@ -120,19 +120,19 @@ class JaxReplicaSet(ReplicaSet):
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit, in one or a few collectives.
 
-        Sharded variables are left out, because workers compare their initial values and
-        assignments.
+        Sharded variables are left out, because workers compare these when they are initialized and
+        assigned.
         """
         held = [one for one in variables if not is_sharded(keras_compat.stored_value(one))]
         if held:
             self.arrays.equalize(held)
 
     def shards(self, variable: keras.Variable) -> list[HeldShard]:
-        """Returns what this process's devices hold of a sharded variable, else an empty list."""
+        """Returns this process's shards of a variable; an empty list if it is not sharded."""
         return worker_placement.shards_of(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
+        """Returns which axes of the mesh shard a variable, why, and a shard's shape."""
         layout = self.logical_devices  # the layout of a plan has devices of other machines
         how, why, shape = self._divided(layout, variable)
         return (

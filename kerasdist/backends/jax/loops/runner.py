@@ -1,8 +1,8 @@
-"""Runs user functions on a mesh: replica code under ``shard_map``, and collectives on values.
+"""Runs user functions on a mesh, by ``jax.shard_map``, and reduces and gathers their values.
 
-Each component of a distributed value lies on its replica's devices. Each worker contributes the
-components of its own replicas. All workers run the same program, so each must know the shapes of
-all components.
+Each component of a distributed value is on its replica's devices, and each worker contributes the
+components of its own replicas. All workers run the same program, so each worker must know the
+shapes of all components.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class JaxRunner(Runner):
         self._updates = Programs()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Runs the function once per replica, in the program being traced or a new program."""
+        """Runs the function once per replica, in a program: the one being traced, or its own."""
         if scopes.program() is None:
             whole = partial(self._run_in_program, weakref.ref(strategy), function)
             return self._runs.of(function)(whole, *self._entering(given))
@@ -118,7 +118,7 @@ class JaxRunner(Runner):
     def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
         """Runs code on each device, as a part of the program that is being traced."""
         merging = replica_scope.current()
-        if merging is not None:  # the code of a merge_call already runs on each device
+        if merging is not None:  # code of a merge_call, which runs on each device already
             return self._own_values(body(merging, own(args), own(kwargs)))
         program, outer = scopes.program(), scopes.current()
         assert program is not None
@@ -211,7 +211,7 @@ class JaxRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
-        """Calls the function once, for the copies on all devices together."""
+        """Calls the function; JAX traces it once, for the copies on all devices."""
         scope = replica_scope.current()
         apart = self._has_components(variable)
         differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
@@ -260,7 +260,7 @@ class JaxRunner(Runner):
         return self._on_each(body, args, kwargs)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a structure of values with the given components."""
+        """Returns a structure of distributed values with the given components."""
         all_here = self._replica_set.job is None or len(values) == self._replicas
         if scopes.program() is not None and all_here:
             return transpose(values, self._joined)
@@ -269,7 +269,7 @@ class JaxRunner(Runner):
         return self._place.wait_until_sent(pack(values[0], self._made(columns, is_array)))
 
     def divide(self, strategy: Strategy, batch: Any) -> Any:
-        """Returns a structure of values whose components are consecutive local batches."""
+        """Returns a structure of distributed values: the consecutive local batches of a batch."""
         bounds = bounds_of_replicas(examples(batch), self._replicas)
         here = self._place.layout.local_replicas
 
@@ -286,13 +286,13 @@ class JaxRunner(Runner):
         """Returns components in one array, to which this process contributes its own components."""
         largest = largest_of(shapes) if shapes[0] else ()
         parts = [padded(self._place.copy_if_shared(part), largest)[None] for part in here]
-        # the array lives longer than a program that is being traced
+        # No tracer, because the array lives longer than a program that is being traced.
         with jax.ensure_compile_time_eval():
             array = self._place.assemble(parts, (self._replicas, *largest))
         return stacked(array, shapes)
 
     def _joined(self, leaves: Sequence[Any]) -> Any:
-        """Returns a value from the components of all replicas, if this process has all of them."""
+        """Returns a distributed value from all components, which this process must have."""
         if not is_array(leaves[0]):
             return _of_objects(leaves)
         if replica_scope.current() is not None:
@@ -301,7 +301,7 @@ class JaxRunner(Runner):
         return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
 
     def _entering(self, structure: Any) -> Any:
-        """Returns the arguments of a program, with the components of all workers' replicas."""
+        """Returns a program's arguments, whose distributed values have all workers' components."""
         if self._replica_set.job is None:
             return structure
         leaves, form = flatten(structure)
@@ -321,7 +321,10 @@ class JaxRunner(Runner):
     def _made(
         self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
     ) -> list[Any]:
-        """Makes one value per column of this worker's components; workers exchange the shapes."""
+        """Makes a distributed value from each column of this worker's components.
+
+        All workers must call this method, because they exchange the shapes.
+        """
         self._check_outside()
         job, here = self._replica_set.job, len(self._place.layout.local_replicas)
         for column in columns:
@@ -364,7 +367,7 @@ class JaxRunner(Runner):
             )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or a variable; anything else as a tuple of one."""
+        """Returns the components of a value or a variable; for anything else a tuple of it."""
         if is_distributed(value):
             return value.values
         if not isinstance(value, keras.Variable):
@@ -402,7 +405,7 @@ class JaxRunner(Runner):
         return keras_compat.ops.convert_to_tensor(variable)
 
     def _source(self, value: Any) -> Source:
-        """Returns the components of a value or variable as a `Source`."""
+        """Returns the components of a value or variable in one array."""
         if isinstance(value, keras.Variable):
             value = self._components_of(value)
         if not is_distributed(value):
@@ -412,7 +415,7 @@ class JaxRunner(Runner):
         return source_of(value, self._replicas)
 
     def _launched(self, function: Callable[..., Any], source: Source, *how: object) -> Any:
-        """Applies a function to components: inline in a program, else as a small program."""
+        """Applies a function to components: in the program being traced, or in one of its own."""
         if scopes.program() is not None or is_traced(source.array):
             return function(source, *how)
         self._place.record(function.__qualname__, "of", source.array.dtype, source.array.shape)
@@ -441,7 +444,7 @@ class JaxRunner(Runner):
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:
-    """Returns a distributed value of Python objects; just None if all objects are None."""
+    """Returns a distributed value of Python objects; None itself if the first object is None."""
     first = leaves[0]
     same = all(leaf is first for leaf in leaves)
     alone = first is None or (same and is_distributed(first))

@@ -2,8 +2,9 @@
 
 Every read and every write of a Keras variable passes through the innermost ``keras.StatelessScope``
 of its thread. The outermost scope is a `ProgramScope`, which records the variables that the program
-needs. Replica code has a `ReplicaScope`, which distinguishes mirrored variables from variables with
-components. A function that is differentiated has an `OverlayScope`.
+needs. The code of a replica runs in a `ReplicaScope`, which distinguishes mirrored variables from
+variables of which each replica has its own component. A function that is differentiated runs in an
+`OverlayScope`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Scope(keras.StatelessScope, abc.ABC):
-    """The base class of the three scopes, which stores values that are assigned to variables."""
+    """The base class of the three scopes; it stores the values that are assigned to variables."""
 
     def __init__(self) -> None:
         # Variables that are made inside of the scope get their initial values after the trace.
@@ -63,10 +64,10 @@ class ProgramScope(Scope):
 
     Attributes:
         known: The variables that are inputs of the program.
-        held: The known variables of which the replicas hold components.
-        variables: Other variables that the program reads or writes.
+        held: Those known variables of which each replica has its own component.
+        variables: Variables that the program reads or writes and that are no inputs yet.
         written: Variables that the program writes.
-        apart: Variables of which the program uses or makes components.
+        apart: Variables whose components the program uses or makes.
         placements: The placements on which the program computes.
     """
 
@@ -114,7 +115,7 @@ class ProgramScope(Scope):
         return stack if aggregate is self.state_mapping[id(variable)] else None
 
     def stack(self, variable: keras.Variable, replicas: int) -> jax.Array:
-        """Returns a variable's components, which are derived from its value if it has none."""
+        """Returns a variable's components; if it has none, derives them from its value."""
         if self.has_components(variable):
             stack, _ = self._stacks[id(variable)]
             if stack.shape[0] == replicas:
@@ -164,7 +165,7 @@ class OverlayScope(Scope):
         return value if self._outer is None else self._outer.combined(variable, value)
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
-        """Sets a variable's value in this scope; `value_and_grad` tells the outer scope."""
+        """Sets a variable's value in this scope; `value_and_grad` passes it to the outer scope."""
         super().store(variable, value, stack)
         if stack is not None:
             self.stacks[id(variable)] = stack
@@ -182,7 +183,7 @@ def innermost(kind: type[_Kind]) -> _Kind | None:
 
 
 def current() -> Scope | None:
-    """Returns this thread's innermost scope of this module, or None; Keras's own do not count."""
+    """Returns this thread's innermost scope of a class of this module, or None."""
     return innermost(Scope)
 
 
@@ -204,7 +205,7 @@ def place_of(scope: ProgramScope) -> Placement | None:
 
 
 def read_through(variable: keras.Variable) -> Any:
-    """Returns a value that Keras's own inner scope lacks; None if Keras can read the value."""
+    """Returns a value that an inner scope of Keras's own class lacks; None if Keras can read it."""
     scope: Any = keras_compat.get_stateless_scope()
     if isinstance(scope, Scope) or current() is None:
         return None

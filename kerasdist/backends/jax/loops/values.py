@@ -21,11 +21,11 @@ from kerasdist.errors import UnsupportedError
 
 
 class Source(Sequence[Any]):
-    """The components of a value in one array; a component is read when it is needed.
+    """The components of a distributed value, in one array; a component is read when it is needed.
 
-    On a mesh of several workers the array has the components of all replicas. The elements of this
-    sequence are this worker's components; inside of a program, which all workers run, they are all
-    components.
+    With several workers the array holds the components of all replicas. As a sequence, this object
+    has only this worker's components as elements; inside of a program, which all workers run, it
+    has all components.
 
     Attributes:
         array: The array of the components.
@@ -61,7 +61,7 @@ class Source(Sequence[Any]):
     def _components(self) -> tuple[Any, ...]:
         if is_traced(self.array):
             return tuple(self.elements())
-        # the components live longer than a program that is being traced
+        # No tracers, because the components live longer than a program that is being traced.
         with jax.ensure_compile_time_eval():
             return tuple(self._fetched() if isinstance(self.array, jax.Array) else self.elements())
 
@@ -71,7 +71,7 @@ class Source(Sequence[Any]):
 
     @abc.abstractmethod
     def elements(self) -> Sequence[Any]:
-        """Returns all components, from an array that can be indexed, as inside of a program."""
+        """Returns all components; all must be readable here, as they are inside of a program."""
 
     def _fetched(self) -> Sequence[Any]:
         """Returns the components that are on this process's devices."""
@@ -126,7 +126,7 @@ class Equal(Source):
 
 @final
 class Own(Source):
-    """In replica code: the component of this replica; an all-gather fetches the others."""
+    """Components in replica code, which has this replica's one; an all-gather gets the others."""
 
     def stacked(self) -> Any:
         """Gathers the components of all replicas."""
@@ -139,7 +139,7 @@ class Own(Source):
 
 
 def _shards_here(array: Any) -> list[tuple[int, Any]]:
-    """Returns the elements along axis 0, by number, that are on this process's devices.
+    """Returns this process's elements of an array along axis 0, each with its index.
 
     All logical devices of a replica hold the same element, which is returned once.
     """
@@ -163,7 +163,8 @@ def reduced(source: Source, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
         total = source.array if axes is None else source.array.sum(axes, dtype=source.array.dtype)
         count, total = (1, total) if mean else (count, total * count)
     elif isinstance(source, Stacked) and source.differ and axes is not None:
-        # The padding was cut off. If the components differ along other axes too, `stacked` raises.
+        # Each component is summed without its padding. If the sums then differ in shape, the
+        # components differ along other axes, which `stacked` refuses.
         sums = [part.sum(axes, dtype=part.dtype) for part in source.elements()]
         if len({one.shape for one in sums}) > 1:
             source.stacked()
@@ -268,7 +269,7 @@ def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
 
 
 def _register(kind: type[DistributedValues]) -> None:
-    """Registers a kind of value as a pytree, whose children are arrays that `jax.jit` takes."""
+    """Registers a class of values as pytrees, whose children are arrays that `jax.jit` takes."""
 
     def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
         source = value.source

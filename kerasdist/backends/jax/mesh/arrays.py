@@ -36,7 +36,8 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
 
 def is_traced(leaf: object) -> bool:
     """Returns whether a value is a tracer of JAX, whose device is not known."""
-    # To ask a tracer for its device fails, after JAX has searched the whole trace for a message.
+    # Asking a tracer for its device would raise an error, and take long: JAX would search the whole
+    # trace for the error's message.
     return isinstance(leaf, jax.Array) and not isinstance(leaf, _class_of_arrays())
 
 
@@ -72,7 +73,7 @@ def local_copy(leaf: object) -> Any:
 
 
 def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax.Array:
-    """Sends each device of this process its part of an array, cast to a type, without a copy."""
+    """Sends each device of this process its part of a NumPy array, cast to a type."""
     places = sharding.addressable_devices_indices_map(array.shape)
     parts = [
         jax.device_put(
@@ -84,7 +85,7 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
     jax.block_until_ready(made)  # the caller may change the array
-    gc.collect(0)  # JAX lets go of NumPy's arrays then, or with its next one
+    gc.collect(0)  # JAX frees NumPy's arrays in a collection, or when it takes the next array
     return made
 
 
@@ -94,7 +95,7 @@ def is_sharded(array: jax.Array) -> bool:
 
 
 def copied(array: jax.Array) -> jax.Array:
-    """Returns a copy of an array, made without the other workers."""
+    """Returns a copy of an array; each worker copies its own shards, without communication."""
     copy = _copied_on_host if array.sharding.memory_kind == HOST else jnp.copy
     if array.is_fully_addressable:
         return copy(array)

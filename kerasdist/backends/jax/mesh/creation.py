@@ -1,4 +1,4 @@
-"""Hooks for code inside of a program: how Keras makes variables and applies scaled gradients."""
+"""Hooks into how Keras makes and reads variables, and applies scaled gradients, in a program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _made(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Lets a program make a variable from a value, and not only from an initializer."""
+    """Makes a variable; in a program, also one whose initial value is an array."""
     if (
         scopes.current() is not None
         and not callable(initializer)

@@ -1,10 +1,10 @@
 """Gathers sharded weights only where a step uses them (`sharding="full"`).
 
 For the backward pass JAX keeps what each operation has read. In a step these would be all gathered
-weights, so the entire model at once. Therefore a traced step is evaluated once more, operation by
-operation. In this evaluation a gathered weight is not an array but a recipe, and so is any value
-that is made only of weights, such as a cast or a slice. Each operation that reads a recipe carries
-out the recipe anew, and so gathers the weight again.
+weights, and so the entire model at once. Therefore the traced step is evaluated once more,
+operation by operation, into a new trace. In this evaluation a gathered weight is not an array but a
+recipe, and so is any value that is made only of weights, such as a cast or a slice. Each operation
+that reads a recipe carries out the recipe anew, and so gathers the weight again.
 
 Consecutive operations that read weights form groups: a group reads one weight, or several small
 weights. While one group computes, the weights of the next group are gathered, and the gradients of
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _MARK = "gathered by kerasdist"
 
-# Operations that are repeated and not kept: they move elements, or change each one by itself.
+# Operations whose results are computed again instead of being kept, because they are cheap: they
+# move elements, or change each element by itself.
 _NAMES = (
     "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
     "split broadcast_in_dim concatenate stack pad rev copy neg abs sign add sub mul div max min "
@@ -53,7 +54,7 @@ _Equation = Any
 
 @final
 class _Classes(NamedTuple):
-    """JAX's classes of traced functions, with and without constants, and of constants."""
+    """JAX's classes for traced functions (with and without constants) and for constants."""
 
     closed: type
     open: type
@@ -95,9 +96,9 @@ class _Value:
         maker: The operation that makes the value; None if the value is an input.
         is_state: Whether the value depends only on the step's state.
         is_constant: Whether the value is a number or an array in the code.
-        sources: The weights from which a recipe makes this value; empty if it is not a recipe.
+        sources: The weights from which this value is made, if it is a recipe; otherwise empty.
         array: The array of a value that is not a recipe, after it was computed.
-        order: A number that grows from value to value, equally on all workers.
+        order: A number that grows from value to value, the same on all workers.
     """
 
     type: Any
@@ -123,7 +124,7 @@ class _Operation:
         equation: The operation in JAX's form; None for an optimization barrier.
         number: The position among the operations that make arrays.
         shards: How each input is sharded before the operation; None if it is left as it is.
-        scatters: Whether it makes shards of whole values, for which the next group waits.
+        scatters: Whether it makes shards from full values; if so, the next group waits for them.
     """
 
     equation: _Equation | None
@@ -154,7 +155,7 @@ class _Operation:
             is_state = [one.is_state for one in self.inputs]
             params = {key: _regrouped(value, is_state) for key, value in params.items()}
         bound: Any = equation.primitive.get_bind_params(params)
-        # depends on JAX's version
+        # Some versions of JAX also return functions.
         functions, params = bound if isinstance(bound, tuple) else ((), bound)
         with jax.named_scope(str(equation.source_info.name_stack)), equation.ctx.manager:
             made = equation.primitive.bind(*functions, *arrays, **params)
@@ -162,7 +163,7 @@ class _Operation:
 
 
 def _run(traced: Any, arrays: Sequence[jax.Array], is_state: Sequence[bool]) -> list[object]:
-    """Evaluates a traced function, whose weights are gathered in groups."""
+    """Evaluates a traced function in such a way that its weights are gathered in groups."""
     reader = _Reader()
     given = [
         _Value(jax.typeof(array), is_state=own, array=array)
@@ -183,7 +184,7 @@ class _Reader:
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
         self._at_rest: dict[Hashable, NamedSharding] = {}  # shardings by shape and type of weights
-        # shardings by shape and type of a low-rank product
+        # shardings by shape and type of low-rank products
         self._products: dict[Hashable, NamedSharding] = {}
 
     def read(self, jaxpr: Any, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
@@ -206,8 +207,8 @@ class _Reader:
 
     def _inline(self, equation: _Equation, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-            # As in JAX, repeated operations of the backward pass are kept apart.
-            # Weights are left out, because they are gathered elsewhere.
+            # As in JAX, a barrier keeps operations that the backward pass repeats apart from those
+            # of the forward pass. It leaves out weights, because these are gathered elsewhere.
             apart = [one for one in inputs if not (one.sources or _is_weight(one))]
             made = self._add(_Operation(None, apart), [one.type for one in apart])
             again = dict(zip(apart, made, strict=True))
@@ -268,7 +269,7 @@ def _recipe(
 
 
 def _recast(value: _Value) -> _Value:
-    """Lets the cast of a variable, as with mixed precision, also be a recipe."""
+    """Returns a recipe for a variable's cast, as in mixed precision; other values unchanged."""
     cast = (
         None if value.maker is None or value.sources or not value.is_state else value.maker.equation
     )
@@ -283,9 +284,9 @@ def _is_weight(value: _Value) -> bool:
 
 
 def _expands(equation: _Equation) -> bool:
-    """Returns whether it makes more elements than it reads.
+    """Returns whether a product or a lookup makes more elements than it reads.
 
-    As the products of LoRA do, and the lookups of scales, each of which serves a group of weights.
+    LoRA's products do, and so do lookups of scales, of which each belongs to a group of weights.
     """
     if equation.primitive.name not in ("dot_general", "gather"):
         return False
@@ -295,14 +296,14 @@ def _expands(equation: _Equation) -> bool:
 
 
 def _scatters(equation: _Equation, inputs: Sequence[_Value]) -> bool:
-    """Returns whether an operation is the transpose of `gather` for a whole gradient."""
+    """Returns whether an operation is the transpose of `gather`: it scatters a full gradient."""
     before = None if not inputs or inputs[0].maker is None else inputs[0].maker.equation
     ends, begins = (_constraint(one) for one in (equation, before))
     return begins is not None and ends is not None and begins and not ends
 
 
 def _constraint(equation: _Equation | None) -> bool | None:
-    """Returns whether a constraint is to a whole array; None if an operation is no constraint."""
+    """Returns whether a sharding constraint asks for full arrays; None for other operations."""
     if equation is None or equation.primitive.name != "sharding_constraint":
         return None
     return bool(equation.params["sharding"].is_fully_replicated)
@@ -343,9 +344,9 @@ class _Run:
     def __init__(self, operations: Sequence[_Operation]) -> None:
         self._operations = operations
         self._groups = _groups(operations)
-        self._shards: dict[_Value, jax.Array] = {}  # weights of this group and the next one
-        self._whole: dict[_Value, jax.Array] = {}  # of this group
-        self._scattered: list[_Value] = []  # gradients of groups that are not yet waited for
+        self._shards: dict[_Value, jax.Array] = {}  # shards of weights of this and the next group
+        self._whole: dict[_Value, jax.Array] = {}  # gathered weights of this group
+        self._scattered: list[_Value] = []  # gradients for which no group has waited yet
 
     def arrays(self, results: Sequence[_Value]) -> list[object]:
         """Runs all operations; returns the arrays of the step's results."""
@@ -377,7 +378,10 @@ class _Run:
                 one.array = array
 
     def _ties(self, number: int) -> list[_Value]:
-        """Returns values that exist when a group begins, but not when the previous one began."""
+        """Returns values that the next group's gathers must wait for, so that they start now.
+
+        These exist when this group begins, but did not when the previous group began.
+        """
         first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
         given = [one for one in first.inputs if not (one.sources or one.is_state)]
         since = before.last.number if number else -1
@@ -422,7 +426,7 @@ def _has_mark(equation: _Equation) -> bool:
 
 
 def _regrouped(value: Any, is_state: Sequence[bool]) -> object:
-    """Returns the body of a loop or branch, in which weights are gathered in groups."""
+    """Returns the body of a loop or branch, changed so that weights are gathered in groups."""
     if isinstance(value, tuple):
         return tuple(_regrouped(one, is_state) for one in value)
     if not isinstance(value, _classes().closed):

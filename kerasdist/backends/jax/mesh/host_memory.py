@@ -1,11 +1,12 @@
-"""The host holds an optimizer's variables (`offload="optimizer"`).
+"""Keeps an optimizer's variables in the host's memory between updates (`offload="optimizer"`).
 
-A step takes and returns them as arrays in memory of the host, which a device can copy by itself.
-During the update they are brought to the devices when the optimizer's code reads them: those of one
-group of weights after the other. XLA would start all copies as soon as the step begins, and so hold
-everything on the device, since it drops optimization barriers between copies. So what is copied
-depends on the group before the last: it is two slices, whose begin is a number that only the
-running program knows to be 0.
+A step takes and returns these variables as arrays in page-locked memory of the host, which a device
+copies by itself. When the optimizer's code reads a variable, it is copied to the devices: during an
+update, the variables of one group of weights after the other. XLA would start all copies as soon as
+the step begins, and so hold everything on the device, because it drops optimization barriers
+between copies. So each copy is made to depend on the updated weights of the group before the last:
+two slices are copied, and where they begin is computed from such a weight. The result is always 0,
+but XLA cannot know that before the program runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _copies: ContextVar[_Copies | None] = ContextVar("copies", default=None)
 
 
 def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Brings those of a step's values to the devices that the host holds."""
+    """Returns a step's values; those that are in the host's memory are copied to the devices."""
     return [
         jax.device_put(value, in_device_memory(how)) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
@@ -37,7 +38,7 @@ def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list
 
 
 def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values, of which the host gets those that it shall hold."""
+    """Returns a step's values; those that the host shall hold are copied to its memory."""
     return [
         jax.device_put(value, how) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
@@ -48,10 +49,10 @@ def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[A
 def read_in_order(
     optimizer: keras.Optimizer, values: Sequence[Any], shardings: Sequence[NamedSharding]
 ) -> Iterator[list[Any]]:
-    """Lets an optimizer's code bring its variables to the devices; yields values to give to it.
+    """Yields values for an optimizer's code, which are copied to the devices when it reads them.
 
-    Code with branches gets all values on the devices: both branches must return the same kind. In
-    the place of values a LossScaleOptimizer gives the variables of the optimizer inside of it.
+    Code with branches gets all values on the devices, because both branches must return arrays in
+    the same memory. In place of values a LossScaleOptimizer passes its inner optimizer's variables.
     """
     values = [_current(one) if isinstance(one, keras.Variable) else one for one in values]
     has_branches = optimizer.gradient_accumulation_steps or not keras_compat.is_builtin(
@@ -70,22 +71,23 @@ def read_in_order(
 
 
 def brought(variable: keras.Variable, value: Any) -> Any:
-    """Returns what the optimizer's code reads from a variable, on the devices."""
+    """Returns the value that the optimizer's code reads from a variable, copied to the devices."""
     copies = _copies.get()
     return value if copies is None else copies.of(variable, value)
 
 
 @final
 class _Copies:
-    """The copies of one update, and on which results they wait."""
+    """The copies that are made in one update, and the results for which they wait."""
 
     def __init__(self, iterations: Any, on_host: dict[int, NamedSharding]) -> None:
         self._iterations = iterations
         self._on_host = on_host
         self._made: dict[int, Any] = {}
-        self._weight: Any = None  # the last one whose variables were copied
-        self._bytes = 0  # of the running group
-        # New weights of the group before, and of the group that this one waits for.
+        self._weight: Any = None  # the last weight whose variables were copied
+        self._bytes = 0  # the size of this group's copies so far
+        # An updated weight of the group before this one, and one of the group before that, for
+        # which the copies of this group wait.
         self._before: Any = None
         self._awaited: Any = None
 
@@ -125,5 +127,5 @@ class _Copies:
 
 def _current(variable: keras.Variable) -> Any:
     scope = keras_compat.get_stateless_scope()
-    assert scope is not None  # an update of a step is stateless
+    assert scope is not None  # In a step the update is stateless, so there is a scope.
     return scope.get_current_value(variable)

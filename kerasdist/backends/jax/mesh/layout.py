@@ -1,7 +1,7 @@
 """Decides how devices form a mesh, and which part of an array each device holds.
 
-This file also says which axes of a variable the devices shard (`sharding=`), and to which weight an
-optimizer's variable belongs.
+This file also decides which axis of a variable is sharded (`sharding=`), and knows to which weight
+a variable of an optimizer belongs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from kerasdist.errors import UnsupportedError
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"
-# If replicas divide less than this fraction of the bytes, a warning is given.
+# A warning is given if less than this fraction of the bytes of large variables can be sharded.
 _MUCH = 0.9
 WHOLE = PartitionSpec()
 
 # The weight to which each variable of an optimizer belongs, if it belongs to one.
 _weights: VariableTable[Any] = VariableTable()
 
-# By weight: the axis that the model class's layout map gives to the batch, and the key.
-# Both are stored when the weight is made, because other classes may add their maps later.
+# By weight: the axis that the layout map of the model's class shards over the mesh axis "batch",
+# and the key in that map. Both are stored when the weight is made, because other classes may add
+# their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 # The weight for which an optimizer is making a variable in this thread.
@@ -104,23 +105,23 @@ def is_slot(variable: keras.Variable) -> bool:
 
 
 def weight_of(variable: keras.Variable) -> Any:
-    """Returns the weight to which an optimizer's variable belongs, else the variable itself."""
+    """Returns the weight to which an optimizer's variable belongs; other variables themselves."""
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]
 
 
 @final
 class OverReplicas:
-    """The rule that the replicas divide the optimizer's variables, with or without the weights.
+    """The rule that an optimizer's variables, and perhaps the weights, are sharded over replicas.
 
     Attributes:
-        gathers_weights: Whether weights are sharded over the replicas, each of which needs full
-            weights to compute.
-        own_maps: The layout maps of models' classes by the class's name, if the rule asks for them.
+        gathers_weights: Whether weights are sharded too, so that steps must gather them.
+        own_maps: The layout maps that models' classes define, by the class's name; only for
+            ``sharding="auto"``.
     """
 
     def __init__(self, sharding: Sharding, replicas: int, axis: str) -> None:
-        """Stores how many replicas divide a variable, and along which axis of the mesh."""
+        """Stores the number of replicas and the mesh axis over which variables are sharded."""
         self.gathers_weights = sharding.divides_weights
         self.own_maps: dict[str, keras.distribution.LayoutMap] = {}
         self._sharding = sharding
@@ -129,12 +130,12 @@ class OverReplicas:
         self._has_warned = False
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns, for each axis of a variable, the axis of the mesh that divides it."""
+        """Returns, for each axis of a variable, the axis of the mesh that shards it."""
         return self.update_spec(variable) if self._is_meant(variable) else WHOLE
 
     def _is_meant(self, variable: keras.Variable) -> bool:
-        # Sync-on-read variables are excluded, because each replica has a component.
-        # Unsigned integers are bytes or states of generators, except in kernels, as of GPTQ.
+        # Sync-on-read variables are excluded, because each replica has its own value of them.
+        # Unsigned integers are bytes or states of generators, except in quantized kernels (GPTQ).
         dtype = keras_compat.stored_dtype(variable)
         is_unsigned = dtype.startswith("uint") and not variable.name.startswith("kernel")
         is_state = self.gathers_weights or is_slot(variable)
@@ -164,7 +165,7 @@ class OverReplicas:
         return known
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns the reason that a table gives for the result of `spec`."""
+        """Returns the reason for the result of `spec`, in words for the table of shardings."""
         shape = tuple(variable.shape)
         if not self.gathers_weights and not is_slot(variable):
             return "not the optimizer's"
@@ -179,7 +180,7 @@ class OverReplicas:
         return own if axis == wanted else f"largest dimension that {self._replicas} divides"
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Warns once if the replicas cannot divide many variables' dimensions evenly."""
+        """Warns once if many variables have no dimension that the number of replicas divides."""
         large = [
             (keras_compat.nbytes(one), one)
             for one in variables
@@ -201,7 +202,7 @@ class OverReplicas:
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns how a weight's update and slots are sharded, as `Sharding` chooses."""
+        """Returns how the update of a weight, and its slots, are sharded, as `Sharding` decides."""
         wanted, _ = self._own_axis(weight)
         axis = self._sharding.axis(tuple(weight.shape), self._replicas, wanted)
         return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
@@ -209,7 +210,7 @@ class OverReplicas:
 
 @final
 class ByLayoutMap:
-    """The rule that a ``keras.distribution.LayoutMap`` decides, by the variable's path."""
+    """The rule that a ``keras.distribution.LayoutMap`` decides, by the paths of variables."""
 
     gathers_weights = False
 
@@ -223,7 +224,7 @@ class ByLayoutMap:
         self._reader.require_useful()
 
     def output_spec(self, path: str) -> PartitionSpec | None:
-        """Returns the map's entry for a layer's output; None if a key is for variables, too."""
+        """Returns the map's entry for a layer's output; None if the entry is for variables, too."""
         axes = self._reader.output_axes(path)
         if axes is None:
             return None
@@ -234,7 +235,8 @@ class ByLayoutMap:
         axes = self._reader.axes(weight_of(variable), tuple(variable.shape))
         if axes is None:
             return WHOLE
-        # Specs that JAX returns leave out axes of size 1, as these do, to be equal to them.
+        # Axes of size 1 are left out, because JAX leaves them out in the specs that it returns, and
+        # both must be equal.
         return PartitionSpec(*(None if axis is None else self._names[axis] for axis in axes))
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
@@ -242,13 +244,13 @@ class ByLayoutMap:
         return self.spec(weight)
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns the reason that a table gives for the result of `spec`."""
+        """Returns the reason for the result of `spec`, in words for the table of shardings."""
         return self._reader.why(weight_of(variable), tuple(variable.shape))
 
 
 @final
 class _OfOutputs:
-    """What Keras's layers ask for the layouts of their outputs, in a step that enters it."""
+    """A context in which Keras's layers get the layouts of their outputs from a LayoutMap."""
 
     def __init__(self, rule: ByLayoutMap, mesh: Mesh) -> None:
         self._rule = rule
@@ -265,10 +267,10 @@ class _OfOutputs:
             self._rule.require_useful(())
 
     def get_variable_layout(self, variable: object) -> None:
-        """Returns None: the strategy divides variables."""
+        """Returns None, because the strategy lays out variables, not Keras."""
 
     def get_tensor_layout(self, path: str) -> NamedSharding | None:
-        """Returns how the output of a layer is laid out; Keras calls it with ``LAYER/output``."""
+        """Returns how a layer's output is laid out; Keras passes the path ``LAYER/output``."""
         spec = self._rule.output_spec(path)
         return None if spec is None else NamedSharding(self._mesh, spec)
 
@@ -279,8 +281,8 @@ class Layout:
 
     Attributes:
         mesh: The JAX mesh of all devices.
-        shard_mesh: The mesh for global arrays: `mesh`, or a mesh with an axis of machines if each
-            machine has all state.
+        shard_mesh: The mesh for global arrays: `mesh`, or one with an additional axis of machines
+            if each machine holds all state.
         by_replica: The axis, or axes, of `shard_mesh` along which the replicas lie.
         replicas: How many replicas there are.
         local: The devices of this process.
@@ -288,11 +290,11 @@ class Layout:
         spans_workers: Whether the mesh has devices of other processes.
         splits: Which variables are cut over the logical devices.
         sharding: The strategy's argument `sharding`.
-        offload: Whether the host holds the optimizer's variables.
-        rule: Decides which variables `sharding` divides; None if the argument was not given.
+        offload: Whether the optimizer's variables are in the host's memory between updates.
+        rule: Decides how `sharding` shards variables; None if the argument was not given.
         outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
-        whole: The sharding of an array that every device holds.
-        rows: The sharding of an array that the replicas divide along its first axis.
+        whole: The sharding of an array that every device holds in full.
+        rows: The sharding of an array whose first axis is sharded over the replicas.
         stacked_rows: The sharding of several such arrays that are stacked along a new first axis.
     """
 
@@ -305,7 +307,11 @@ class Layout:
         *,
         offload: bool = False,
     ) -> None:
-        """Arranges the devices; `hosts`: how many machines each hold all state."""
+        """Arranges the devices in a mesh.
+
+        If `hosts` is more than 1, each of that many machines holds all state, sharded over its
+        devices.
+        """
         of_workers = _are_of_workers(devices)
         self.replicas = len(devices) // logical_devices
         self.sharding = sharding
@@ -342,7 +348,7 @@ class Layout:
         self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
 
     def entry(self, leaves: Sequence[Any], *, stacked: bool = False) -> NamedSharding:
-        """Returns a batch's sharding as an input: divided if evenly possible, else whole.
+        """Returns a batch's sharding as an input: `rows` if it divides evenly, else `whole`.
 
         With `stacked` the sharding is for a stack of such batches.
         """
@@ -369,24 +375,24 @@ class Layout:
         return NamedSharding(self.shard_mesh, spec, memory_kind=kind)
 
     def offloads(self, variable: keras.Variable) -> bool:
-        """Returns whether the host holds a variable between updates: an optimizer's large one."""
+        """Returns whether a variable, a large one of an optimizer, is in the host's memory."""
         is_of_weight = self.offload and weight_of(variable) is not variable
         return is_of_weight and not is_small(self.sharding, variable.shape)
 
     def adopt(self, other: Layout) -> None:
-        """Copies the settings that a script has made on another layout, except `sharding`."""
+        """Takes over what a script has set on another layout, except `sharding`."""
         self.split_variables(other.splits.rules)
         if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
             self.rule.own_maps |= other.rule.own_maps
 
     def of_update(self, weight: keras.Variable) -> NamedSharding:
-        """Returns the sharding in which devices divide the update of a weight."""
+        """Returns how the update of a weight is sharded over the devices."""
         spec = WHOLE if self.rule is None else self.rule.update_spec(weight)
         return NamedSharding(self.shard_mesh, spec)
 
     @property
     def shards_state(self) -> bool:
-        """Whether there may be a variable that a device does not hold, or only a shard of it."""
+        """Whether there may be variables of which a device holds only a shard, or nothing."""
         return self.rule is not None or self.offload or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
@@ -394,7 +400,7 @@ class Layout:
         self.splits.add(rules)
 
     def assign(self, tensor: jax.Array, device: int) -> jax.Array:
-        """Replicates a step's tensor on all logical devices, which include the requested device."""
+        """Replicates a step's tensor on all logical devices, and so on the requested one."""
         if not 0 <= device < self.splits.logical_devices:
             raise ValueError(
                 "Expected logical_device_id to be one of the "
@@ -425,7 +431,7 @@ class Layout:
 
 @contextlib.contextmanager
 def in_step(layout: Layout | None) -> Generator[None]:
-    """Lets code that is traced inside of the block, a step of `fit`, know the layout."""
+    """Makes a layout known, through `layout_of_step`, to code that is traced in this block."""
     token = _layout.set(layout)
     try:
         yield
@@ -434,7 +440,7 @@ def in_step(layout: Layout | None) -> Generator[None]:
 
 
 def layout_of_step() -> Layout | None:
-    """Returns the layout of the step that this thread traces; None in one replica's code."""
+    """Returns the layout of the step of `fit` that this thread traces; None in `Strategy.run`."""
     replica = current.replica
     in_run = replica is not None and replica.num_replicas_in_sync > 1
     return None if in_run else _layout.get()
@@ -454,7 +460,7 @@ def _check_hosts(replicas: int, hosts: int) -> int:
 def _mapped(
     devices: Sequence[Any], layout_map: Any, of_workers: bool
 ) -> tuple[list[Any], tuple[int, ...], list[str], ByLayoutMap]:
-    """Reads a LayoutMap's mesh: the devices in order, a replica's axes, and the rule."""
+    """Returns a LayoutMap's devices in order, the sizes and names of a replica's axes, the rule."""
     mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
@@ -477,21 +483,21 @@ def _mapped(
 def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:
     """Arranges devices in a grid of this shape, so that a replica's logical devices are neighbours.
 
-    `keep_order` is for several workers, each of which has whole replicas and divides in order.
+    `keep_order`: for several workers, because each of them has all devices of its replicas.
     """
     is_torus = len(shape) > 1 and devices[0].platform == "tpu" and not keep_order
     if is_torus and CREATE_DEVICE_MESH.is_there():
         # The chips of a TPU slice are connected as a torus, but not numbered along it.
         # `jax.make_mesh` can divide an axis of the torus only on some kinds of TPU.
         create_device_mesh = CREATE_DEVICE_MESH.get()
-        # the devices are not a block of a torus
+        # These errors mean that the devices are not a block of a torus.
         with contextlib.suppress(NotImplementedError, AssertionError):
             return create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return np.array(devices).reshape(shape)
 
 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
-    """Returns whether several processes own the devices; no process owns a plan's devices."""
+    """Returns whether the devices belong to several processes; a plan's devices belong to none."""
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1
 
 

@@ -61,22 +61,22 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
 
 
 class Placement:
-    """Keeps state on every device of a mesh, and divides batches along the axis of their examples.
+    """Keeps state on every device of a mesh, and shards batches along the axis of their examples.
 
-    A batch that can be divided evenly is divided before it enters a step. JAX cannot divide other
-    batches before a step. Every device gets all rows of such a batch, which the step itself
-    divides. XLA then pads an uneven axis without changing results: of 17 examples on 4 devices,
-    each device computes 5 rows.
+    A batch that can be divided evenly is sharded before it enters a step. JAX cannot shard other
+    batches before a step. Every device gets all rows of such a batch, and the step itself shards
+    them. XLA then pads an uneven axis without changing results: of 17 examples on 4 devices, each
+    device computes 5 rows.
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
         mesh: The JAX mesh of all devices.
         whole: The sharding of an array that every device holds.
-        rows: The sharding of an array whose first axis the replicas shard.
+        rows: The sharding of an array whose first axis is sharded over the replicas.
         devices: The devices on which programs run.
         keeps_state: Whether variables keep the arrays that programs take and return.
-        after_launch: Called with the outputs and the state of each program, and its number of
-            steps. This function limits how far the host runs ahead of the devices.
+        after_launch: A function that limits how far the host runs ahead of the devices. It is
+            called with the outputs, the state and the number of steps of each program.
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
@@ -125,7 +125,7 @@ class Placement:
         return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Returns new values, which a program returned, in the form that variables store."""
+        """Returns new values that a program has returned, in the form that variables hold."""
         return arrays
 
     def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
@@ -141,14 +141,14 @@ class Placement:
         return value
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
-        """Puts a whole array on the mesh; returns an array that is already there unchanged."""
+        """Puts a full array on the mesh; returns an array that is already there unchanged."""
         return array if is_placed(array, sharding) else jax.device_put(local_copy(array), sharding)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values; does nothing here, without other workers."""
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the whole value of an array. All workers must call it for a sharded array."""
+        """Returns the full value of an array. All workers must call it for a sharded array."""
         return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
     def constrained(
@@ -160,15 +160,15 @@ class Placement:
     def in_program(
         self, arrays: Sequence[jax.Array], variables: Sequence[keras.Variable]
     ) -> list[jax.Array]:
-        """Brings variables' values into the devices' memory, inside a program."""
+        """Copies variables' values into the devices' memory, inside a program."""
         return host_memory.to_device(arrays, self.layout.of_variables(variables))
 
     def argument(self, array: Any) -> Any:
-        """Puts a user's array on every device, unless the replicas shard it."""
+        """Puts a user's array on every device, unless it is sharded over the replicas already."""
         return array if is_placed(array, self.rows) else self.put(array, self.whole)
 
     def assemble(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
-        """Makes an array that the replicas shard, from the rows of each replica of this process."""
+        """Makes an array that is sharded over the replicas, from the rows of each replica here."""
         first, rows = self.layout.local_replicas.start, shape[0] // self.layout.replicas
 
         def part(index: Any) -> Any:
@@ -186,13 +186,13 @@ class Placement:
         return jax.tree.map(self.copy_if_shared, batch)
 
     def wait_until_sent(self, arrays: Any) -> Any:
-        """Waits until accelerators have read NumPy's memory, but not for steps on them."""
+        """Waits until accelerators have read the memory of NumPy's arrays, but not for steps."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
 
     def batch(self, batch: Any) -> Any:
         """Sends each accelerator its rows; on CPUs the step itself reads the rows from NumPy."""
         leaves = jax.tree.leaves(batch)
-        # JAX itself moves uncommitted arrays.
+        # A committed array is bound to its device; JAX itself moves other arrays.
         is_bound = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
         if not self.places_ahead and not is_bound:
             return batch
@@ -232,7 +232,7 @@ class Placement:
     def compile(
         self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
-        """Compiles a program for batches that enter divided, and one for those that enter whole.
+        """Returns a function that runs a step, compiled once for each sharding of batch and state.
 
         JAX consumes (donates) the state that is passed to the program. `keeps_rows`: whether the
         outputs are rows that Keras keeps, as in `predict`.
@@ -264,8 +264,8 @@ class Placement:
     ) -> tuple[Any, Any]:
         """Runs a program of `steps` steps.
 
-        If several workers compare their programs, `seen` has the programs that have run, by the
-        shapes of their batches.
+        If several workers compare their programs, `seen` has the digests of those that have run, by
+        the shapes of their batches.
         """
         with donation.launching:
             return program(state, batch)
@@ -283,7 +283,7 @@ class Placement:
         if self.layout.rule is not None and self.layout.rule.gathers_weights:
             step = in_groups(step)
             if self.shares_memory:
-                # Without this, XLA removes barriers on CPUs before it merges sums.
+                # Otherwise XLA, on CPUs, would remove the barriers before it merges sums.
                 options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
         if in_loop:
             step = partial(_take_steps, step, held, keeps_rows)
@@ -303,20 +303,20 @@ class Placement:
         )
 
     def _note_batch(self, batch: Any) -> None:
-        """Records the batch of an eager step, if several workers compare their batches."""
+        """Notes the shapes of an eager step's batch, if several workers compare their batches."""
 
     def compare(self, program: Any, *arguments: object) -> str:
-        """Compares a new program for these arguments between several workers.
+        """Compares a new program for these arguments with the programs of the other workers.
 
         Returns the program's digest, or an empty text if there is one worker.
         """
         return ""
 
     def record(self, *what: object) -> None:
-        """Records a program that starts, if several workers compare theirs."""
+        """Records that a program starts, if there are several workers and the user asked for it."""
 
     def _held(self, state: Any) -> Any:
-        """Returns the sharding of the state: one for all arrays, or one for each array."""
+        """Returns the sharding of the state: one for all arrays, or a structure of one for each."""
         if not self.layout.shards_state:
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -356,7 +356,7 @@ class CentralPlacement(Placement):
     def compile(
         self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
     ) -> Callable[..., tuple[Any, Any]]:
-        """Compiles a program, whose state is on the mesh only while it runs."""
+        """Returns a function that runs a compiled step, copying the state to the mesh and back."""
         on_mesh = super().compile(step, keeps_rows=keeps_rows, in_loop=in_loop)
 
         def run(state: object, batch: object, *launch: Any) -> tuple[Any, Any]:
@@ -398,7 +398,7 @@ def _types(state: object) -> list[object]:
 
 
 def _stack(batches: Sequence[object], sharding: Sharding) -> object:
-    """Stacks batches, on the host or on the devices that hold them."""
+    """Stacks batches on the host, or on the devices if these hold them."""
     leaves = jax.tree.leaves(batches[0])
     if any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves):
         return _stacked_as(sharding)(batches)
@@ -407,7 +407,7 @@ def _stack(batches: Sequence[object], sharding: Sharding) -> object:
 
 @cache
 def _stacked_as(sharding: Sharding) -> Callable[..., object]:
-    """Returns a program that stacks batches which are sharded along their first axis."""
+    """Returns a program that stacks batches, with a sharding for the stack."""
     return jax.jit(
         lambda batches: jax.tree.map(lambda *parts: jnp.stack(parts), *batches),
         out_shardings=sharding,

@@ -1,12 +1,12 @@
 """Sharded state (`sharding=`): how it is made, read, written and used in a step.
 
-Code outside of compiled programs reads whole values, so each read of a sharded variable gathers it.
+Code outside of compiled programs reads full values, so each read of a sharded variable gathers it.
 With several workers, all of them must make, read and write the variable together, and they wait for
 each other. If one worker read or wrote a variable alone, its collective would meet a different
 program of the other workers.
 
-Inside of a step of `fit`, XLA's programs hold each device's shard. A weight that the replicas
-divide is gathered for each use (`gathers.py`), and the optimizer updates shards.
+A step of `fit` takes each device's shards. A weight that is sharded over the replicas is gathered
+for each use (`gathers.py`), and the optimizer updates shards.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaSet
     from kerasdist.backends.jax.mesh.placement import Placement
 
-# The replica sets whose mesh divides state.
+# The replica sets whose state may be sharded.
 _replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
 
-# So many bytes of variables may come and go before libc gives memory back.
+# How many bytes of variables may come and go before `give_back` makes libc return memory.
 _KEPT = 1 << 25
 
 _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
@@ -70,7 +70,7 @@ def add(replica_set: ReplicaSet) -> None:
 
 @cache
 def install() -> None:
-    """Changes how Keras reads, writes and updates variables."""
+    """Hooks into how Keras makes, reads, writes and updates variables; once per process."""
     weight_files.install()
     keras_compat.install(
         variable_sharded=_shard_new,
@@ -83,7 +83,7 @@ def install() -> None:
 
 
 def _place_of(variable: keras.Variable) -> Placement | None:
-    """Returns the placement that divides a variable, None if there is none."""
+    """Returns the placement that shards a variable, None if there is none."""
     weight = weight_of(variable)
     strategy = (
         ownership.strategy_of(variable)
@@ -138,7 +138,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
 
     program = jax.jit(drawn, out_shardings=(sharding, place.whole))
     with place.together(work, lambda: program.lower().as_text()) as is_same:
-        if not is_same:  # the seeds differ
+        if not is_same:  # as with other seeds on the workers
             _take_chiefs(variable, initializer(shape, dtype=dtype), place)
             return
         value, states = jax.block_until_ready(program())
@@ -177,7 +177,7 @@ def _program_of(
 def _shard_new(
     original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    """Divides the value of a new variable that was made from a value, not from an initializer."""
+    """Shards the value of a new variable that was made from a value, not from an initializer."""
     original(variable, *args, **kwargs)
     value = keras_compat.stored_value(variable)
     if value is None or keras_compat.get_stateless_scope() is not None:
@@ -209,7 +209,7 @@ class _Writes(keras.StatelessScope):
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
-    """Divides a value that is assigned between programs, so that no two are whole at a time."""
+    """Shards a value that is assigned between programs, so that no two are full at a time."""
     if weight_files.is_compared(variable, value):
         return value
     in_scope = keras_compat.get_stateless_scope() is not None
@@ -217,7 +217,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if place is None:
         return original(variable, value)
     sharding, dtype = place.layout.of_variable(variable), variable.dtype
-    # A NumPy array usually comes from a file, and is divided without a second copy.
+    # A NumPy array usually comes from a file; it is sharded without a copy of all of it.
     on_host = isinstance(value, np.ndarray)
     if not on_host:
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
@@ -229,14 +229,14 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             return checksum_in_type(value, dtype)
         return checksums_of([value])
 
-    # What each worker has whole, in its host's memory, it may assign alone.
+    # A worker may assign alone to a variable that is not sharded, but in the host's memory.
     alone = contextlib.nullcontext(True) if sharding.is_fully_replicated else None
     with alone or place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
             raise differing_assignment(variable)
         if not on_host:
             return original(variable, place.put(value, sharding))
-        keras_compat.store_value(variable, None)  # no device has its old part beside the new one
+        keras_compat.store_value(variable, None)  # frees old shards before devices get new ones
         result = original(variable, parts_of(value, dtype, sharding))
     give_back(variable)
     return result
@@ -244,16 +244,17 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 @final
 class _Freed:
-    """How many bytes of variables came and went since libc gave memory back to the system."""
+    """How many bytes of variables have come and gone since libc last returned memory."""
 
     since = 0
 
 
 def give_back(variable: keras.Variable) -> None:
-    """Has libc give back what is free, after some variables that were drawn or loaded.
+    """Makes libc return free memory to the system, once per `_KEPT` bytes of new values.
 
-    Arrays below 32 MiB leave gaps, many of them in heaps of JAX's threads, where the threads that
-    load find no use for them: a worker that loads a preset kept as much as its parts once more.
+    Freed arrays below 32 MiB leave gaps in libc's heaps, many of them in heaps of JAX's threads,
+    where other threads cannot use them. Without this, a worker that had loaded a preset kept twice
+    the memory of its shards.
     """
     _Freed.since += keras_compat.nbytes(variable)
     if _Freed.since < _KEPT:
@@ -267,13 +268,13 @@ def give_back(variable: keras.Variable) -> None:
 def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
     try:
         return original(variable)
-    except RuntimeError:  # Other workers hold shards; then later Keras shows no value.
+    except RuntimeError:  # Other workers hold shards; Keras from 3.13 on then shows no value too.
         shape, dtype = tuple(variable.shape), variable.dtype
         return f"<Variable path={variable.path}, shape={shape}, dtype={dtype}>"
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Returns a variable's whole value."""
+    """Reads a variable; between programs, and where a step uses a weight, gathers its shards."""
     value = original(variable)
     if is_traced(value):
         return _gathered_in_step(variable, host_memory.brought(variable, value))
@@ -284,7 +285,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
 
 
 def whole(variable: keras.Variable, value: object) -> Any:
-    """Returns a variable's value as a whole array. All workers must call this function."""
+    """Returns a variable's value as a full array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return on_device(value)
     for place in [cast("Placement", replicas.arrays) for replicas in _replica_sets]:

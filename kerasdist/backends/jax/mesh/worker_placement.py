@@ -44,10 +44,10 @@ class _Rows:
 class WorkerPlacement(Placement):
     """Keeps variables as global arrays, of which each process holds the shards of its devices.
 
-    All processes must take part when one of them computes with a global array. Between programs a
-    process may work alone, for example to save a model. So code that reads a variable gets this
-    process's own copy, which is a view of the same memory (`arrays.local_copy`). Sharded variables
-    are read by all workers together (`read`).
+    All processes must take part when one of them computes with a global array. But between programs
+    a process may work alone, for example to save a model. So code that reads a variable gets an
+    array of this process only, which is a view of the same memory (`arrays.local_copy`). Sharded
+    variables must be read by all workers together (`read`).
 
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
@@ -59,7 +59,7 @@ class WorkerPlacement(Placement):
         begin_step: Callable[[], None],
         note_batch: Callable[[Hashable], None],
     ) -> None:
-        """Stores a function to call before each user program, and one that gets batches' shapes."""
+        """Stores a function to call before each user program, and one to note shapes of batches."""
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
@@ -85,13 +85,13 @@ class WorkerPlacement(Placement):
             return self._job.broadcast_object(work, value)
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
-        """Makes a global array, to which this worker contributes its shards of a whole array."""
+        """Makes a global array; this worker contributes its shards from a full array."""
         if is_placed(array, sharding):
             return array
         if isinstance(array, jax.Array) and is_sharded(array):
             return self._resharded(array, sharding)
         rows = self.copy_if_shared(local_copy(array))
-        if sharding.memory_kind == HOST:  # JAX takes an array of one device as it is
+        if sharding.memory_kind == HOST:  # JAX would leave a device's array in that device's memory
             rows = np.asarray(rows)
         made = jax.make_array_from_callback(
             np.shape(rows),
@@ -101,7 +101,7 @@ class WorkerPlacement(Placement):
         return made if isinstance(rows, jax.Array) else self.wait_until_sent(made)
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the whole value of an array. All workers must call it for a sharded array."""
+        """Returns the full value of an array. All workers must call it for a sharded array."""
         return local_copy(self._resharded(array, self.whole) if is_sharded(array) else array)
 
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
@@ -109,12 +109,12 @@ class WorkerPlacement(Placement):
         return _sharded_as(sharding)(array)
 
     def record(self, *what: object) -> None:
-        """Records a program that starts, if the user has asked for that."""
+        """Records that a program starts, if the user has asked for that."""
         if self._job.collectives is not None:
             self._job.collectives.record("program", " ".join(map(str, what)))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
-        array = jax.block_until_ready(rows.array)  # NumPy's own wait would drop a Ctrl-C
+        array = jax.block_until_ready(rows.array)  # while NumPy waits, a Ctrl-C would be lost
         shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
@@ -137,9 +137,9 @@ class WorkerPlacement(Placement):
                     keras_compat.store_value(variable, array)
 
     def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns the rows of all workers, on the host; each worker must have equally many.
+        """Returns the rows of all workers, on the host.
 
-        All workers must call this method.
+        All workers must call this method, with equal numbers of rows.
         """
         gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), _sharded_as)
         shape = len(rows) * self._job.num_workers, *rows.shape[1:]
@@ -163,13 +163,13 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            # NumPy's own wait would drop a Ctrl-C
+            # This waits here, because a Ctrl-C would be lost while NumPy waits.
             result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows of a batch, or all if it is not divided."""
+        """Returns the numbers of this worker's rows of a batch; all if it is not divided evenly."""
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]
@@ -192,17 +192,22 @@ class WorkerPlacement(Placement):
     def _launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs a program. Runs a program; workers compare only their first programs."""
+        """Runs a program. The workers compare only the first program before it runs.
+
+        Of a later program each worker notes a digest, without waiting for the others.
+        """
         form: Hashable = _shapes(batch)
         if steps > 1:
-            # All are recorded first, since a worker with different batches runs single steps.
+            # All steps are noted before they run, because a worker with other batches may run them
+            # one by one.
             form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
         else:
             if form not in seen:
-                # No wait here, because the batch of another worker may have another shape.
+                # The program is not compared at once, because other workers may run another program
+                # now, if their batches have another shape.
                 seen[form] = results.digest_of(program.lower(state, batch).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
@@ -240,13 +245,13 @@ def _bundles(variables: Sequence[keras.Variable]) -> Iterator[list[keras.Variabl
 
 @cache
 def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
-    """Returns a program that changes how an array is sharded. All workers must call it."""
+    """Returns a program that changes how an array is sharded. All workers must run it."""
     return jax.jit(lambda array: array, out_shardings=sharding)
 
 
 @cache
 def _summed_over_workers(sharding: Sharding) -> Callable[..., Any]:
-    """Returns a program that sums the rows of all workers. All workers must call this function."""
+    """Returns a program that sums the rows of all workers. All workers must run it."""
     return jax.jit(lambda rows: jnp.sum(rows, 0, dtype=rows.dtype), out_shardings=sharding)
 
 
@@ -261,7 +266,7 @@ def _sum_of_bits(value: jax.Array) -> jax.Array:
     kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
     whole = value.astype(jnp.uint8) if value.dtype == bool else value
     bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
-    # Each position has a random factor, so that exchanged elements change the sum.
+    # Each position has a random factor, so that the sum also changes if elements change places.
     factors = (jnp.arange(bits.size, dtype=jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
     factors = (factors ^ (factors >> 15)) * jnp.uint32(0x85EBCA77) | 1
     return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)
@@ -272,9 +277,9 @@ def _shapes(batch: object) -> tuple[Any, ...]:
 
 
 def shards_of(variable: keras.Variable) -> list[HeldShard]:
-    """Returns what this process's devices hold of a sharded variable, else an empty list.
+    """Returns this process's shards of a variable; an empty list if it is not sharded.
 
-    The list is also empty for a variable that a LayoutMap divides along two axes.
+    The list is also empty for a variable that a LayoutMap shards along two axes.
     """
     array = keras_compat.stored_value(variable)
     if not is_sharded(array):

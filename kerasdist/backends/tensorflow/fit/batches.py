@@ -3,7 +3,7 @@
 In `fit`, `evaluate` and `predict` a replica without rows gets one stand-in row, which is a copy of
 a real row if there is one. So layers never run on 0 rows, for which TensorFlow's convolutions on
 the CPU return a wrong shape (seen with 2.21, oneDNN). The replica's weight stays 0, so nothing that
-it computes counts (ADR 12).
+the replica computes counts (ADR 12).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-# How TensorFlow names the operation that failed; ``[[name/_30]]`` lists operations that waited.
+# How TensorFlow names the operation that failed; ``[[name/_30]]`` names operations that waited.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
@@ -46,7 +46,7 @@ class LocalRows:
 
 
 class Compared(NamedTuple):
-    """The parts of a global batch that workers compare.
+    """What workers compare of a global batch.
 
     Attributes:
         first_rows: The first rows of each array of an iteration's first batch; other batches
@@ -64,8 +64,8 @@ class OwnRows(NamedTuple):
     Attributes:
         rows: The rows, in the structure of the batch; a stand-in row if there are none.
         size: How many of the rows count, as an int or an int32 scalar tensor.
-        total: Number of examples in the global batch, of the same type as `size`.
-        compared: The result of `compared_in`, or an empty value if workers do not compare batches.
+        total: How many examples the global batch has, in the same type as `size`.
+        compared: The result of `compared_in`; empty if workers do not compare batches.
     """
 
     rows: Any
@@ -79,7 +79,7 @@ class PlacedBatch(NamedTuple):
 
     Attributes:
         parts: For each device, the rows of its replica.
-        total: Number of examples in the global batch; 0 if a step is traced before that is known.
+        total: How many examples the global batch has; 0 if that is not known when steps are traced.
     """
 
     parts: tuple[OwnRows, ...]
@@ -89,13 +89,12 @@ class PlacedBatch(NamedTuple):
 def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
     """Takes the rows of some of the replicas out of a global batch.
 
-    In a graph sizes are tensors, and static sizes are unknown, if a replica may have fewer than two
-    rows, or if the size is known only in the step.
+    In a graph the sizes are tensors, and static sizes are unknown, in two cases: a replica may have
+    fewer than two rows, or the size is known only when the step runs.
     """
     total: Any = known_size(batch)
-    # Eagerly every size is known.
-    # In a graph, no local batch may have the static size 0 or 1.
-    # Keras treats a loss of the shape (0,) in another way; for size 1 see `is_known`.
+    # Eagerly every size is known. In a graph, no local batch may have the static size 0 or 1,
+    # because Keras treats a loss of the shape (0,) in another way; for size 1 see `is_known`.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batch)
     if len(own) == replicas:
@@ -106,10 +105,10 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
 
 
 def compared_in(number: tf.Tensor, batch: object) -> Compared:
-    """Returns the parts that workers compare of the batch with this number in an iteration.
+    """Returns what workers compare of a batch; `number` is its number in the iteration.
 
     Only a worker's pipeline sees the global batch; a step gets only the worker's own rows. So the
-    pipeline adds these parts to its batches, and the step returns them for the comparison.
+    pipeline adds this to its batches, and the step returns it for the comparison.
     """
 
     def beginning(leaf: object) -> tf.Tensor:
@@ -139,7 +138,7 @@ def _lines(rows: tf.Tensor) -> tf.Tensor:
 
 
 def compared_of(batch: object) -> Compared | None:
-    """Returns the parts of a batch that workers compare, None if there are none."""
+    """Returns what workers compare of a batch; None if they compare nothing."""
     batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return (batch.compared or None) if isinstance(batch, OwnRows) else None
 
@@ -191,7 +190,7 @@ def _local_rows(rows: Any, size: Any, total: Any) -> LocalRows:
 
 
 def on_host(batch: Any) -> Any:
-    """Joins the parts of a placed batch; works only outside of graphs."""
+    """Joins the parts of a `PlacedBatch` on the host, only eagerly; other batches unchanged."""
     if not isinstance(batch, PlacedBatch):
         return batch
     sizes = [int(part.size) for part in batch.parts]
@@ -242,14 +241,15 @@ def division_errors() -> Iterator[None]:
 def is_known(total: object, replicas: int) -> bool:
     """Returns whether the number of rows of each replica may be known while code is traced.
 
-    With one row, `Lookups` cannot tell by the indices whether they are repeated for each row.
+    In a graph each replica must have at least two rows: with one row, `Lookups` cannot tell whether
+    indices are repeated for each row.
     """
     least = 1 if tf.executing_eagerly() else 2
     return isinstance(total, int) and total >= least * replicas
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
-    """Returns where replicas' local batches begin, like `sharding.bounds`, also for tensors."""
+    """Returns where replicas' local batches begin, as in `input.sharding`, also for tensors."""
     each, rest = total // replicas, total % replicas
     least = min if isinstance(total, int) else tf.minimum
 
@@ -275,8 +275,8 @@ def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
         if none_for_optional(leaf) is None or leaf.shape.rank == 0:
             return [leaf] * len(bounds)
         if isinstance(leaf, tf.Tensor) and not isinstance(held, int):
-            # The step fails here if a leaf has another number of rows.
-            # This split does not copy; TensorFlow would remove a split into one part.
+            # The step fails here if a leaf has another number of rows than `held`. The second part
+            # is empty; TensorFlow would remove a split into one part. The split makes no copy.
             leaf, _ = tf.split(leaf, tf.stack([held, 0]), num=2, name=_DIVISION)
         if isinstance(leaf, tf.SparseTensor):
             return [_sparse_rows(leaf, *one) for one in bounds]

@@ -2,9 +2,9 @@
 
 A vector loss has one value per example, as in keras.io's siamese network. ``tape.gradient`` of a
 vector is the gradient of the sum of its values. On one device this sum is over the global batch,
-but in a replica over the replica's rows, and `optimizer.apply` then multiplies each replica's
-gradients by its weight. So here each replica's gradients are divided by the weight, and then they
-add up to the gradient of the sum over all examples.
+but in a replica it is over the replica's rows, and `optimizer.apply` then multiplies each replica's
+gradients by the replica's weight. So here the gradients of a vector loss are divided by the weight:
+then the replicas' gradients add up to the gradient of the sum over all examples.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def weighted(gradient: Any, weight: Any) -> Any:
 
 
 def counted(value: Any, weight: Any) -> Any:
-    """Returns a replica's value in a sum: zeros (even for NaN) if the replica has no rows."""
+    """Returns what a replica adds to a sum: zeros, even for NaN, if the replica has no rows."""
     if isinstance(weight, float):
         return value
 
@@ -106,7 +106,8 @@ def _gradient(
     **kwargs: object,
 ) -> Any:
     if tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() in ours:
-        # Code in a scope reads the first copy; TensorFlow does not tell which copy was read.
+        # Cross-replica code reads the first copy of a variable, so TensorFlow must differentiate
+        # with respect to that copy.
         sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
     replica = current.fit_replica
     if replica is None:
@@ -115,7 +116,8 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # The factor is applied before the backward pass, whose collectives apply the weights.
+    # The factor is applied before the backward pass, because collectives in that pass already
+    # multiply the gradients by the replicas' weights.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [
@@ -127,7 +129,7 @@ def _gradient(
     def unscaled(source: object, gradient: object) -> Any:
         if isinstance(source, keras.Variable | tf.Variable):
             return gradient
-        # A gradient by the input, as in a gradient penalty, has one row per example.
+        # A gradient with respect to an input, as in a gradient penalty, has one row per example.
         return on_values(
             lambda values: tf.math.divide_no_nan(values, tf.cast(factor, values.dtype)), gradient
         )
@@ -139,7 +141,8 @@ def _gradient(
 def _factor(local_batch: LocalBatch | None, target: object) -> Any:
     """Returns the factor for a target's gradients; None unless it has a value per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
-    # If one of the targets is a scalar, the vectors' own gradients are not known.
+    # If one target is a scalar, the result is a sum of gradients, in which the vectors' part is
+    # not known.
     if local_batch is None or not targets or any(one.shape.rank in (0, None) for one in targets):
         return None
     # In a graph, a static size is a number of examples only if the batch has a static size too.

@@ -24,7 +24,7 @@ from kerasdist.training import passes
 def calls(
     trainer: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Calls the model of a trainer in as many passes as it needs."""
+    """Calls the model of a trainer, in as many passes as the limit of rows in a pass requires."""
     model = trainer.model
     most = passes.most_rows(trainer)
     is_pass = isinstance(keras_compat.get_stateless_scope(), _PassScope)
@@ -45,11 +45,11 @@ def calls(
 
 @final
 class _PassScope(keras.StatelessScope):
-    """The scope in which a pass calls the model."""
+    """The scope in which a pass calls the model, and by which such a call is recognized."""
 
 
 class _Divided:
-    """The arguments of a call that have one row per example, with their rows and their masks.
+    """The arguments of a call, of which those with one row per example are divided into passes.
 
     Attributes:
         count: The number of examples, as an integer tensor.
@@ -67,7 +67,7 @@ class _Divided:
         self.rows, self._masked = _with_masks(leaves)
 
     def with_rows(self, rows: Sequence[Any]) -> Arguments:
-        """Returns the arguments with other rows."""
+        """Returns the arguments with these rows in place of their own."""
         leaves = list(self._leaves)
         for place, leaf in zip(self._places, _masked(rows, self._masked), strict=True):
             leaves[place] = leaf
@@ -271,7 +271,7 @@ def _floats(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
-    """Returns the terms of a gradient, with indices that are no tensors of a pass."""
+    """Returns the terms of a gradient, with indices that can be used outside of the pass."""
     if terms.dense_shape is None:
         return terms
     indices = [one if one is None else constant(one) for one in terms.indices]
@@ -300,7 +300,7 @@ def _masked(found: Sequence[tf.Tensor], masked: list[int]) -> list[tf.Tensor]:
 
 
 def _require_rows(leaves: Sequence[tf.Tensor], count: tf.Tensor, what: str) -> None:
-    """Lets a step check sizes that are not known while the step is traced."""
+    """Adds a check to a step, for sizes that are not known while the step is traced."""
     for leaf in leaves:
         message = str(passes.refused(f"{what} of another number of rows, of shape {leaf.shape}"))
         tf.debugging.assert_equal(tf.shape(leaf)[0], count, message)

@@ -35,7 +35,7 @@ ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
-    """Compiles a function to a graph that other batch sizes do not retrace."""
+    """Compiles a function in such a way that only the second batch size causes a new trace."""
     if eagerly:
         return function
     # In Keras's own steps AutoGraph does not convert user code either.
@@ -56,14 +56,14 @@ class StepsOnIterator:
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
-        `step` takes a batch, and a list to which it adds the variables that it reads. `step`
-        returns the batch's first rows, the number of examples with checksums, the logs, and the
-        values of the variables. With `trains`, the function reports its steps to a meter, if there
-        is one.
+        `step` takes a batch, and a list to which it adds the variables that it reads. It returns
+        the batch's first rows, a list of the number of examples and the checksums, the logs, and
+        the values of these variables. With `trains`, the function reports its steps to a meter, if
+        there is one.
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
-        # The variables that a step reads: recorded while it is traced, and used after every step.
+        # The variables that a step reads; found while it is traced, and used after every step.
         self._read: list[keras.Variable] = []
 
         count, eagerly = trainer.replicas.count_batch, model.run_eagerly
@@ -76,8 +76,8 @@ class StepsOnIterator:
 
         self._on_batch = compiled(on_batch, eagerly=eagerly)
         self._trains = trains
-        # A loop traces the step twice, so it calls a function that is traced once.
-        # A single step is inlined, because a called graph would take as long as a trace.
+        # A loop's body is traced twice, so a loop calls a function that is traced only once. A
+        # single step is traced in place instead, because making a call takes as long as a trace.
         inside = partial(self._once, on_batch) if self.count == 1 else self._in_a_loop
         self._on_iterator = None if eagerly else compiled(inside, eagerly=False)
 
@@ -145,7 +145,7 @@ class StepsOnIterator:
 
 
 def _measured(totals: Sequence[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
-    """Returns a step's numbers for a meter: its samples, the number 1, and its wait."""
+    """Returns a step's numbers for a meter: samples, steps (1), and seconds of waiting for data."""
     return tf.stack([tf.cast(totals[0], tf.float64), tf.ones([], tf.float64), seconds])
 
 
@@ -174,12 +174,12 @@ def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) 
 
 @final
 class FirstStepChecked:
-    """``train_function`` until its steps are checked; then the model gets `steps` in its place.
+    """The ``train_function`` until the first steps are checked; then `steps` takes its place.
 
-    The graph of a step takes its batches from Keras's iterator. In two calls this function reads
-    the batches itself: in the first call, and in the last call of the first epoch, whose batch may
-    have another size. The function passes these batches on in an iterator of the same type, so that
-    no other graph is needed.
+    Usually the graph of a step reads its batches from Keras's iterator. In two calls this function
+    reads the batches itself, to check a step with them: in the first call, and in the last call of
+    the first epoch, whose batch may have another size. It then passes these batches on in an
+    iterator of the same type, so that no other graph is needed.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.
@@ -195,7 +195,7 @@ class FirstStepChecked:
         self._calls = 0  # calls in this epoch
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps in the way of `StepsOnIterator`."""
+        """Runs the steps as `StepsOnIterator` does; before that, checks those to be checked."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
@@ -216,7 +216,7 @@ class FirstStepChecked:
         return self._steps(_over(iterator, batches))
 
     def goes_on(self, iterator: Any) -> None:
-        """Takes the iterator of an epoch whose first batches it got in another one."""
+        """Notes that an epoch goes on in this iterator; its first batches came in another one."""
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
@@ -231,10 +231,10 @@ class FirstStepChecked:
 
 @final
 class RowsFound:
-    """``train_function`` of a call's first steps: finds how many rows a replica has memory for.
+    """The ``train_function`` of a `fit`'s first call: finds how many rows a replica has memory for.
 
     Attributes:
-        function: The function that it stands for.
+        function: The train function that it replaces.
     """
 
     def __init__(self, trainer: Any, function: Callable[[Any], Any]) -> None:
@@ -242,16 +242,16 @@ class RowsFound:
         self._trainer = trainer
 
     def __call__(self, iterator: Any) -> Any:
-        """Finds it, and takes the steps."""
+        """Finds the number of rows, then runs the steps."""
         trainer, model = self._trainer, self._trainer.model
         model.train_function = self.function
-        if not keras_compat.is_complete(model):  # the steps build it, and the next call finds it
+        if not keras_compat.is_complete(model):  # These steps build it; the next call finds rows.
             return self.function(iterator)
         batches = list(itertools.islice(_batches(iterator), model.steps_per_execution))
         before = trainer.most_rows
         for batch in map(on_host, batches):
             trainer.find_rows(batch, _total(batch))
-        if trainer.most_rows != before:  # a trace for any size would take no passes
+        if trainer.most_rows != before:  # Older traces have other passes.
             model.make_train_function(force=True)
             model.train_function = model.train_function.function
         function = model.train_function
@@ -264,7 +264,7 @@ class RowsFound:
 
 
 def _over(iterator: Any, batches: Sequence[Any]) -> Any:
-    """Returns an iterator over batches, of the type of the one that has yielded them."""
+    """Returns an iterator over batches, of the type of the iterator that has yielded them."""
     if isinstance(iterator, PlacedIterator):
         return iterator.over(batches)
     if isinstance(iterator, tf.data.Iterator):

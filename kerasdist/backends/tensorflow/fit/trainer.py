@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
 
 class _InPasses(ReplicatedTrainer):
-    """A trainer that makes calls in passes, and finds how many rows there is memory for."""
+    """A trainer that can call the model in passes, and finds how many rows fit into memory."""
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, in passes if it has more examples than allowed at once."""
+        """Calls the model; in several passes if it has more examples than one call may have."""
         outputs = passes.calls(self, original, args, kwargs)
         trial = current.trial
         if trial is not None:
@@ -63,13 +63,13 @@ class _InPasses(ReplicatedTrainer):
         return outputs
 
     def require_passes(self) -> None:
-        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        """Refuses a model that is known not to support calls in several passes."""
         if self.model.jit_compile:
             raise refused("jit_compile=True")
         super().require_passes()
 
     def _finding_rows(self) -> Any:
-        """Returns the model's train function, whose next steps find how many rows have memory."""
+        """Returns the model's train function; if asked for, it first finds how many rows fit."""
         model = self.model
         is_wanted = config.most_examples_at_once() == "auto"
         if is_wanted and not isinstance(model.train_function, RowsFound):
@@ -87,7 +87,7 @@ class _InPasses(ReplicatedTrainer):
 
 @final
 class PlacedTrainer(_InPasses):
-    """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
+    """The trainer for one device, on which the functions of Keras's own trainer run."""
 
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows the device has memory for."""
@@ -96,14 +96,14 @@ class PlacedTrainer(_InPasses):
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: object = None
     ) -> None:
-        """Builds the metrics before training, as on other backends: backups restore metrics."""
+        """Builds metrics before training, as other backends do, so that backups restore them."""
         if keras_compat.has_built_layers(self.model):
             spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
             with suppress(Exception):  # the step itself will report data that does not fit
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, and lets it report its steps to a meter, if there is one."""
+        """Makes Keras's own train function, which then reports its steps to a meter, if any."""
         model = self.model
         if model.train_function is not None and not force:
             return self._finding_rows()
@@ -120,14 +120,14 @@ class PlacedTrainer(_InPasses):
         return self._finding_rows()
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy."""
+        """Makes Keras's own test function; user code in it then sees the strategy's one replica."""
         if self.model.test_function is None or force:
             original(force)
             self.model.test_function = self._in_strategy(self.model.test_function)
         return self.model.test_function
 
     def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy."""
+        """Makes Keras's own predict function; user code in it then sees the strategy's replica."""
         if self.model.predict_function is None or force:
             original(force)
             self.model.predict_function = self._in_strategy(self.model.predict_function)
@@ -158,7 +158,7 @@ class TensorFlowTrainer(_InPasses):
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
-            # This is done here, because Keras would do it while it traces a step.
+            # Built here, because Keras would build the optimizer while it traces a step.
             optimizer.build(model.trainable_variables)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
@@ -188,7 +188,8 @@ class TensorFlowTrainer(_InPasses):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            # drops compiled functions, except in this function's first call
+            # If this recreates variables, it drops compiled functions, so it comes before the new
+            # function.
             take_on(self.model, self.replicas)
             self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)
@@ -206,7 +207,8 @@ class TensorFlowTrainer(_InPasses):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        # Replicas exchange values in one graph, not in a graph of user code.
+        # Replicas can exchange values in the graph of a step, but not in a function in it that the
+        # user has compiled.
         step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)
@@ -223,20 +225,20 @@ class TensorFlowTrainer(_InPasses):
 
         def replica_step(data: object) -> Any:
             logs = step(data)
-            if not own:  # a user-defined step may have built layers
+            if not own:  # a user-defined step may have built layers just now
                 self._mark_equal_statistics()
             if self._group.is_of_workers:
                 read[:] = self._costly()
             return logs, collectives_here().end_step(read)
 
-        # In Keras's own step, no code after the optimizer's update reads the updated variables.
-        # So if a sum is a collective, one collective at the end is enough.
-        # But an optimizer with its own `apply` may apply gradients more than once.
+        # In Keras's own step, no code after the optimizer's update reads the updated variables. So
+        # if sums are collectives, one collective at the end is enough for all sums. But an
+        # optimizer with its own `apply` may apply gradients more than once.
         is_direct = self.model.optimizer is None or keras_compat.applies_directly(
             self.model.optimizer
         )
         waits = own and is_direct and self._group.has_collectives
-        # Code that runs once for all replicas, such as an optimizer's update, sees this.
+        # This context is for code that runs once for all replicas, such as an optimizer's update.
         with whole_step(self.strategy):
             done = self.replicas.run(
                 self.strategy, replica_step, batch, kept=kept, updates_wait=waits
@@ -248,7 +250,8 @@ class TensorFlowTrainer(_InPasses):
             rows = compared.first_rows
             totals.append(compared.checksums)
         if own:
-            # their values were summed by a collective
+            # A collective at the end of the step has summed the values of the variables in `read`,
+            # so nothing is summed again here.
             with KnownValues(zip(read, values, strict=True)):
                 return rows, totals, self.model.get_metrics_result(), values
         logs = self._group.mean_over_rows(
@@ -275,7 +278,7 @@ class TensorFlowTrainer(_InPasses):
             )
 
     def _costly(self) -> list[keras.Variable]:
-        """Returns the variables whose components must be summed over the workers to be read."""
+        """Returns the variables that can be read only by a sum over the workers."""
         known = [v for metric in metrics_of(self.model) for v in metric.variables]
         every = {id(variable): variable for variable in [*known, *self.model.variables]}
         return self._group.find_unsummed(every.values())
@@ -332,9 +335,10 @@ class TensorFlowTrainer(_InPasses):
     ) -> None:
         """Builds the model from a batch's types and shapes, if it has Keras's own `train_step`.
 
-        Keras would take a batch from the iterator, which a generator would lose, and which would
-        change the state of a shuffle. A user-defined step may do anything with its data, and its
-        model may have no `call`; in that case tracing the step builds what is missing.
+        To build the model, Keras would take a batch from the iterator. From a generator this batch
+        would be lost, and taking it would change the state of a shuffle. A user-defined step may do
+        anything with its data, and its model may have no `call`; then tracing the step builds what
+        is missing.
         """
         take_on(self.model, self.replicas)
         count = None if iterator is None else iterator.num_batches
@@ -346,13 +350,13 @@ class TensorFlowTrainer(_InPasses):
         if self.has_builtin("train_step"):
             _build_from(self.model, data_batch)
         elif keras_compat.has_built_layers(self.model):
-            # This builds metrics, losses and optimizer, if `call` fits the data.
+            # This builds metrics, losses and optimizer, if `call` accepts the data.
             with suppress(Exception):
                 _build_from(self.model, data_batch)
 
 
 def _require_no_state_of_rows(model: keras.Model) -> None:
-    """Refuses a stateful RNN, whose state could be broadcast from one row of a replica."""
+    """Refuses a stateful RNN: its state has a row per example, but a replica has only some rows."""
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
@@ -367,7 +371,7 @@ _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
 def _build_from(model: keras.Model, batch: object) -> None:
-    with state_kept(model):  # Keras itself would not call the model here
+    with state_kept(model):  # because plain Keras would not call the model here
         keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 
 

@@ -30,7 +30,7 @@ from kerasdist.input import sharding
 
 
 def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws random numbers; in a trial the replicas get the rows that one device drew."""
+    """Draws random numbers; in a trial, replicas get the rows that were drawn on one device."""
     trial = current.trial
     if trial is None:
         return original(*args, **kwargs)
@@ -43,7 +43,7 @@ keras_compat.install(draw=_draw)
 
 
 class TensorFlowTrial(Trial):
-    """Gives the step plain variables on one device, and distributed variables on the replicas."""
+    """A trial whose copies are plain variables on one device, distributed ones on the replicas."""
 
     @staticmethod
     def first_rows(batch: Any, count: int) -> Any:
@@ -54,7 +54,7 @@ class TensorFlowTrial(Trial):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job, group = replicas.job, replicas.group
-        if job is None and isinstance(batch, OwnRows):  # these rows were placed on devices
+        if job is None and isinstance(batch, OwnRows):  # from `on_host`, so it has all rows
             batch = batch.rows
         if not isinstance(batch, OwnRows) or job is None:
             return super().gathered(replicas, batch, spares=spares)
@@ -103,7 +103,7 @@ class TensorFlowTrial(Trial):
                 part.assign(value)
 
     def copy(self, variable: Any) -> Any:
-        """Returns a native variable with the values that the variable has."""
+        """Returns a new native variable with the values of a variable."""
         own = keras_compat.stored_value(variable)
         if own is None:
             return None
@@ -113,7 +113,7 @@ class TensorFlowTrial(Trial):
             return plain_copy(copies(own)[0], _whole(variable, own))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Assigns to the copy of a variable; in a replica, by the rules for replica code."""
+        """Assigns to the copy of a variable; in a replica, as replica code assigns."""
         replica = current.replica
         if replica is None:
             self._assign(variable, value)
@@ -132,7 +132,7 @@ class TensorFlowTrial(Trial):
 
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step on the first device, or on the replicas as with ``run_eagerly=True``."""
-        with _eager_functions:  # compiled functions would keep the trial's copies of variables
+        with _eager_functions:  # traced functions would keep the trial's copies of variables
             return self._take(self._model, self._replicas, batch)
 
     def _take(self, model: Any, replicas: Any, batch: TriedBatch) -> Any:
@@ -160,10 +160,10 @@ class TensorFlowTrial(Trial):
 
 @final
 class TensorFlowMemoryTrial(MemoryTrial, TensorFlowTrial):
-    """Gives the step the variables of the first device."""
+    """A trial for memory, in which the step reads the first device's copies of variables."""
 
     def copy(self, variable: Any) -> Any:
-        """Returns the framework's variable, which the step does not assign to."""
+        """Returns the first device's own copy of a variable, to which the step does not assign."""
         own = keras_compat.stored_value(variable)
         return None if own is None else copies(own)[0]
 
@@ -198,7 +198,7 @@ _eager_functions = _EagerFunctions()
 
 
 def _whole(variable: Any, own: Any) -> Any:
-    """Returns the value that one device would have of a variable."""
+    """Returns the value that a variable would have on one device."""
     parts = [one.read_value() for one in copies(own)]
     if isinstance(own, SharedSum) and not own.is_whole_here and own.known is not None:
         return own.known

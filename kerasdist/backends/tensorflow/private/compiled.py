@@ -13,9 +13,9 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user function, which AutoGraph converts if it has converted the calling code.
+    """Returns a user function, converted by AutoGraph if AutoGraph has converted the calling code.
 
-    Compiled functions that the function calls are also converted, even eagerly.
+    AutoGraph then also converts compiled functions that the function calls, even eagerly.
     """
     here = internals.CONTROL_STATUS.get()()
     return internals.CONVERT.get()(function, here, convert_by_default=False)
@@ -24,8 +24,8 @@ def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
 def error_with_own_type(error: Exception) -> Exception:
     """Returns the user's own error for the error that AutoGraph raised in its place.
 
-    AutoGraph recreates errors of common types with a message that shows the user's lines. AutoGraph
-    replaces errors of other types by types of its own.
+    AutoGraph makes a new error, whose message shows the user's lines. If the user's error has a
+    common type, the new error has it too; otherwise it has a type of AutoGraph's.
     """
     own = error.__context__
     if type(error).__module__.startswith("tensorflow.") and hasattr(own, "ag_error_metadata"):
@@ -62,7 +62,7 @@ def asks_for_xla(function: Callable[..., Any]) -> bool:
 
 
 def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
-    """Returns a ``tf.function`` with the options of another ``tf.function``."""
+    """Returns a ``tf.function`` of another function, with the options of `compiled`."""
     return internals.FUNCTION_CLONE.of(compiled)(python_function=function)
 
 

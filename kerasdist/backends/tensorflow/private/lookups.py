@@ -1,4 +1,4 @@
-"""Finds the entries of a sparse gradient that one device would have once for the whole batch.
+"""Finds out which entries of replicas' sparse gradients one device would have only once.
 
 The gradient of a lookup in a table is a ``tf.IndexedSlices`` with one entry per index. Keras's
 optimizers square and clip entry by entry, so the result depends on how the gradient is divided into
@@ -23,7 +23,7 @@ from kerasdist.backends.tensorflow.private.strategies import mirrored
 
 # Parts of the names of operations that return different values on each replica.
 _DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
-# Marks integers that were made from floats eagerly, which are mostly tokens, not positions.
+# Stands for an operation that makes integers from floats eagerly: mostly tokens, not positions.
 _OF_FLOATS = "Floats"
 
 
@@ -34,8 +34,8 @@ class Terms:
     Attributes:
         added: This replica's terms.
         indices: For each term, the indices of its rows; None if the sum needs no indices.
-        dense_shape: The shape of the variable, which indices refer to.
-        is_merged: Whether one device has one row for each index.
+        dense_shape: The shape of the variable to which the indices belong.
+        is_merged: Whether the rows of each index are summed to one row, as on one device.
     """
 
     added: Sequence[Any]
@@ -86,7 +86,7 @@ class Lookups:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Records which operations make indices; a graph has this information anyway."""
+        """Records, in eager code, which operations make indices; a graph has this information."""
         if not (tf.executing_eagerly() and _can_record()):
             yield
             return
@@ -97,7 +97,7 @@ class Lookups:
             REMOVE_OP_CALLBACK.get()(self._record)
 
     def terms(self, gradient: Any) -> Terms:
-        """Divides a gradient into terms, each of which is summed as on one device."""
+        """Divides a gradient into terms, whose sums over the replicas are those of one device."""
         if not isinstance(gradient, tf.IndexedSlices):
             return Terms((gradient,))
         if tf.executing_eagerly() and not _can_record():
@@ -122,7 +122,7 @@ class Lookups:
         return Terms(added, indices, gradient.dense_shape)
 
     def _lookups(self, indices: Any) -> list[Any]:
-        """Returns the indices of each lookup; TensorFlow concatenates lookups in one table."""
+        """Returns each lookup's indices; TensorFlow concatenates those of lookups in one table."""
         kind, inputs = self._made_by(indices)
         if kind != "ConcatV2":
             return [indices]
@@ -147,7 +147,7 @@ class Lookups:
         return False
 
     def _is_other_size(self, inputs: Sequence[Any]) -> bool:
-        """Returns whether inputs of a slice select the size of an axis other than the batch's."""
+        """Returns whether a slice, by its inputs, selects the size of another axis than axis 0."""
         kind, _ = self._made_by(inputs[0])
         begin, end = (tf.get_static_value(one) for one in inputs[1:3])
         if kind != "Shape" or begin is None or end is None:
@@ -194,7 +194,7 @@ class Lookups:
         if name in ("Shape", "ReadVariableOp"):
             inputs = ()
         elif any(one.dtype.is_floating for one in inputs):
-            name, inputs = _OF_FLOATS, ()  # this does not keep the inputs alive
+            name, inputs = _OF_FLOATS, ()  # without the inputs, so that these can be freed
         for one in outputs:
             if one.dtype.is_integer or one.dtype == tf.bool:
                 self._made[id(one)] = one, name, inputs
@@ -256,7 +256,7 @@ def constant(indices: Any) -> np.ndarray | None:
             return None
         if op.name not in nodes:
             node = nodes[op.name] = op.node_def
-            # Control inputs (the batch's arrival, for example) and colocations are removed.
+            # Removes control inputs, such as the arrival of the batch, and colocations.
             node.attr.pop("_class", None)
             inputs = [one for one in node.input if not one.startswith("^")]
             del node.input[:]

@@ -1,4 +1,4 @@
-"""Permanent patches of TensorFlow, applied when the first object is made that needs them."""
+"""Permanent patches of TensorFlow, applied once they are needed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def install() -> None:
 
 
 def pass_over_own_code() -> None:
-    """Keeps AutoGraph from converting kerasdist's code, as it treats TensorFlow and Keras.
+    """Makes AutoGraph leave kerasdist's code unconverted, as it leaves TensorFlow's and Keras's.
 
-    Users' functions that kerasdist calls are still converted (`converted_as_here`), which
-    `do_not_convert` would prevent.
+    Users' functions that kerasdist calls are still converted (`converted_as_here`). With
+    `do_not_convert` around kerasdist's own functions they would not be.
     """
     rules, do_not_convert = internals.CONVERSION_RULES, internals.DO_NOT_CONVERT
     if rules.is_there() and do_not_convert.is_there():
@@ -40,7 +40,7 @@ def pass_over_own_code() -> None:
 
 
 def let_variables_be_read() -> None:
-    """Lets the mirrored variables of kerasdist be converted to numbers, as ``tf.Variable`` can.
+    """Makes kerasdist's mirrored variables convertible to numbers, as a ``tf.Variable`` is.
 
     ``int``, ``float``, ``bool`` and ``np.array`` of a mirrored or sync-on-read variable then return
     the value of ``.numpy()``. TensorFlow does not define these conversions. Variables of a user's
@@ -75,7 +75,7 @@ def _number(variable: Any) -> Any:
 def _truth(variable: Any) -> bool:
     """Returns whether a mirrored variable's value is true, as for ``tf.Variable``.
 
-    TensorFlow's own code always gets True, because it tests whether there is a variable at all
+    TensorFlow's own code always gets True, because its tests ask whether there is a variable at all
     (`check_destinations`).
     """
     asks = sys._getframe(1).f_globals["__name__"]
@@ -85,5 +85,5 @@ def _truth(variable: Any) -> bool:
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
-    """Filters out a warning about eager replicas in a trial, which is meant to run eagerly."""
+    """Filters out, in a trial, TensorFlow's warning about eager replicas: a trial runs eagerly."""
     return current.trial is None or "eagerly has significant overhead" not in str(record.msg)

@@ -1,8 +1,8 @@
 """Puts each replica's rows on its device before the step that uses them.
 
-One pipeline on the host feeds one pipeline on each device in turn, by TensorFlow's
-``MultiDeviceIterator``, as in ``tf.distribute``. TensorFlow traces six functions for each device in
-each epoch; here a dataset keeps these functions for all its epochs.
+One pipeline on the host feeds a pipeline on each device, in turn, by TensorFlow's
+``MultiDeviceIterator``, as in ``tf.distribute``. There, TensorFlow traces six functions for each
+device in each epoch; here a dataset keeps these functions for all its epochs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def can_prefetch(spec: object) -> bool:
 
 
 def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
-    """Returns a dataset of the elements; `spec` may leave sizes open that the elements fix."""
+    """Returns a dataset of the elements; `spec` may leave sizes open that the elements have."""
 
     def of_one(element: object) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(element)
@@ -86,7 +86,7 @@ class PlacedIterator(tf.experimental.ExtensionType):
     """Yields `PlacedBatch`es. A graph can take this iterator as an argument.
 
     Attributes:
-        source: The object that feeds the devices' iterators, and lives as long as they do.
+        source: The object that feeds the devices' iterators, and must live as long as they do.
         iterators: The iterators of the devices.
         devices: The names of the devices.
         total: How many examples each global batch has; 0 if that is not known.
@@ -100,9 +100,9 @@ class PlacedIterator(tf.experimental.ExtensionType):
     def get_next(self) -> PlacedBatch:
         """Returns the next batch.
 
-        An error of the pipeline reaches the first device, while for other devices the data may just
-        end. So the other devices wait for the first device, because they could mistake the error
-        for the end.
+        An error of the pipeline is raised on the first device, while on the others the data may
+        just end. So the others wait for the first device; otherwise a step could end as if the data
+        had ended.
         """
         parts: list[Any] = []
         for device, iterator in zip(self.devices, self.iterators, strict=True):
@@ -179,9 +179,8 @@ class PlacedBatches:
 
     def __iter__(self) -> PlacedIterator:
         with tf.device(HOST):
-            # The source belongs to this iterator alone.
-            # In a source that is used again, random operations would continue where they were.
-            # In plain Keras each epoch starts them anew.
+            # Each iterator has a source of its own. In a source that is used again, random
+            # operations would go on, while in plain Keras each epoch starts them anew.
             source = self._source()
             begun = tf.raw_ops.MultiDeviceIteratorInit(
                 dataset=tf.data.experimental.to_variant(self._parts),

@@ -18,8 +18,8 @@ from kerasdist.core.internals import Internal
 class NativeScope(context.Placement):
     """``strategy.scope()`` of a ``tf.distribute`` strategy, which survives ``clear_session``.
 
-    TensorFlow stores the open scope on its default graph, which Keras's ``clear_session`` drops.
-    The scope would then silently no longer be in force, and leaving it would fail.
+    TensorFlow stores the open scope in its default graph, which Keras's ``clear_session`` drops.
+    Without this class, the scope would then have no effect any more, and leaving it would fail.
     """
 
     def __init__(self, native_strategy: tf.distribute.Strategy) -> None:
@@ -53,7 +53,7 @@ def _renew_scopes_after_reset() -> None:
 
 
 def run_without_merge_call(function: Callable[[], Any]) -> Any:
-    """Runs code that would otherwise call ``merge_call`` in cross-replica context.
+    """Runs code of Keras that would otherwise call ``merge_call`` in cross-replica context.
 
     Keras's optimizers update variables by `tf.__internal__.distribute.interim.maybe_merge_call`.
     That call fails in cross-replica context, and anywhere in the branches of ``ops.cond``, which is
@@ -73,7 +73,7 @@ def run_without_merge_call(function: Callable[[], Any]) -> Any:
 
 @final
 class OneCopy:
-    """Replaces a strategy, and updates only one copy of each variable."""
+    """Stands in for a strategy in an optimizer's update, and updates one copy of each variable."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -94,7 +94,8 @@ class OneCopy:
 def on_one_copy(index: int) -> Iterator[OneCopy]:
     """In the block, each variable of a strategy stands for one of its copies, as in ``update``.
 
-    Yields a replacement for the strategy: an optimizer that has it updates only that copy.
+    Yields a stand-in for the strategy: an optimizer that gets it as its strategy updates only that
+    copy.
     """
     with internals.UPDATE_CONTEXT.get()(index):
         yield OneCopy(index)

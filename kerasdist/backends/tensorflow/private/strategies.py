@@ -17,13 +17,13 @@ from kerasdist.backends.tensorflow import internals
 # The strategies that kerasdist made; a user's own strategies are not changed.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# A substitute for TensorFlow's base classes, which are looked up for the first object.
+# Stands for TensorFlow's private base classes, which are looked up when the first object is made.
 _Native: Any = object
 
-# The collective keys reserved per strategy, which needs only one per group of devices.
+# How many collective keys are reserved for a strategy; it needs one for each group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
-# Attributes that kerasdist's own kinds of distributed variables have in addition.
+# The attributes that `SharedSum` adds to TensorFlow's variables.
 _OWN = ("is_equal", "known")
 
 
@@ -90,7 +90,7 @@ def is_distributed(variable: object) -> bool:
 
 
 def _is_central(variable: object) -> bool:
-    """Returns whether a native variable is the single copy of a central storage."""
+    """Returns whether a native variable is the single copy of a central storage strategy."""
     is_one = isinstance(variable, tf.Variable) and not isinstance(
         variable, tf.distribute.DistributedValues
     )
@@ -116,7 +116,7 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
 
 
 def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
-    """Returns a plain copy of a variable, which Keras's optimizers identify with the original."""
+    """Returns a plain copy of a variable, which Keras's optimizers take for the variable itself."""
     copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
     # An optimizer finds the variable's slots by this id.
     internals.UNIQUE_ID.set(copy, internals.UNIQUE_ID.of(variable))
@@ -157,8 +157,8 @@ def has_started() -> bool:
 def start_server(addresses: Sequence[str], rank: int) -> None:
     """Starts TensorFlow's runtime as one server of the job's cluster.
 
-    `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but sets no time-outs
-    for waits, and does it again for a second strategy.
+    `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
+    for waits, and once more for a second strategy.
     """
     runtime: Any = internals.EAGER_CONTEXT.get()()
     internals.CONFIGURE_COLLECTIVES.of(runtime)(
@@ -185,7 +185,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
 
 @contextmanager
 def _sharing_its_port() -> Iterator[None]:
-    """Lets TensorFlow's server listen on a port that this process holds for it."""
+    """Lets TensorFlow's server listen on a port that this process has reserved for it."""
     before = os.environ.get(_REUSE_PORT)
     os.environ[_REUSE_PORT] = "true"
     try:
@@ -208,19 +208,19 @@ class SharedSum(_Native):
     saves a layer's moving statistics. If the value is cached, reading needs no collective.
 
     Attributes:
-        known: The value aggregated over all replicas; None if it is not known.
+        known: The cached value, aggregated over all replicas; None if it is not known.
         is_equal: Whether all replicas assign equal values in `fit`, so that their components are
             equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`, because TensorFlow makes the object.
-    # Then its class becomes a subclass of this class and TensorFlow's own (`_shared_sum_class`).
+    # There is no `__init__`, because TensorFlow makes the object. Its class is changed afterwards,
+    # to a subclass of this class and of TensorFlow's class (`_shared_sum_class`).
 
     known: tf.Tensor | None = None
     is_equal = False
 
     def remember_first(self) -> None:
-        """Caches the aggregate, if all replicas have the value of the first local replica."""
+        """Caches the aggregate; to be called when all replicas have the same value."""
         first = self.values[0].read_value()
         is_sum = self.aggregation == tf.VariableAggregation.SUM
         replicas = self.distribute_strategy.num_replicas_in_sync
@@ -228,7 +228,7 @@ class SharedSum(_Native):
 
     @property
     def is_whole_here(self) -> bool:
-        """Whether reading needs no sum, as all components are equal or only the first counts."""
+        """Whether a read needs no sum: the components are equal, or only the first one counts."""
         return self.is_equal or self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
 
     def assign(
@@ -252,7 +252,7 @@ class SharedSum(_Native):
 
 
 def remember_sum(variable: object, total: tf.Tensor) -> None:
-    """Caches the sum of a variable's components, if it is a `SharedSum`; a graph clears it."""
+    """Caches the sum of a `SharedSum`'s components; in a graph, clears the cache instead."""
     if isinstance(variable, SharedSum):
         variable.known = total if tf.executing_eagerly() else None
 
@@ -297,7 +297,7 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
 
 class _Extended(_Native):
-    """The methods in which this strategy differs from TensorFlow's own."""
+    """The methods of ``strategy.extended`` in which `WorkersStrategy` differs from TensorFlow's."""
 
     _enable_check_health = False
     _std_server_started = True
@@ -314,9 +314,9 @@ class _Extended(_Native):
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: object
     ) -> Any:
-        # TensorFlow broadcasts the chief's value of each variable separately.
-        # TensorFlow then waits forever if workers make different variables.
-        # `InitialBroadcast` compares the variables first, and then broadcasts all values together.
+        # TensorFlow would broadcast the chief's value of each variable separately, and wait forever
+        # if workers make different variables. `InitialBroadcast` first compares the variables, and
+        # then broadcasts all values together.
         return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
 
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:

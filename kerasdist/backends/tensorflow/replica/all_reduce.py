@@ -12,14 +12,12 @@ from kerasdist.api.options import CommunicationImplementation, CommunicationOpti
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.collectives import CollectiveLog, described
 
-# A value has a tensor per lane.
-# A lane is a participant of a collective: one device of this process.
-# If devices share memory, the process is a single lane.
+# The tensors of a value, one per lane. A lane is a participant of a collective: one device of this
+# process, or the process itself if its devices share memory.
 Column = Sequence[tf.Tensor]
 
-# The most bytes that GPUs sum together.
-# So gradients of the last layers are sent during the backward pass of the first layers.
-# PyTorch's limit is 25 MiB.
+# The most bytes that GPUs sum by one collective. The limit lets gradients of the last layers be
+# sent while the first layers still compute theirs. PyTorch's limit is 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
 
 _HOST = "/device:CPU:0"
@@ -111,19 +109,19 @@ class AllReduce:
         if self._collectives is not None:
             placed = self._recorded(placed, self._collectives)
         if len(placed) > 1 and tf.executing_eagerly():
-            # Eagerly, the first lane would wait for the second lane, which has not started.
-            # A graph runs both.
-            # A concrete function stays a graph even under `tf.config.run_functions_eagerly`.
+            # Eagerly, the first lane would wait for the second lane, which has not started; a graph
+            # runs both. A concrete function stays a graph even under
+            # `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
             with self._one_at_a_time:  # otherwise devices could mix up the sums of two threads
                 return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
 
     def _recorded(self, vectors: Sequence[tf.Tensor], log: CollectiveLog) -> list[tf.Tensor]:
-        """Returns vectors that exist only after their collective was recorded, also in a graph.
+        """Returns the vectors, which become available only after their collective was recorded.
 
-        Records have the order of the collectives, because a read of the token waits for the last
-        one.
+        Records have the order of the collectives, because each record waits for the ordering token
+        of the collective before it.
         """
         first, order = vectors[0], self._orders[0]
         entry = described("all_reduce", f"{first.dtype.name} with key {self._key}")
@@ -140,11 +138,11 @@ class AllReduce:
     def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
         """Runs one collective, in which each lane takes part once.
 
-        ``tf.distribute`` asks the chief for a new instance key for each call. Asking takes a
+        ``tf.distribute`` asks the chief for a new instance key for each call. This takes a
         millisecond, and fails with ``steps_per_execution``, because functions in loops get no such
-        keys. Here the ordering token runs the collectives one after another, so that a key can be
-        reused. A key depends only on type and size, so that it is equal on all workers even if only
-        some of them retrace.
+        keys. Here an ordering token makes the collectives run one after another, so keys can be
+        reused. A key depends only on type and size, so it is equal on all workers even if only some
+        of them retrace.
         """
 
         def collective(vector: tf.Tensor, order: tf.Variable) -> tf.Tensor:
@@ -184,7 +182,7 @@ def _on_gpus(devices: Sequence[str]) -> bool:
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
-    """Returns packs of indices of values: one type per pack, and at most `bytes_per_pack` (0: any).
+    """Groups the indices of values in packs, of one type and `bytes_per_pack` at most (0: any).
 
     A value with more bytes is a pack of its own. The last values come first, because the
     collectives run in the order of the packs, and the backward pass computes the last layers'

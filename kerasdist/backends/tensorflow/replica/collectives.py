@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
-# The values of a call, each as its components on the replicas of this process.
+# The values of a call, each with its components on the replicas of this process.
 Columns = list[tuple[Any, ...]]
 
 # Keras's own assignment, which takes a variable and a value.
@@ -55,7 +55,7 @@ _UPDATE = "update"
 
 @dataclass(frozen=True)
 class Given:
-    """The call of a replica, with the tensors that it gives to the call.
+    """A call of a collective by one replica, with the replica's tensors.
 
     Attributes:
         call: The name of the call.
@@ -67,7 +67,7 @@ class Given:
 
 
 def columns_of(everyone: Sequence[Given]) -> Columns:
-    """Returns the tensors of all replicas, one column per tensor of the call."""
+    """Returns all replicas' tensors, a column per tensor of a call; refuses calls that differ."""
     calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
     if len(set(calls)) > 1:
         raise ReplicaError(
@@ -80,7 +80,7 @@ def columns_of(everyone: Sequence[Given]) -> Columns:
 
 @dataclass(frozen=True)
 class Deferred:
-    """An optimizer's step or an assignment, deferred until all replicas' tensors are summed.
+    """An optimizer's step or an assignment that waits until the replicas' tensors are summed.
 
     Attributes:
         call: The name of the call, for error messages.
@@ -96,9 +96,9 @@ class Deferred:
 def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance of each channel of a replica's rows; zeros if it has no rows.
 
-    The operations are the same as in plain Keras. The gradient of the moments takes one pass over
-    the rows, because the mean inside of the variance counts as a constant, for which its gradient
-    is zero.
+    The operations are the same as in plain Keras. Their gradient takes one pass over the rows,
+    because TensorFlow treats the mean inside of the variance as a constant. This is exact: the
+    variance's derivative with respect to the mean is zero.
     """
     mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
     if inputs.shape.num_elements():  # the number is known and not zero
@@ -124,7 +124,7 @@ class TensorFlowCollectives(Collectives):
         waits: bool = False,
     ) -> None:
         self._replica = replica
-        # Referred to weakly, because TensorFlow keeps functions of `tf.custom_gradient` forever.
+        # A weak reference, because TensorFlow keeps functions of `tf.custom_gradient` forever.
         self._kept = None if kept is None else weakref.ref(kept)
         self._local_batch = local_batch
         self._lookups = lookups
@@ -152,7 +152,7 @@ class TensorFlowCollectives(Collectives):
         return marked(loss)
 
     def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a tape's ``gradient`` for a loss, which may be weighted or not.
+        """Calls a tape's ``gradient``, and finds out in the call whether the loss is weighted.
 
         If recomputed code calls this method inside of another backward pass, the loss of that pass
         decides.
@@ -167,7 +167,7 @@ class TensorFlowCollectives(Collectives):
                 self._differentiates = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function once, in the native strategy's thread for cross-replica code."""
+        """Calls the function once, in the thread in which tf.distribute runs cross-replica code."""
         native_strategy = self._native_strategy
         function = converted_as_here(function)
 
@@ -225,7 +225,7 @@ class TensorFlowCollectives(Collectives):
     def all_moments(self, inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns mean and variance of all replicas' rows.
 
-        Their gradient is written out: it takes a third of the operations that TensorFlow derives.
+        Their gradient is written by hand, with a third of the operations that TensorFlow would use.
         """
         shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
 
@@ -253,7 +253,7 @@ class TensorFlowCollectives(Collectives):
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
         def together(parts: Columns) -> tuple[Any, list[Any]]:
-            # In a graph of `fit` static sizes do not depend on the batch, so they are equal.
+            # In a graph of `fit` a static size does not depend on the batch, so all are equal.
             known = self._local_batch is not None and not tf.executing_eagerly()
             equal_sizes = known and parts[0][0].shape[axis] is not None
             return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
@@ -282,7 +282,7 @@ class TensorFlowCollectives(Collectives):
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> None:
-        """Weights and sums the gradients, and updates every copy of the variables, in one call."""
+        """Weights and sums the gradients, then updates every copy of the variables."""
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         replaced = [gradient_replaces(variable) for variable in known]
         weight = self._local_batch and numerics.weight_of_gradients(
@@ -320,11 +320,9 @@ class TensorFlowCollectives(Collectives):
         self._sum_then(_UPDATE, Deferred("apply", tensors, update))
 
     def end_step(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Finishes deferred work and reads variables by one collective; all replicas must call it.
+        """Finishes deferred work and reads variables, by one collective; all replicas must call it.
 
-        The variables are needed for the step's logs.
-
-        Returns the variables' values, aggregated over all replicas.
+        Returns the values of these variables, aggregated over all replicas, for the step's logs.
         """
         waiting, self._deferred = list(self._deferred.values()), {}
         if not waiting and not variables:
@@ -373,9 +371,9 @@ class TensorFlowCollectives(Collectives):
 
         In `fit` the replicas' changes are combined. ``tf.distribute`` combines the assigned values
         instead: a sum would count the old value once per replica, and a mean would ignore how many
-        rows each replica has. Custom loops keep that behaviour, which users expect. An exception is
-        a variable that is summed on read and has one copy, such as a variable of a metric: each
-        replica adds to it.
+        rows each replica has. Custom loops keep that behaviour, which users expect, with one
+        exception: if a variable that is summed on read has only one copy, as a metric's variable
+        has with central storage, each replica adds its change to it.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
@@ -400,7 +398,7 @@ class TensorFlowCollectives(Collectives):
 
     @contextmanager
     def equal_writes(self) -> Iterator[None]:
-        """Returns a context in which a replica without rows assigns the others' values."""
+        """Returns a context in which all replicas, also one without rows, assign equal values."""
         outer, self._writes_equal = self._writes_equal, True
         try:
             yield
@@ -446,7 +444,7 @@ class TensorFlowCollectives(Collectives):
 
         Returns the function's result; a distributed value is replaced by the replica's component.
         """
-        # Another thread issues the collective.
+        # The record shall name the code of this thread, but another thread issues the collective.
         issued = issued_for(code_here()) if self._group.is_recorded else nullcontext()
 
         def merged(native_strategy: tf.distribute.Strategy, everyone: object) -> Any:
@@ -455,7 +453,8 @@ class TensorFlowCollectives(Collectives):
                 return function(columns_of(copies(everyone)))
 
         replica_context = tf.distribute.get_replica_context()
-        # The tensors are passed as one object, because merge_call does not group equal tensors.
+        # The tensors are passed in one object, because merge_call would pass a tensor that is the
+        # same in all replicas only once.
         kept = self._kept and self._kept()
         taken = kept.take() if kept else {}
         result = replica_context.merge_call(
@@ -479,10 +478,10 @@ class TensorFlowCollectives(Collectives):
         """Returns the gradients of sums over the replicas with respect to this replica's terms.
 
         In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is their
-        mean, weighted by the replicas' weights, and its gradient with respect to a sum has the same
-        weights. `apply_gradients` multiplies this replica's gradients by its weight again, so they
-        are divided by it here. A loss that was weighted before it was differentiated has its weight
-        already in `upstream`.
+        mean, weighted by the replicas' weights, so the gradient with respect to a sum is the sum of
+        the replicas' gradients with these weights. `apply_gradients` later multiplies this
+        replica's gradients by its weight, so here they are divided by it. If a loss was weighted
+        before it was differentiated, `upstream` already has the weight.
         """
         if self._local_batch is None:
             return self.all_sum(upstream)
@@ -510,7 +509,7 @@ def collectives_here() -> TensorFlowCollectives:
 
 
 def _own(structure: object) -> Any:
-    """Copies tensors, because `regrouped` does not wrap an object that all replicas share."""
+    """Returns a replica's own copies of tensors, because `regrouped` does not wrap shared ones."""
 
     def own(leaf: object) -> Any:
         if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):

@@ -1,4 +1,4 @@
-"""Lets Keras's losses and optimizers work in a scope outside of replicas, as on one device."""
+"""Makes Keras's losses and optimizers work in a scope, outside of replicas, as on one device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
 
 
 def serve(native_strategy: tf.distribute.Strategy) -> None:
-    """Lets losses and optimizers work outside of replicas in this strategy's scope."""
+    """Makes losses and optimizers work outside of replicas in this strategy's scope."""
     _install()
     ours.add(native_strategy)
 
@@ -45,9 +45,9 @@ def _install() -> None:
 
 
 def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
-    """Leaves a loss unscaled outside of replicas, where it covers the whole batch.
+    """Leaves a loss unscaled outside of replicas, where it is the loss of the whole batch.
 
-    Keras divides a loss by the number of replicas in any open scope of a strategy.
+    Keras itself divides a loss by the number of replicas wherever a strategy's scope is open.
     """
     if current.replica is None and tf.distribute.get_strategy() in ours:
         return value
@@ -57,7 +57,7 @@ def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
 def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    """Updates all copies of the variables equally, by a single list of gradients.
+    """Outside of replicas, updates all copies of the variables by a single list of gradients.
 
     Keras's own ``apply`` would call ``merge_call``, which only replicas can call.
     """
@@ -74,7 +74,7 @@ def _apply(
 
 
 def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
-    """Mirrors variables made outside of the scope before an optimizer indexes them."""
+    """Before an optimizer is built, mirrors variables that were made outside of the scope."""
     variables = list(variables)
     native_strategy = _native_strategy_of([*variables, *optimizer.variables[:1]])
     if native_strategy is not None:
@@ -94,8 +94,8 @@ def apply_everywhere(
 ) -> Any:
     """Updates every copy of the variables by gradients that are sums over all replicas.
 
-    If a gradient has a sum on each device, each device updates its own copy, and clips, scales and
-    accumulates by itself. A single gradient is processed once, and the result is copied.
+    If any gradient has a sum on each device, each device updates its own copies, and clips, scales
+    and accumulates by itself. Otherwise gradients are processed once, for all copies.
     """
     known = keras_compat.optimized_variables(optimizer) if variables is None else variables
     with tf.init_scope():
@@ -110,7 +110,7 @@ def apply_everywhere(
         if is_one and (trial is None or keeps_one_copy(native_strategy)):
             return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
         devices = native_strategy.extended.worker_devices
-        # A trial runs eagerly, and its first device computes for all devices.
+        # In a trial, which runs eagerly, the first device computes for all devices.
         for index, device in enumerate(devices if trial is None else devices[:1]):
             own = [held[index % len(held)] for held in map(copies, gradients)]
             with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
@@ -122,7 +122,8 @@ def apply_everywhere(
                     other.assign(first)
         return None
 
-    # Keras's own ``apply`` does the rest, also for the inner optimizer of a LossScaleOptimizer.
+    # In this call `_apply` leaves all to Keras's own ``apply``, also for the inner optimizer of a
+    # LossScaleOptimizer.
     token = _is_applying.set(True)
     try:
         return run_without_merge_call(apply)
@@ -132,7 +133,7 @@ def apply_everywhere(
 
 @contextmanager
 def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
-    """Lets the optimizer update variables of another strategy until the block ends."""
+    """Moves an optimizer to another strategy until the block ends."""
     before = [(one, keras_compat.move_optimizer(one, strategy)) for one in with_inner(optimizer)]
     try:
         yield

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """Plain Keras on a given device."""
 
-    measures_data = False  # Keras's graph reads the batches
+    measures_data = False  # because Keras's graph reads the batches, not the host
 
     def __init__(
         self, devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any]
@@ -76,7 +76,7 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     Attributes:
         group: The replicas and their native strategy.
-        count_batch: Counts, in its graph, a batch that a step has read; None without other workers.
+        count_batch: Adds an operation to a step's graph that counts a batch; None without a job.
     """
 
     count_batch: Callable[[], object] | None = None
@@ -112,14 +112,14 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class that tries a step on one device and on the replicas."""
+        """The class of trial steps, which compare the replicas with one device."""
         # imported late, because few programs need it
         from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial
 
         return TensorFlowTrial
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter whose global batches Keras does not divide itself."""
+        """Returns an adapter that yields global batches, which Keras itself must not divide."""
         return TensorFlowAdapter(adapter, self.group)
 
     def placement(self) -> AbstractContextManager[Any]:
@@ -178,7 +178,7 @@ def mirrored_replicas(
         native_strategy = central_storage_strategy(names, _tensorflow_name(home))
     else:
         native_strategy = strategy_on_devices(names, share_memory=shares_memory)
-    # On CPUs, or if variables have a single copy, gradients are summed on one device.
+    # If devices share memory, or variables have a single copy, one device sums gradients.
     one_place = shares_memory or len(devices) == 1 or home is not None
     own = native_strategy.extended.worker_devices
     all_reduce = None if one_place else AllReduce(own, workers=1, key=group_key())
@@ -226,8 +226,9 @@ def _after(data: object) -> Iterator[None]:
     """Makes the operations inside of the block wait for the data.
 
     At the end of the data, a step fails when it asks for the next batch. Operations that do not use
-    the batch, such as the increment of the optimizer's counter, must not run before that. (In plain
-    Keras they do: if the number of batches is unknown, the optimizer counts one step too many.)
+    the batch, such as the increment of the optimizer's counter, must not run before it fails. (In
+    plain Keras they do: if the number of batches is unknown, the optimizer counts one step too
+    many.)
     """
     leaf = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
     components = tf.nest.flatten(leaf, expand_composites=True)

@@ -1,4 +1,4 @@
-"""Runs user functions on the replicas, and moves values into and out of these functions."""
+"""Runs user functions on the replicas; distributes their arguments and combines their results."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def in_replicas(
     """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
 
     Each call runs in its replica's context, in a graph or eagerly. In `fit` each replica has its
-    own local batch, and its own copy of what the code keeps in Python. Returns one result per
-    replica.
+    own local batch, and its own copy of the state that the code keeps in Python objects. Returns
+    one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)
@@ -156,7 +156,7 @@ class TensorFlowRunner(Runner):
         self._native_strategy = group.native_strategy
         self._shares_memory = group.shares_memory
         self.places_ahead = not self._shares_memory
-        # By user's `tf.function`: the function that runs its code on all replicas in one graph.
+        # For each `tf.function` of a user: a function that runs its code on all replicas at once.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
@@ -164,7 +164,7 @@ class TensorFlowRunner(Runner):
         self._group.runs_loops = self._replica_set.reads_need_all_workers = True
         given = to_native(self._native_strategy, given)
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
-            # One graph has all replicas, because separate graphs cannot call collectives.
+            # All replicas run in one graph, because separate graphs could not call collectives.
             return given.call(self._compiled_around(strategy, function))
         _refuse_xla()
         if tf.executing_eagerly():
@@ -256,7 +256,7 @@ class TensorFlowRunner(Runner):
         return results
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a value with these components, in which arrays become tensors on the devices."""
+        """Returns a value with these components; arrays become tensors on the replicas' devices."""
 
         def placed(index: int, structure: object) -> Any:
             return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)
@@ -277,7 +277,7 @@ class TensorFlowRunner(Runner):
         return tuple(self._native_strategy.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:
-        """Returns a variable's value, which is the aggregate of a sync-on-read variable."""
+        """Returns a variable's value; for a sync-on-read variable, the aggregate."""
         variable = native(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
             variable = self._native_strategy.extended.read_var(variable)
@@ -302,7 +302,7 @@ class TensorFlowRunner(Runner):
 
     def _tensors(self, value: Any) -> list[Any]:
         parts = copies(to_native(self._native_strategy, native(value)))
-        if len(parts) == 1:  # the function has only one such value for all replicas
+        if len(parts) == 1:  # a value that is the same on all replicas
             parts = [parts[0]] * len(self._group.local)
         return [
             part if isinstance(part, _COMPOSITE) else tf.convert_to_tensor(part) for part in parts

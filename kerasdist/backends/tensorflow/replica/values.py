@@ -1,4 +1,4 @@
-"""Distributed values on TensorFlow, which are ``tf.distribute``'s own, and their components."""
+"""Distributed values on TensorFlow: they are ``tf.distribute``'s own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def per_replica(native_strategy: tf.distribute.Strategy, parts: Iterable[Any]) -
 def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
     """Merges one structure per replica into one structure of distributed values.
 
-    A leaf that is the same object in all replicas is not wrapped.
+    A leaf that is the same object in all replicas stays as it is.
     """
 
     def merged(parts: Sequence[Any]) -> Any:
@@ -97,7 +97,7 @@ def shape_of(part: Any) -> list[int | None] | None:
 
 
 def among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
-    """Pads a tensor with zeros, so that the sum over the replicas is the concatenation."""
+    """Pads a tensor with zeros to the total size; the replicas' sum is then their concatenation."""
     around = [[0, 0]] * part.shape.rank
     around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
     return tf.pad(part, around)

@@ -1,4 +1,4 @@
-"""Keras variables on TensorFlow: native variables, copies, and hooks on reads and writes."""
+"""Keras variables on TensorFlow: their native variables and copies, hooks on reads and writes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def install() -> None:
 
 
 def _assign(original: Callable[..., Any], variable: keras.Variable, value: object) -> Any:
-    """Combines values that replicas assign; on other backends the replicas' scopes do so."""
+    """Combines values that replicas assign, as the replicas' scopes do on other backends."""
     replica = current.replica
     if replica is None or keras_compat.get_stateless_scope() is not None:
         return original(variable, value)
@@ -137,7 +137,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 
 def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a Keras variable was made outside of every scope, with a single copy."""
+    """Returns whether a Keras variable was made outside of every scope, so has a single copy."""
     if not isinstance(variable, keras.Variable):
         return False
     held = keras_compat.stored_value(variable)
@@ -179,7 +179,7 @@ def adopt(
     *,
     recreated: bool = False,
 ) -> None:
-    """Moves an optimizer, with its state, into the scope outside of which it was made."""
+    """Moves an optimizer that was made outside of the scope into it, with its state."""
     recreated |= adopt_all(variables, native_strategy)
     optimizers = with_inner(optimizer)
     for one in optimizers:

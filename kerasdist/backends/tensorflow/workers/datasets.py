@@ -32,7 +32,7 @@ from kerasdist.input.options import InputOptions
 
 @final
 class TensorFlowAdapter(WrappedAdapter):
-    """A Keras data adapter for TensorFlow; a group divides its batches among replicas."""
+    """A Keras data adapter for TensorFlow, whose batches a group divides over the replicas."""
 
     def __init__(self, inner: Any, group: Group | None = None) -> None:
         """Makes an adapter; without a group, it yields the batches of Keras's own adapter."""
@@ -42,8 +42,8 @@ class TensorFlowAdapter(WrappedAdapter):
     def get_tf_dataset(self, begin: Callable[[Callable[[], Any]], Any] | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
-        If `begin` is given, it makes each iterator; its argument is the function that makes
-        iterators otherwise.
+        If `begin` is given, it makes each iterator; its argument is the function that would make
+        the iterator otherwise.
         """
         inner, group = self._inner, self._group
         if group is not None:
@@ -83,7 +83,7 @@ def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
 
 
 def _has_scalars(dataset: tf.data.Dataset) -> bool:
-    """Returns whether elements have parts without rows, whose rows TensorFlow would count."""
+    """Returns whether elements have scalars, of which TensorFlow would try to count the rows."""
     return any(one.shape.rank == 0 for one in tf.nest.flatten(dataset.element_spec))
 
 
@@ -103,8 +103,8 @@ def _of_pipelines(
 def _with_length(dataset: object) -> Any:
     """Adds ``len`` to a ``tf.distribute`` dataset.
 
-    The class of the object is replaced by a subclass, because a change of the class itself would
-    also affect datasets that users get from ``tf.distribute`` directly.
+    The object gets a subclass of its class, because a change of the class itself would also affect
+    datasets that users get from ``tf.distribute`` directly.
     """
     dataset.__class__ = _sized_class(type(dataset))
     return dataset
@@ -123,10 +123,10 @@ def _sized_class(own: type[Any]) -> type[Any]:
 def _native_options(
     options: InputOptions, native_strategy: tf.distribute.Strategy
 ) -> tf.distribute.InputOptions | None:
-    """Converts kerasdist's input options to ``tf.distribute``'s; a central storage takes none."""
+    """Converts input options to ``tf.distribute``'s; None for a central storage strategy."""
     if keeps_one_copy(native_strategy):  # TensorFlow would read a field that options lack (2.21)
         return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
     mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]
-    # With PER_REPLICA, TensorFlow refuses both to fetch to the device and to place datasets there.
+    # With PER_REPLICA, TensorFlow itself refuses to fetch to devices and to place datasets there.
     return tf.distribute.InputOptions(**fields | {"experimental_replication_mode": mode})

@@ -58,12 +58,12 @@ Parts = Sequence[Any]
 class GlobalBatchDataset(tf.distribute.DistributedDataset):
     """A dataset of global batches that Keras treats as already distributed.
 
-    Keras would pass a plain dataset to ``experimental_distribute_dataset``, which cuts it into
-    unequal steps, shards it by file, and warns about that.
+    Keras would pass a plain dataset to ``experimental_distribute_dataset``, which would divide it
+    into other steps, shard it by file, and warn about that.
 
     Attributes:
-        begin: If set, this function makes each iterator; its argument is the function that makes
-        iterators otherwise.
+        begin: If set, a function that makes each iterator; its argument is the function that would
+            make it otherwise.
         prefetched: Makes an iterator whose batches wait on the devices. The saved state of such an
             iterator lacks the batches that were read ahead, so a run that saves its position in the
             data cannot use the iterator.
@@ -90,8 +90,8 @@ def read_alike(
     """Returns a dataset of ``cut(number, batch)`` for the batches of a pipeline.
 
     The dataset has the same operations for any number of workers, so that a backup of its iterator
-    can be restored with another number. The batches that are read ahead are whole, because all
-    workers need them; therefore TensorFlow must not read ahead the results of `cut`.
+    can be restored with another number. Whole batches are read ahead, because all workers need
+    them, so TensorFlow must not read ahead the results of `cut` instead.
     """
     whole = pipeline.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -112,7 +112,7 @@ class Group:
             cost.
         is_recorded: Whether the user has asked for a record of collectives.
         has_collectives: Whether sums are collectives, and not operations on one device.
-        runs_loops: Whether a custom loop has run, after which the replicas' values may differ.
+        runs_loops: Whether a custom loop has run, so that the replicas' values may differ.
     """
 
     is_of_workers = False
@@ -137,14 +137,14 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; if followed, a backup saves its position."""
+        """Returns a dataset of an adapter's batches; `is_followed`: backups save its position."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset))
         return self._iterated(read_alike(dataset) if is_followed else dataset)
 
     def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
-        """Returns a dataset that moves its batches to the devices ahead, if that is useful."""
+        """Returns a dataset that moves batches to the devices before their steps, if useful."""
         spec = dataset.element_spec
         is_whole = not isinstance(spec, OwnRows)
         plain = GlobalBatchDataset(partial(iter, dataset), spec if is_whole else spec.rows)
@@ -194,7 +194,7 @@ class Group:
         *,
         here: bool = True,
     ) -> list[Any]:
-        """Returns each value's sum over all replicas; on one device if `here`."""
+        """Returns each value's sum over all replicas: on one device if `here`, else on each."""
         results: list[Any] = [None] * len(columns)
         if self._all_reduce is not None:
             travelling = [i for i, parts in enumerate(columns) if self._travels(parts, here)]
@@ -210,7 +210,7 @@ class Group:
         ]
 
     def _travels(self, parts: Parts, here: bool) -> bool:
-        """Returns whether `sums` adds up a value by a collective and not on one device."""
+        """Returns whether `sums` adds up a value by a collective, and not on one device."""
         first = next((part for part in parts if part is not None), None)
         if first is None or _are_slices(parts):
             return False
@@ -218,7 +218,7 @@ class Group:
         return self.is_of_workers or not (here or first.dtype in (tf.int32, tf.bool))
 
     def _column(self, parts: Parts) -> Column:
-        """Converts a value's parts to the tensors for the collective."""
+        """Returns the tensors that a value's parts bring into the collective, one per lane."""
         tensors = [tf.convert_to_tensor(part) for part in parts]
         check_alike(tensors)
         if not self.shares_memory:
@@ -251,8 +251,8 @@ class Group:
         return tf.reduce_max(rows, 0)
 
     def find_unsummed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-        """Returns the variables whose components must be summed over the workers to be read."""
-        # `native` is not used, because it would finish deferred assignments singly.
+        """Returns the variables that can be read only by a sum over the workers."""
+        # `native` is not used, because it would finish deferred assignments one by one.
         held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
@@ -267,10 +267,10 @@ class Group:
         ]
 
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
-        """Combines the results of the steps of this process's replicas: floats by their mean.
+        """Combines the replicas' results of a step: floats by the weighted mean over all replicas.
 
-        For other types, and for results that are equal on all replicas, the first replica's result
-        is returned.
+        For numbers of other types, replica 0's result is returned; for strings and None, that of
+        this process's first replica.
         """
 
         def to_sum(parts: Parts) -> Parts:
@@ -293,7 +293,7 @@ class Group:
         return keras.tree.pack_sequence_as(structures[0], results)
 
     def mark_equal(self, variables: Iterable[keras.Variable]) -> None:
-        """Lets this process read the variables without a collective until a loop has run."""
+        """Lets this process read variables without a collective until a custom loop has run."""
         for own in map(native, variables):
             if isinstance(own, SharedSum):
                 own.is_equal = True
@@ -373,7 +373,7 @@ class WorkerGroup(Group):
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
 
     def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of this worker's rows; of arrays, only these rows are read."""
+        """Returns a dataset of this worker's rows; only these rows are read from arrays."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter)
         if not keras_compat.takes_rows(adapter):

@@ -1,9 +1,9 @@
 """Lets code that runs in the backward pass find its replica.
 
-On a GPU torch runs the backward pass in a thread of the device, which does not have the replica and
-Keras's scopes of the forward pass. In two cases Keras calls Python code in that thread:
-`keras.remat` and `keras.RematScope` compute a layer once more there, and
-`keras.ops.custom_gradient` computes a gradient.
+On a GPU torch runs the backward pass in a thread of the device. This thread does not know the
+replica and the Keras scopes of the forward pass. In two cases Keras calls Python code there:
+`keras.remat` and `keras.RematScope` compute a layer once more, and `keras.ops.custom_gradient`
+computes a gradient.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Repeated:
 def _with_custom_gradient(
     original: Callable[..., Any], decorated: Any, *args: object, **kwargs: object
 ) -> Any:
-    """Calls a function that has its own gradient, which may run in another thread."""
+    """Calls a function with a gradient function of its own, which may run in another thread."""
     collectives = collectives_here()
     if collectives is None:
         return original(decorated, *args, **kwargs)
@@ -99,7 +99,8 @@ def _with_custom_gradient(
         if not isinstance(result, tuple):  # Keras allows functions that return no gradient
             return result
         output, gradient = result
-        # It holds what the function has read: each quantized weight until the backward pass.
+        # A gradient function keeps what `forward` has read until the backward pass. For gathered
+        # frozen weights that is too much memory, so their gradient function is made again then.
         known = None if keeps_weights else gradient
 
         def placed_gradient(*args: object, **kwargs: object) -> Any:

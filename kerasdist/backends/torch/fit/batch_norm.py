@@ -3,8 +3,8 @@
 Keras computes batch normalization by elementary operations, and torch differentiates each of them.
 These operations need about twenty passes over the memory, while on GPUs the kernels of
 ``torch.nn.SyncBatchNorm`` need four. The layers of torch compute the statistics themselves, but
-here the statistics may come from the global batch. Therefore two functions compute the statistics
-(`_Moments`, on CPUs too) and normalize (`_Normalized`).
+here the statistics may come from the global batch. Therefore there are two functions: `_Moments`
+computes the statistics, on CPUs too, and `_Normalized` normalizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def install() -> None:
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns mean and variance of each channel; None for inputs that `_Moments` refuses."""
+    """Returns mean and variance of each channel; None for inputs that `rows_of` does not take."""
     rows = rows_of(inputs, axes)
     if rows is None:
         return None
@@ -38,9 +38,9 @@ def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, to
 
 
 def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
-    """Returns a row of channels for each position of float32 inputs; None for others.
+    """Returns float32 inputs as a matrix with a column per channel; None for other inputs.
 
-    The answer is the same on all replicas, also on one that has no rows.
+    Whether the result is None is equal on all replicas, also on one that has no rows.
     """
     kind = inputs.device.type
     if (
@@ -55,7 +55,7 @@ def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
 
 
 def moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns mean and variance of each column, zeros without rows."""
+    """Returns mean and variance of each column; zeros if there are no rows."""
     if not len(rows):
         return rows.new_zeros(rows.shape[1]), rows.new_zeros(rows.shape[1])
     if rows.device.type == _DEVICE:
@@ -97,7 +97,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool:
-    """Returns whether torch's kernels apply: to contiguous float32 rows, in uncompiled code."""
+    """Returns whether torch's kernels apply: on GPUs, to contiguous float32 rows, uncompiled."""
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False

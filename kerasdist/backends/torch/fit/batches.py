@@ -1,8 +1,8 @@
 """Divides a global batch into one local batch per replica, and joins the replicas' outputs.
 
 Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch this operation changes
-the weights of the batch itself. So code that reads the weights later in the step, such as a
-weighted metric, gets masked weights, which for a mean are also multiplied by ``total / valid``
+the batch's sample weights in place. So code that reads them later in the step, such as a weighted
+metric, gets masked weights. If the loss is a mean, they are also multiplied by ``total / valid``
 (seen in Keras 3.15). To match one device, this factor must be computed over the global batch.
 """
 
@@ -58,7 +58,7 @@ def divide(
 ) -> list[Part] | None:
     """Cuts a batch into consecutive local batches of sizes as equal as possible.
 
-    Every replica gets all Nones and scalars. If a batch has fewer examples than replicas, there are
+    Nones and scalars go to every replica unchanged. A batch of fewer examples than replicas gives
     fewer local batches than replicas.
 
     Args:
@@ -99,9 +99,9 @@ def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:
     """Returns the examples from `begin` to `end`, on a device."""
     if has_rows(leaf):
         leaf = leaf[begin:end]
-        # Slices of a tensor share its version counter.
-        # If Keras changed a replica's mask, torch would refuse another replica's backward pass.
-        # `data` has its own counter.
+        # Slices of a tensor share its version counter. So if Keras changed one replica's mask in
+        # place, torch would refuse the backward pass of another replica. `data` has a counter of
+        # its own.
         if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
             leaf = leaf.data
     return move(device, leaf)
@@ -139,7 +139,7 @@ def _apply_mask(
     replica = current.fit_replica if is_masked else None
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
-    # the user's weights (`train_on_batch`) must not change
+    # An array is copied, because the weights that a user gives to `train_on_batch` must not change.
     if not isinstance(sample_weight, torch.Tensor):
         sample_weight = keras_compat.ops.convert_to_tensor(np.array(sample_weight))
     # The loss keeps this copy for its backward pass; the weights of the batch change below.

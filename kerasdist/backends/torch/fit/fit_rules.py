@@ -1,4 +1,4 @@
-"""Combines the values that replicas assign in a step of `fit`, to match one device.
+"""Combines the values that replicas assign in a step of `fit`, so that they equal one device's.
 
 A replica's assignments are kept apart until the step ends. Then the values that the replicas of a
 process assigned are combined by the aggregation of the variable:
@@ -34,7 +34,7 @@ from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
 
-# The weights times the positions of a batch. A core multiplies and adds as many in about 10 ms.
+# Steps with fewer weights times positions run on one core, which takes at most about 10 ms.
 MOST_ON_ONE_CORE = 1 << 27
 
 
@@ -53,7 +53,7 @@ class FitRules(Rules):
     reducer: GradientReducer | None = None
 
     def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
-        """Stores the sums that the steps of a model write."""
+        """Stores the model, and the variables `sums` in which its steps add up."""
         self.kept = kept_state_of(model)
         self._model = model
         self._group = group
@@ -81,15 +81,15 @@ class FitRules(Rules):
     def is_short(self, batch: object) -> bool:
         """Returns whether a step is so short that waking a second core costs what it saves.
 
-        The answer depends on shapes alone, so that runs that are repeated add in the same order.
+        The answer depends only on shapes, so that a repeated run adds numbers in the same order.
         """
-        if self.compiled is not None:  # compiled code is for one number of threads
+        if self.compiled is not None:  # code is compiled for one number of threads
             return False
         weights = positions = 0
         for variable in self._model.weights:
             weights += math.prod(variable.shape)
         for leaf in keras.tree.flatten(batch):
-            if isinstance(leaf, torch.Tensor):  # its rows, times pixels or tokens
+            if isinstance(leaf, torch.Tensor):  # positions: rows times pixels or tokens
                 sizes = leaf.shape[:-1] if leaf.is_floating_point() else leaf.shape
                 positions = max(positions, math.prod(sizes))
         return weights * positions < MOST_ON_ONE_CORE
@@ -97,7 +97,7 @@ class FitRules(Rules):
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns zeros for a sum, except on replica 0; None: the replica reads the variable."""
+        """Returns zeros for a sum, except on replica 0; None if the replica reads the variable."""
         if source is None:
             raise UnsupportedError(
                 "Expected every variable to exist before the replicas run. Received: "
@@ -124,7 +124,7 @@ class FitRules(Rules):
         return list(written)
 
     def _adds_changes(self, variable: keras.Variable) -> bool:
-        """Returns whether replicas start from a sum's value, so that their changes are added up.
+        """Returns whether all replicas start from a variable's value and their changes are added.
 
         Compiled code is excluded, because it overwrites the variable's old value.
         """
@@ -206,7 +206,7 @@ def combined(
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # The value's share of all weights, which is exactly 1 for a single value.
+                # The replica's weight as a fraction of all; exactly 1 if there is only one value.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

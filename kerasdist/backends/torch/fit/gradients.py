@@ -22,13 +22,13 @@ def weighted_sum(
     variables: Sequence[keras.Variable],
     home: torch.device,
 ) -> list[torch.Tensor | None]:
-    """Returns the weighted sum of the gradients of a process's replicas, added by rank.
+    """Returns the weighted sum of the gradients of a process's replicas, added in order of ranks.
 
     The sum is on `home`, which is the device of the variables.
     """
     is_sum = len(all_gradients) > 1
     totals: list[torch.Tensor | None] = [None] * len(all_gradients[0])
-    # Variables that their gradient overwrites (scales and maxima for float8) get the maximum.
+    # A gradient that overwrites its variable (scales and maxima for float8): the largest counts.
     overwritten = {i for i, one in enumerate(variables) if one.overwrite_with_gradient}
     for gradients, weight in zip(all_gradients, weights, strict=True):
         given = {index: one for index, one in enumerate(gradients) if one is not None}

@@ -1,8 +1,8 @@
-"""Collectives as custom operations of torch, which ``torch.compile`` takes into its graphs.
+"""Collectives as custom operators of torch, which ``torch.compile`` can include in its graphs.
 
-Compiled code cannot contain Python objects, so an operation gets a number and finds its replica by
-that. An operation sends the same messages as uncompiled code, so not all workers need to compile.
-A tag keeps the compiler from merging two equal operations.
+Compiled code cannot contain Python objects, so an operator gets a number, by which it finds the
+collectives of its replica. An operator sends the same messages as uncompiled code, so not all
+workers need to compile. A tag keeps the compiler from merging two equal calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _replicas: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def numbered(replica: object) -> int:
-    """Returns a new number, by which operations find the collectives of a replica."""
+    """Returns a new number, by which custom operators find the collectives of a replica."""
     number = next(_numbers)
     _replicas[number] = replica
     return number

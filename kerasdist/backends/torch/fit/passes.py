@@ -33,9 +33,9 @@ def calls(
     if number <= 1 or is_symbolic:
         return call(*args, **kwargs)
     require_trainer(model).require_passes()
-    # Of sizes as equal as can be: passes of one shape find kernels and memory that are there.
+    # The passes are as equal in size as possible: calls of one shape reuse kernels and memory.
     ends = [count * done // number for done in range(number + 1)]
-    # Keras 3.12 passes no keyword arguments on, such as `training`.
+    # The keyword arguments travel in a dict, because Keras 3.12's `remat` passes none on.
     again: Any = keras.remat(lambda *given: call(*given[:-1], **given[-1]))
     kept = kept_state_of(model)
     if kept:

@@ -46,7 +46,7 @@ class Steps:
         self._model = trainer.model
         self._replicas: TorchReplicaSet = trainer.replicas
         self._group = self._replicas.group
-        # Set as long as metrics are not yet summed over the workers, for callbacks.
+        # The rules of a step whose metrics are not yet summed over the workers; None otherwise.
         self._unsummed: FitRules | None = None
         self._calls: CompiledCalls | None = None
 
@@ -68,7 +68,7 @@ class Steps:
         return self.make_function(step, alone, reducer, trains=True)
 
     def run_trial(self, step: Step, batch: Any) -> Any:
-        """Runs a step of a trial on the replicas; returns the logs of the global batch."""
+        """Runs the step of a trial on the replicas; returns the logs of the global batch."""
         rules, replicas = FitRules(self._model, self._group, _sums_of(self._model)), self._replicas
         parts = divide(
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
@@ -166,7 +166,7 @@ class Steps:
             return step(batch)
 
     def _with_chiefs_draws(self, step: Step) -> Step:
-        """Returns a step that every worker runs with the whole batch and equal draws."""
+        """Returns a step for the whole batch, in which all workers draw the same random numbers."""
 
         def drawing_alike(batch: object) -> Any:
             if current.replica is not None:
@@ -177,14 +177,14 @@ class Steps:
         return drawing_alike
 
     def end(self) -> bool:
-        """Sums postponed metrics over the workers; returns whether any were postponed."""
+        """Sums metrics over the workers if that was postponed; returns whether it was."""
         rules, self._unsummed = self._unsummed, None
         if rules is not None and rules.sums_are_parts:
             rules.exchange()
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch and its local batches; None for these if every worker computes all."""
+        """Returns a batch and its local batches; None in their place if it is not divided."""
         replicas = self._replicas
         if isinstance(batch, WorkerShard) and not batch.least:
             # Some workers have no more data, so they compute some rows of the other workers.
@@ -203,9 +203,9 @@ class Steps:
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns a model and its layers, as far as they have registered torch buffers themselves."""
+    """Returns those of a model and its layers that have registered torch buffers themselves."""
     layers = [model, *keras_compat.flat_layers(model)]
-    # each replica has its own buffers of that module
+    # Left out, because each replica has its own buffers of the module in this layer.
     wrapper = keras.layers.TorchModuleWrapper
     return [
         one
@@ -220,7 +220,7 @@ def buffers_of(layer: Any) -> dict[str, torch.Tensor]:
 
 
 def _versions(layers: Sequence[Any]) -> dict[str, tuple[Any, int]]:
-    """Returns each buffer, and how often it was changed in place so far."""
+    """Returns, by name, each buffer and how often it has been changed in place."""
     return {
         f"{layer.name}.{name}": (one, private.count_changes(one))
         for layer in layers
@@ -277,10 +277,9 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
 def _combined_logs(
     logs: Sequence[Any], weights: Sequence[float], rules: FitRules, *, is_chief: bool
 ) -> Any:
-    """Returns the logs of the global batch: for floats the mean over this process's replicas.
+    """Returns the logs of the global batch: for floats the weighted mean over all replicas.
 
-    For other types, and for logs that are equal on all replicas, the first replica's log is
-    returned.
+    For other types, the log of the chief's first replica is returned.
     """
     leaves: list[Any] = []
     own: list[torch.Tensor] = []

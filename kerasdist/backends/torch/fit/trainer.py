@@ -50,7 +50,7 @@ class TorchTrainer(ReplicatedTrainer):
         replicas: TorchReplicaSet
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model, in passes where there are more examples than it shall have at once."""
+        """Calls the model; in several passes if it has more examples than one call may have."""
         most = most_rows(self)
         if most is None or not torch.is_grad_enabled():
             return self._call_at_once(original, *args, **kwargs)
@@ -58,7 +58,7 @@ class TorchTrainer(ReplicatedTrainer):
         return passes.calls(self.model, call, args, kwargs, most)
 
     def _call_at_once(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model; a worker's replica calls it compiled if ``jit_compile=True``."""
+        """Calls the model once; if ``jit_compile=True``, compiled in a worker's replica."""
         scope, trial = keras_compat.get_stateless_scope(), current.trial
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
@@ -74,7 +74,7 @@ class TorchTrainer(ReplicatedTrainer):
         return outputs
 
     def zero_grad(self, original: Original, set_to_none: bool = True) -> None:
-        """Clears the gradients of the current replica; outside of replicas calls torch's own."""
+        """Clears the current replica's gradients; outside of replicas, calls torch's method."""
         scope = modules.scope_here()
         if scope is None:
             original(set_to_none)
@@ -101,7 +101,7 @@ class TorchTrainer(ReplicatedTrainer):
             keras_compat.internals.CUSTOM_GRADIENT.require()
 
     def _checked(self, function: Function) -> Function:
-        """Wraps a train function to compare its first step with that of one device."""
+        """Wraps a train function so that its first step is compared with the step on one device."""
         check = FirstBatchCheck(self.model)
 
         def checked(batches: Any) -> Any:
@@ -143,12 +143,12 @@ class TorchTrainer(ReplicatedTrainer):
     def build_symbolically(
         self, original: Original, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        """Builds unbuilt layers; Keras gets batches of the iterator, but no `WorkerShard`."""
+        """Builds unbuilt layers; in place of a `WorkerShard` Keras gets the shard's rows."""
         seen = None if iterator is None else _rows_alone(iterator)
         super().build_symbolically(original, seen, data_batch)
 
     def require_passes(self) -> None:
-        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        """Refuses a model that is known not to support calls in several passes."""
         if self._gathers_weights:
             raise refused(
                 'weights that are sharded (sharding="full"), which each pass would gather, or that '
@@ -156,12 +156,12 @@ class TorchTrainer(ReplicatedTrainer):
             )
         if (
             self.model.jit_compile
-        ):  # not what Keras makes of it, which torch's compiler cannot follow
+        ):  # read directly, because torch's compiler cannot trace `uses_torch_compile`
             raise refused("jit_compile=True")
         super().require_passes()
 
     def find_rows(self, batch: Any) -> None:
-        """Finds how many rows a replica has room for. All workers must call it."""
+        """Finds how many rows a replica has memory for in a pass. All workers must call it."""
         replicas, examples = self.replicas, rows_of(batch)
         rows = -(-examples // replicas.num_replicas)
         rows = batch.size if isinstance(batch, WorkerShard) else rows
@@ -194,7 +194,7 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def compiles_in_replicas(self) -> bool:
         """Whether calls of the model in a replica's step are compiled."""
-        # a worker's variables are on the device that computes
+        # Only in a job, because a worker's only replica reads the variables themselves.
         is_worker = self.replicas.job is not None
         is_asked = is_worker and not self._gathers_weights
         return is_asked and keras_compat.uses_torch_compile(self.model)
@@ -208,8 +208,8 @@ class TorchTrainer(ReplicatedTrainer):
         """Returns the logs of an epoch; this may wait for the device, as Keras itself then does."""
         job = self.replicas.job
         if job is not None:
-            self.replicas.first_batches.history.end()  # after this, this worker waits for others
-            # Waits for all workers, because Gloo aborts if others still sum a step.
+            self.replicas.first_batches.history.end()  # reports that no step follows before a wait
+            # All workers wait for each other, because Gloo aborts if some go on while others sum.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)
 

@@ -23,9 +23,9 @@ from kerasdist.input.sharding import WorkerShard
 
 
 class TorchTrial(Trial):
-    """Gives the step clones of the variables, which replicas read in place of variables."""
+    """A trial in which the step, on each replica too, reads clones in place of the variables."""
 
-    is_only = False  # torch's own modules read this attribute of a `ReplicaScope`
+    is_only = False  # as in a `ReplicaScope`, because calls of torch's own modules read it
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
@@ -62,7 +62,7 @@ class TorchTrial(Trial):
                     setattr(layer, name, one.copy_(value))
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns a clone of a variable's value, which is whole on each worker."""
+        """Returns a clone of a variable's value; a sharded variable is gathered first."""
         value = shards.read(variable)
         device = self._replicas.torch_devices[0]
         return None if value is None else _clone(copied_to(device, value))
@@ -79,7 +79,7 @@ class TorchTrial(Trial):
                 value.grad = None
 
     def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
-        """Returns the copy of a torch module's buffer, which it makes at the first call."""
+        """Returns the copy of a torch module's buffer; the first call makes it."""
         return self._buffers.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
@@ -93,7 +93,7 @@ class TorchTrial(Trial):
 
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):
-            # The arrays are copied, because Keras multiplies the weights by the mask in place.
+            # The batch is copied, because Keras multiplies sample weights by masks in place.
             return self._model.train_step(map_leaves(_copied, batch))
 
     @staticmethod
@@ -109,7 +109,7 @@ class TorchTrial(Trial):
 
 @final
 class TorchMemoryTrial(MemoryTrial, TorchTrial):
-    """Gives the step leaves of autograd that share the memory of the variables."""
+    """A trial for memory, in which the step reads tensors that share the variables' memory."""
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a tensor that shares a variable's memory, and has a gradient of its own."""
@@ -117,7 +117,7 @@ class TorchMemoryTrial(MemoryTrial, TorchTrial):
         return None if value is None else value.detach().requires_grad_(value.requires_grad)
 
     def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
-        """Makes zeros of them on a worker, whose buckets are there before the backward pass."""
+        """Clears the gradients; in a job, makes zeros, which need the memory of `fit`'s buckets."""
         super().clear_gradients(variables)
         if self._replicas.job is None:
             return
@@ -138,10 +138,9 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 
 @final
 class _Drawing:
-    """Passes each random operation that torch runs in this thread to a trial's draws.
+    """Passes each random operator that torch runs in this thread to a trial's draws.
 
-    Random operations draw from the trial's own generator, not from the generator that all threads
-    share.
+    They draw from the trial's own generator, not from the generator that all threads share.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
@@ -149,14 +148,14 @@ class _Drawing:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operation of torch."""
+        """Runs an operator of torch."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         name = str(func.overloadpacket)
         if name == "aten.native_dropout":  # on GPUs
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.randperm":
-            # One device permutes more rows than a replica does, so both keep the order instead.
+            # One device permutes more rows than a replica does, so neither changes the order.
             drawn = func(*args, **kwargs)
             return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
         call = self._seeded(func, args, dict(kwargs))
@@ -166,7 +165,7 @@ class _Drawing:
         return self._draws.draw(name, call, None)
 
     def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """Returns a call of a random operation with the trial's generator, if it takes one."""
+        """Returns a call of a random operator, with the trial's generator if it takes one."""
         takes = private.list_parameters(func)
         packet, overload = func.overloadpacket, str(func).rpartition(".")[2]
         name = _WITH_GENERATOR.get(overload)
@@ -190,6 +189,6 @@ class _Drawing:
         return self._generators[device]
 
 
-# For random operations, the variant that takes a generator.
+# By the overload of a random operator: the overload that takes a generator too.
 _WITH_GENERATOR = {"default": "generator", "low": "low_generator"}
 _LIKE = {"aten.rand_like": "uniform_", "aten.randn_like": "normal_"}

@@ -1,8 +1,8 @@
-"""Keras's optimizers update a strategy's weights in groups.
+"""Makes Keras's optimizers update a strategy's weights in groups.
 
-Keras itself updates all weights at once, operation after operation, and each operation makes
-temporary values as large as all weights. The temporary values of a group are small. On a CPU they
-stay in the cache, so that an update takes less than half the time.
+Keras itself applies each operation of an update to all weights before the next operation, so each
+operation makes temporary values as large as all weights. The temporary values of a group are small.
+On a CPU they stay in the cache, so that an update takes less than half the time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         trainable_variables: Sequence[keras.Variable],
         learning_rate: Any,
     ) -> None:
-        # Each update of Nadam counts as a step of the optimizer, so it is not divided. Other
-        # updates of all weights depend only on a weight and its slots. The sparse gradients of
-        # torch's own embeddings have no size in bytes.
+        # Nadam changes a variable of its own in each update, so it updates all weights at once. In
+        # other optimizers a weight's update depends only on the weight and its slots. The sparse
+        # gradients of torch's own embeddings have no size in bytes, so they are not grouped.
         if (
             ownership.strategy_of(trainable_variables[0]) is None
             or isinstance(optimizer, keras.optimizers.Nadam)

@@ -112,7 +112,7 @@ class TorchCollectives(Collectives):
             strategy: The strategy that runs the step.
             replicas: How many replicas take part in all processes.
             count: How many of these replicas are in this process.
-            local_batch: This replica's local batch.
+            local_batch: This replica's local batch in `fit`, `evaluate` and `predict`, or None.
         """
         self._count = count
         self._calls = 0
@@ -168,7 +168,7 @@ class TorchCollectives(Collectives):
         return write(variable, value)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, which then are not sent."""
+        """Returns a context in which all replicas assign equal values, so that none are sent."""
         return self.scope.equal_writes()
 
     def apply_gradients(
@@ -178,7 +178,6 @@ class TorchCollectives(Collectives):
 
         In every process the last replica to arrive runs the update, in cross-replica context.
         """
-        # The gradients of torch's embeddings may be sparse.
         weights = self.scope.weights
         if weights is not None:
             known = variables or keras_compat.optimized_variables(optimizer)
@@ -186,6 +185,7 @@ class TorchCollectives(Collectives):
                 None if gradient is None else weights.own_gradient(gradient, variable)
                 for gradient, variable in zip(gradients, known, strict=True)
             ]
+        # The gradients of torch's embeddings may be sparse.
         gradients = [None if one is None else one.to_dense() for one in gradients]
 
         def update(
@@ -257,7 +257,7 @@ class TorchCollectives(Collectives):
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns mean and variance over all replicas; None for what `GlobalMoments` leaves."""
+        """Returns mean and variance over all replicas; None if `GlobalMoments` does not apply."""
         weights = self.scope.weights
         rows = batch_norm.rows_of(inputs if weights is None else weights.plain(inputs), axes)
         if rows is None:
@@ -274,7 +274,7 @@ class TorchCollectives(Collectives):
         return structure if weights is None else weights.joint(structure)
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the sums of the replicas' tensors, as copies that this replica may change."""
+        """Sums the replicas' tensors; returns the sums, which this replica may change."""
 
         def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
             return self._group.sums([add_up(column) for column in zip(*brought, strict=True)])
@@ -289,7 +289,7 @@ class TorchCollectives(Collectives):
     def collect(
         self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
     ) -> tuple[torch.Tensor, int]:
-        """Concatenates the tensors of all replicas; also returns where this replica's begins.
+        """Concatenates the tensors of all replicas; also returns where this replica's one begins.
 
         Args:
             label: The name of the operation, which must be the same on all replicas.
@@ -327,11 +327,11 @@ class TorchCollectives(Collectives):
             yield
 
     def _own(self, leaf: Any) -> Any:
-        """Copies a tensor that all replicas share, so that this replica may change it."""
+        """Returns a copy of a tensor that all replicas share, which this replica may change."""
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def label(self, name: str) -> str:
-        """Returns a name with the call's number, by which replicas compare their calls."""
+        """Returns a name with the number of this call, by which replicas compare their calls."""
         self._calls += 1
         return f"{name} number {self._calls}"
 
@@ -353,18 +353,17 @@ def collectives_here() -> TorchCollectives | None:
 def gradient_of_global(
     replica: TorchCollectives, label: str, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """Sums the replicas' gradients of a value that they share, with the weights of `GlobalSum`."""
+    """Sums the replicas' gradients of a shared value, with the same weights as `GlobalSum`."""
     weight = replica.gradient_weight
     [total] = GlobalSum.apply(replica, label, 1.0 / weight, weight, gradient)
     return total
 
 
 class WeightedLoss(torch.autograd.Function):
-    """Returns a loss unchanged that was already multiplied by the replica's weight.
+    """Marks a loss that was already multiplied by the replica's weight; returns it unchanged.
 
-    While the backward pass of this loss runs, its gradients have that weight already, so
-    `GlobalSum` must not apply the weight again. Other losses of the same step may be without the
-    weight.
+    In the backward pass of this loss all gradients have the weight already, so `GlobalSum` must not
+    apply it again. Other losses of the same step may be without the weight.
     """
 
     @staticmethod
@@ -386,8 +385,8 @@ class WeightedLoss(torch.autograd.Function):
 class GlobalSum(torch.autograd.Function):
     """Computes ``outer * (sum over all replicas s of inner_s * x_s)`` on replica r.
 
-    The optimizer multiplies the gradients of replica r by its weight w_r, as one device's numbers
-    require. So in the backward pass a gradient from replica s counts ``w_s / w_r`` on replica r. If
+    Later the gradients of replica r are multiplied by its weight w_r, to match one device's
+    numbers. So in the backward pass a gradient from replica s counts ``w_s / w_r`` on replica r. If
     all weights are equal, the backward pass is a plain all-sum.
     """
 
@@ -419,7 +418,7 @@ class GlobalSum(torch.autograd.Function):
 
 
 class GlobalGather(torch.autograd.Function):
-    """Concatenates the replicas' tensors along an axis; `alike`: all have the same shape."""
+    """Concatenates the replicas' tensors along an axis; `alike` promises that shapes are equal."""
 
     @staticmethod
     def forward(  # noqa: PLR0917  autograd's functions take no names
@@ -452,7 +451,7 @@ class GlobalMoments(torch.autograd.Function):
     def forward(
         ctx: Any, replica: TorchCollectives, label: str, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns both, from the counts, means and variances of the replicas."""
+        """Returns mean and variance, from the counts, means and variances of the replicas."""
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
         own_mean, own_variance = batch_norm.moments_of(rows)
         own = torch.stack([torch.full_like(own_mean, len(rows)), own_mean, own_variance])

@@ -1,9 +1,9 @@
 """The forward pass of a worker's replica, compiled by ``torch.compile``.
 
 With ``jit_compile=True`` Keras compiles its whole step. But in a replica the update of the
-variables waits for the other workers, which compiled code cannot do. So here only the calls of
+variables waits for the other workers, and compiled code cannot wait. So here only the calls of
 models are compiled, together with their backward passes. The hooks on gradients work as without a
-compiler. Collectives in layers, and draws from a replica's own generator, are custom operations in
+compiler. Collectives in layers, and draws from a replica's own generator, are custom operators in
 the compiled code (`graph_ops.py`).
 
 The only replica of a process reads the variables themselves. So the compiled code can run outside
@@ -26,7 +26,7 @@ from kerasdist.core.user_warnings import warn_user
 
 @final
 class CompiledCalls:
-    """Calls the models that one model's steps use, compiled."""
+    """Calls models in compiled form: a model, and any others that its steps call."""
 
     def __init__(self) -> None:
         """Prepares compilation, which torch starts at the first call."""
@@ -54,7 +54,7 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except private.compiler_errors() as error:
-            # too late to call `plain`, because other workers wait for the rest
+            # After a collective, `plain` would repeat it, while other workers wait for the next.
             if collectives.calls > before:
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise

@@ -86,7 +86,7 @@ def value_and_grad(
         targets = [recorder.target(variable) for variable in variables]
         gradients = _gradients(value, targets, keep_graph=recorder.is_nested)
     if not recorder.is_nested:
-        # The graph of the result is detached, because the backward pass has freed it.
+        # The result is detached from its graph, because the backward pass has freed the graph.
         result = map_leaves(_detached, result)
     return result, [
         torch.zeros_like(target, requires_grad=False)

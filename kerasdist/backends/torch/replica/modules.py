@@ -1,8 +1,8 @@
 """Gives a torch module the parameters of the replica that runs the module.
 
 Keras reads its variables through the replica's scope, but torch's code takes parameters from the
-modules. So each method of a Keras layer that gives access to parameters is replaced by a method
-that returns the values of the scope.
+modules. So each method of a Keras layer that returns parameters is replaced by one that returns the
+values in the scope.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
-# The modules that hold a replica's tensors at the moment.
-# Replicas take turns, so another replica rarely finds a module here.
-# A second replica finds one if the first replica waits in a collective inside of the module.
+# The modules that hold a replica's tensors at the moment. Replicas take turns, so a replica finds
+# its module here only if another replica waits in a collective inside of the module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -48,7 +47,7 @@ def _lead(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Calls a function with the replica's scope; outside of replicas, Keras's own method."""
+    """Calls `in_replica` with the replica's scope; outside of replicas, Keras's own method."""
     scope = scope_here()
     if scope is None:
         return original(layer, *args, **kwargs)

@@ -22,7 +22,7 @@ def torch_device(device: Device) -> torch.device:
 
 
 def computing_on(device: Device) -> AbstractContextManager[object]:
-    """Returns a context in which Keras makes tensors on a device, CUDA's default device too."""
+    """Returns a context in which Keras, and CUDA if it is a GPU, make tensors on a device."""
     if device.kind == "gpu":
         return _computing_on_gpu(device)
     # All logical CPU devices are torch's one CPU. Keras calls the only GPU of a Mac "mps".
@@ -37,14 +37,14 @@ def _computing_on_gpu(device: Device) -> Iterator[None]:
 
 
 def move(device: torch.device, leaf: object) -> Any:
-    """Moves a tensor, anything else is unchanged; does not wait for a copy to a GPU."""
+    """Returns a tensor on a device, without waiting for copies to a GPU; other leaves unchanged."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     if device.type == "cpu":
         return leaf.to(device)
     if device.type == "cuda" and leaf.device.type == "cpu":
-        # torch would copy ordinary memory only after all work of the GPU.
-        # Page-locked memory is reused only after all copies from that memory.
+        # A copy from ordinary memory would first wait for all work of the GPU. Page-locked memory
+        # is reused only when all copies from it are done, so `leaf` may be dropped at once.
         leaf = leaf.pin_memory()
     return leaf.to(device, non_blocking=True)
 
@@ -76,7 +76,7 @@ def add_up(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def required_tensor(value: object) -> torch.Tensor:
-    """Converts a value that a replica contributes to a reduction to a tensor."""
+    """Returns, as a tensor, the value that a replica contributes to a reduction."""
     if isinstance(value, torch.Tensor):
         return value
     if value is None or isinstance(value, str | bytes):

@@ -1,4 +1,4 @@
-"""Random draws without a seed in replicas.
+"""Handles random draws without a seed in replicas.
 
 `kerasdist.training.randomness` handles draws from a ``keras.random.SeedGenerator``. This file
 handles draws from Keras's global generator and from torch's generator, which
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @final
 class FirstDraw:
-    """Replaces Keras's global seed generator until a replica draws from it.
+    """Stands in for Keras's global seed generator until a replica first draws from it.
 
-    Keras makes one generator per thread, at the thread's first draw without a seed. Here the
-    replicas share the generator of the thread that runs the step.
+    Keras makes a generator in each thread at the thread's first draw without a seed. With this
+    object the replicas' threads share the generator of the thread that runs the step.
     """
 
     def __init__(self, weights: ShardedWeights | None) -> None:
@@ -57,9 +57,9 @@ class StepDraws:
 
     The first replica that draws in a step seeds the generators of all replicas, by one draw from
     torch's own generator. So ``keras.utils.set_random_seed`` determines the draws of all replicas.
-    If each replica draws for the global batch (`kerasdist.config.set_draws`), its generator starts
-    from the state of torch's own generator. After the step torch's own generator gets the state
-    that the replicas' generators have then.
+    If each replica draws for the global batch (`kerasdist.config.set_draws`), all their generators
+    start from the state of torch's own generator, and after the step torch's own generator gets
+    their state.
     """
 
     def __init__(self, ranks: range) -> None:
@@ -93,8 +93,8 @@ class StepDraws:
 
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
-        """Returns a context in which a replica draws as it did after a `state` of this step."""
-        if self._first is None:  # nothing had been drawn at that state
+        """Returns a context in which a replica draws once more what it drew after `state`."""
+        if self._first is None:  # nothing was drawn in this step
             yield
             return
         generator = self._generators[rank]
@@ -137,12 +137,12 @@ def _dropped(
     if torch.compiler.is_compiling():
         return inputs * (_kept_in_graph(inputs, 1.0 - rate, collectives.number) / (1.0 - rate))
     generator = collectives.draws.generator(collectives.rank)
-    # A DTensor could not draw by a generator.
+    # A DTensor cannot be filled from a given generator.
     like = torch.empty(inputs.shape, dtype=inputs.dtype) if collectives.scope.weights else inputs
     return inputs * _kept(like, 1.0 - rate, generator).div_(1.0 - rate)
 
 
-@torch.library.custom_op(  # torch's compiler does not support generators
+@torch.library.custom_op(  # an operator, because torch's compiler does not support generators
     "kerasdist::kept",
     mutates_args=(),
     schema="(Tensor like, float share, int replica) -> Tensor",
@@ -164,7 +164,7 @@ def _kept(like: torch.Tensor, share: float, generator: torch.Generator) -> torch
 
 
 def part_from_other_gpus(rank: int, device: torch.device) -> None:
-    """Makes torch's own draws differ between replicas on GPUs.
+    """Makes a replica's draws from its GPU's own generator differ from the other replicas' draws.
 
     ``torch.manual_seed`` gives every GPU the same seed, so all replicas would drop the same units.
     """
@@ -178,10 +178,10 @@ def part_from_other_gpus(rank: int, device: torch.device) -> None:
 
 @contextmanager
 def chiefs_draws(group: Group, device: torch.device) -> Iterator[None]:
-    """Lets every worker draw the chief's numbers from torch's generators inside the block.
+    """Makes torch's generators draw the same numbers on all workers as on the chief, in a block.
 
-    All workers must enter the context. Afterwards a generator that differed from the chief's is
-    restored.
+    All workers must enter the context. Afterwards a generator whose state had differed from the
+    chief's gets its own state back.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":

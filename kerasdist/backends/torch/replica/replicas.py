@@ -75,12 +75,12 @@ class TorchReplicaSet(ReplicaSet):
 
     Attributes:
         workers: The collectives between all workers.
-        group: The collectives between this worker and those of the other replicas.
+        group: The collectives between this worker and its counterparts in the other replicas.
         gradient_sum: Sums the workers' gradients after the backward pass; None if there is one
             worker.
         torch_devices: The devices as objects of torch.
-        is_plain: Whether one device holds and computes everything, so that plain Keras's steps run.
-        components: The components of variables on the replicas of this process.
+        is_plain: Whether one device holds and computes everything, so that Keras's own steps run.
+        components: The replicas' own values of variables, for the replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
         shard_rules: Which variables are sharded; None if no variable is.
     """
@@ -156,7 +156,7 @@ class TorchReplicaSet(ReplicaSet):
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class that tries a training step on these devices."""
+        """The class of trial steps, which compare these devices with one device."""
         return super().trial_class if self.is_plain else self._trial_class
 
     def free_bytes(self) -> int | None:
@@ -177,10 +177,9 @@ class TorchReplicaSet(ReplicaSet):
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns a context that computes on the first device, which also holds the variables.
+        """Returns a context that computes on the device that holds the variables.
 
-        Code inside of a replica may call another model's `predict`, and keeps the device of the
-        replica.
+        Code in a replica, which may call another model's `predict`, stays on the replica's device.
         """
         if current.replica is not None:
             return contextlib.nullcontext()
@@ -194,17 +193,17 @@ class TorchReplicaSet(ReplicaSet):
         for members in in_buckets(dict(enumerate(own))):
             some = [own[index] for index in members]
             for mine, sent in zip(some, self.workers.from_chief(some), strict=True):
-                chiefs = sent.to(mine.device)  # the host holds what is offloaded
-                # Equal values are not written, because a write invalidates components.
+                chiefs = sent.to(mine.device)  # an offloaded variable is in the host's memory
+                # Equal values are not written, because a write invalidates replicas' own values.
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
 
     def shards(self, variable: keras.Variable) -> list[HeldShard]:
-        """Returns this worker's shard of a variable; an empty list if the variable is whole."""
+        """Returns this worker's shard of a variable; nothing if the variable is not sharded."""
         return shards.held_shards(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns how a variable is divided, why, and the shape of this worker's shard."""
+        """Returns how a variable is sharded, why, and the shape of this worker's shard."""
         how, why, shape = self._divided(variable)
         return (f"{how}, on the host", why, (0,)) if is_on_host(variable) else (how, why, shape)
 
@@ -219,7 +218,7 @@ class TorchReplicaSet(ReplicaSet):
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.
 
-        A sharded variable gets the checksum of no elements, because workers hold different shards.
+        For a sharded variable it is the checksum of no elements, because workers' shards differ.
         """
         values = [
             (one if shards.shard_of(variable) is None else one[:0]).detach()
@@ -237,7 +236,7 @@ class TorchReplicaSet(ReplicaSet):
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
     ) -> list[Any]:
-        """Runs one step on the replicas of this process, each with its part of the batch.
+        """Runs one step on the replicas of this process, each with its local batch.
 
         Returns each replica's result of the step, ordered by rank.
         """
@@ -250,8 +249,8 @@ class TorchReplicaSet(ReplicaSet):
                 "predict in the function of a merge_call, or of `run` in one that a step of fit "
                 "calls, for which they all wait. Call it after the step."
             )
-        # Two threads may use one strategy after each other.
-        # Code of a merge_call has the lock already.
+        # Threads of the user may share a strategy, so only one of them runs a step at a time. Code
+        # of a merge_call holds the lock already.
         with self._one_step if outer is None else contextlib.nullcontext():
             # A trial works on copies of variables, and a nested `run` has its own steps.
             # So both get replicas with their own scopes.
@@ -271,7 +270,7 @@ class TorchReplicaSet(ReplicaSet):
             keras_compat.initialize_waiting_variable(variable)
 
 
-# `checksum_on_device` takes that many elements at a time, with 64 bits for each.
+# How many elements `checksum_on_device` takes at a time; each needs 64 bits of memory.
 _AT_ONCE = 1 << 22
 
 
@@ -305,7 +304,7 @@ class LocalReplicas:
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         rules = replica_set.shard_rules
-        in_trial = current.trial is not None  # it copies full weights
+        in_trial = current.trial is not None  # its steps read copies of full weights
         self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.local_replicas)
         self._threads: ReplicaThreads | None = None
@@ -362,7 +361,7 @@ class LocalReplicas:
                         return self._step(index, strategy, step, parts, rules)
                     context = settings.context.copy()
                     if scopes[index].device.type == "cpu" and rules.is_short(parts[index].argument):
-                        torch.set_num_threads(1)  # of this thread, without a team of its own
+                        torch.set_num_threads(1)  # for this thread: it starts no OpenMP team
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 
@@ -416,7 +415,7 @@ class LocalReplicas:
 class TorchRunner(Runner):
     """Runs a function in each replica of this process.
 
-    A distributed value is a tuple of tensors; with a single component it is a plain tensor.
+    A distributed value holds a tensor per replica; with one replica here it is a plain tensor.
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
@@ -461,7 +460,7 @@ class TorchRunner(Runner):
         if op is ReduceOp.SUM:
             [total] = self._group.sums([here])
             return total
-        # made on the device, to avoid a copy from the host
+        # The count is made on the device, to avoid a copy from the host.
         counted = torch.full((), count, device=here.device)
         total, everyones = self._group.sums([here, counted])
         return total / everyones
@@ -492,7 +491,7 @@ class TorchRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> list[Any]:
-        """Calls the function once, or per component if the variable or a value has components."""
+        """Calls the function once, or per replica if the variable or a value differs by replica."""
 
         def call(index: int) -> Any:
             return self._component(given, index).call(function, variable)
@@ -510,7 +509,7 @@ class TorchRunner(Runner):
         return results
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a value of these components, in which arrays become tensors on the devices."""
+        """Returns a value with these components; arrays become tensors on the replicas' devices."""
         require_one_each(values, len(values), len(self._devices))
         placed = [
             map_leaves(lambda leaf: on_device(device, leaf), structure)  # noqa: B023
@@ -519,18 +518,18 @@ class TorchRunner(Runner):
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or a variable; anything else as a tuple of one."""
+        """Returns the components of a value or a variable; for anything else a tuple of it."""
         if isinstance(value, DistributedValues):
             return value.values
         return self._replica_components(value) if isinstance(value, keras.Variable) else (value,)
 
     def read(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns the value of a variable; if it has components, their aggregate."""
+        """Returns a variable's value, which is the aggregate if the replicas have own values."""
         require_aggregate(variable)
         return shards.read(variable).detach().clone()
 
     def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
-        """Returns the value that each replica of this process would read of a variable."""
+        """Returns the values that the replicas of this process would read of a variable."""
         found = [
             self._components.component(variable, rank, device)
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)

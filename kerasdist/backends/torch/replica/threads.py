@@ -1,9 +1,9 @@
 """The threads that run the replicas of a process, one thread per replica and step.
 
 Replica 0 runs in the calling thread, and every other replica in a thread that ends with the step,
-as in `tf.distribute`. A thread that outlived the step would keep its team of OpenMP threads. If all
-teams together have more threads than there are cores, OpenMP slows down all steps of the process,
-also those of plain models.
+as in `tf.distribute`. A thread that outlived the step would keep its team of OpenMP threads. If the
+teams together had more threads than there are cores, OpenMP would slow down all steps of the
+process, also those of plain models.
 
 At a collective (`meet`) each replica gives a value, the last replica to arrive combines the values,
 and all replicas get the result. A replica ends the step for all others if it raises, if it ends its
@@ -45,7 +45,7 @@ class Stopped(ReplicaError):  # noqa: N818  it orders a replica to stop and is n
 
 @final
 class ReplicaThreads:
-    """Threads that run a step together. After an error the caller makes a new object."""
+    """Threads that run steps together. After an error the caller must make a new object."""
 
     def __init__(self, size: int, *, timeout: float) -> None:
         self._timeout = timeout
@@ -241,7 +241,7 @@ class ThreadSettings:
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
         autocast: The kinds of device for which autocast is on, each with the type of the casts.
-        modes: The modes that see each function or operation of torch, the innermost last.
+        modes: The modes that intercept functions or operators of torch, the innermost last.
         hooks: The functions that pack and unpack tensors saved for the backward pass, or None.
         context: The values of context variables, of which each replica gets a copy.
     """

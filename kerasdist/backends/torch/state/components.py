@@ -59,7 +59,7 @@ class Kept:
     changes: int
 
     def serves(self, own: torch.Tensor) -> bool:
-        """Returns whether the components are valid, because the variable's value is unchanged."""
+        """Returns whether the components are still valid: `own` is the value, and is unchanged."""
         return (
             own is self.own
             and own.data_ptr() == self.address
@@ -132,7 +132,7 @@ class Components:
     def aggregates(
         self, variables: Sequence[keras.Variable], columns: Sequence[Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Returns each variable's components combined by its aggregation, over all replicas."""
+        """Combines each variable's components, over all replicas, by the variable's aggregation."""
         if not variables:
             return []
         parts = [

@@ -1,9 +1,8 @@
 """Variables that are made while a function of a custom loop runs.
 
-A replica sees variables through a `keras.StatelessScope`, in which Keras gives new variables no
-value. So the first replica that needs a variable makes it outside of this scope, on the device of
-all variables. The other replicas then use the variable, just as they use a layer that is already
-built.
+A replica reads variables through a `keras.StatelessScope`, in which Keras gives new variables no
+value. So the first replica that needs a variable makes it outside of this scope, on the device that
+holds all variables. The other replicas then use it, just as they use a layer that is already built.
 """
 
 from __future__ import annotations

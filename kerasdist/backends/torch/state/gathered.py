@@ -1,17 +1,17 @@
 """Gathers sharded weights when layers read them, and again in the backward pass.
 
-Weights are gathered and freed by groups (`shards.WeightGroup`). While one group computes, the next
-group is gathered, namely the one that came next in the last step of this kind. So at most two
+Weights are gathered and freed in groups (`shards.WeightGroup`). While layers use one group, the
+group that followed it in the last similar step (`WeightGroup.traces`) is gathered. So at most two
 groups are gathered at any time. A step with N groups makes N gathers in the forward pass, and N - 1
-in the backward pass, at whose beginning the last group is still gathered.
+in the backward pass, because the last group is still gathered when the backward pass begins.
 
 The graph of a step has one leaf per weight. The leaf has the weight's shape, but holds values only
 while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
 keeps the values alive as long as the layer uses them. Code outside of layers gets the leaf itself,
 so that it finds the gradient there; the leaf's group then stays gathered until the step ends.
-Autograd would keep each weight that an operation saves for the backward pass. Instead it saves a
-small reference, by which the weight is gathered again
-(``torch.autograd.graph.saved_tensors_hooks``).
+Autograd would keep in memory each weight that an operation saves for the backward pass. Instead,
+``torch.autograd.graph.saved_tensors_hooks`` let it save a small reference, by which the weight is
+gathered again.
 
 The gathers are collectives, so all workers must read the same weights in the same order.
 """
@@ -46,7 +46,7 @@ class Leaf:
         assert shard.together is not None  # a weight always belongs to a group
         self.group = shard.together
         self._stored = keras_compat.stored_value(variable)
-        # Stands in for values that are not gathered: NaN, so that a read by mistake shows.
+        # The values while the weight is not gathered: NaN, so that a read by mistake is noticed.
         nothing = torch.nan if self._stored.is_floating_point() else 0
         self._nothing = self._stored.new_full((), nothing).detach().expand(shard.shape)
         self.tensor = self._nothing.detach().requires_grad_(self._stored.requires_grad)
@@ -90,7 +90,7 @@ class ShardedWeights(abc.ABC):
     Attributes:
         are_differentiated: Whether the backward pass of Keras's own `train_step` is over. After it,
             until the optimizer's update, that step reads only gradients.
-        advice: How a user keeps a weight whole that a step changes.
+        advice: What a user can do so that a weight to which steps assign is not sharded.
     """
 
     are_differentiated = False
@@ -110,22 +110,22 @@ class ShardedWeights(abc.ABC):
 
     @abc.abstractmethod
     def has_frozen(self, value: object) -> bool:
-        """Returns whether a value is that of a gathered weight that is not trained."""
+        """Returns whether an object is the tensor of a gathered weight that is not trained."""
 
     @abc.abstractmethod
     def in_step(self) -> AbstractContextManager[None]:
-        """Returns the context of a replica's step."""
+        """Returns a context in which a replica runs its step."""
 
     @abc.abstractmethod
     def release(self) -> None:
         """Drops gathered values, for example after an update."""
 
     def plain(self, structure: Any) -> Any:
-        """Returns a structure in which each tensor is plain, and whole on this worker."""
+        """Returns a structure in which each tensor is a plain one with the full value."""
         return structure
 
     def joint(self, structure: Any) -> Any:
-        """Returns a structure of the tensors that are computed with weights."""
+        """Returns a structure whose tensors have the form that operations with weights need."""
         return structure
 
     def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -133,7 +133,7 @@ class ShardedWeights(abc.ABC):
         return list(tensors)
 
     def own_gradient(self, gradient: torch.Tensor, variable: keras.Variable) -> torch.Tensor:
-        """Returns a gradient of a weight as this worker holds it, before it is summed."""
+        """Returns this worker's part of a weight's gradient, before the sum over the replicas."""
         return gradient
 
 
@@ -149,10 +149,10 @@ class GatheredWeights(ShardedWeights):
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # this has at most one group
+        # The gathers that were started before their group is used; at most one.
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
-        # The groups that this step has used, and the groups that it should use next.
+        # The group in use, the groups in the order of use in this step, and the expected order.
         self._used: WeightGroup | None = None
         self._trace: list[WeightGroup | None] = []
         self._expected: Sequence[WeightGroup | None] = ()
@@ -194,7 +194,7 @@ class GatheredWeights(ShardedWeights):
         return leaf.tensor
 
     def has_frozen(self, value: object) -> bool:
-        """Returns whether a value is that of a gathered weight that is not trained."""
+        """Returns whether an object is the tensor of a gathered weight that is not trained."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return False
         leaf = self._by_address.get(value.untyped_storage().data_ptr())
@@ -238,7 +238,7 @@ class GatheredWeights(ShardedWeights):
             self._ahead[following] = following.start_gather()
 
     def _note(self, group: WeightGroup | None) -> WeightGroup | None:
-        """Records the use of a group, or an update; returns the group that is expected next."""
+        """Records the use of a group, or an update (None); returns the group expected next."""
         place = len(self._trace)
         self._trace.append(group)
         if place == 0:
@@ -292,7 +292,7 @@ class GatheredWeights(ShardedWeights):
     def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
-        # autograd itself also refuses a tensor that was changed
+        # As autograd itself does, this refuses a tensor that was changed after it was saved.
         if saved.version != saved.leaf.version:
             raise RuntimeError(
                 "Expected a backward pass before the weights that it needs are updated. Received: "

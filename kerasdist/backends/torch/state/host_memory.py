@@ -1,8 +1,8 @@
-"""The host holds an optimizer's variables (`offload="optimizer"`).
+"""Keeps an optimizer's variables in the host's memory between updates (`offload="optimizer"`).
 
-Between updates such a variable is a tensor in memory of the host, from which a GPU copies by
-itself. An update of a group of weights brings the group's variables to the device, lets Keras
-update them there, and writes them back. So the device holds those of one group at a time.
+The memory is page-locked, so that a GPU copies from and to it by itself. Weights are updated in
+groups. The update of a group copies the optimizer's variables for its weights to the device, lets
+Keras update them there, and copies them back. So the device holds one group's variables at a time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kerasdist.core.user_warnings import warn_user
 held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Of each optimizer, by weight: its variables in the host's memory."""
+"""For each optimizer, by weight: the optimizer's variables that are in the host's memory."""
 
 _on_host: VariableTable[bool] = VariableTable()
 _warned: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
-# Keras adds to these outside of the update of a group.
+# Variables with these endings stay on the device: Keras changes them outside of a group's update.
 _ON_DEVICE = ("gradient_accumulator", "average")
 
 
 @torch.no_grad()
 def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variable) -> None:
-    """Moves an optimizer's new variable to the host, if its updates come in groups."""
+    """Moves a new variable of an optimizer to the host, if the optimizer's updates allow groups."""
     stored = keras_compat.stored_value(slot)
     if stored is None or stored.is_meta or slot.name.endswith(_ON_DEVICE):
         return
@@ -56,7 +56,7 @@ def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variabl
 
 
 def is_on_host(variable: keras.Variable) -> bool:
-    """Returns whether the host holds a variable between updates."""
+    """Returns whether a variable is in the host's memory between updates."""
     return _on_host.get(variable) is not None
 
 
@@ -64,7 +64,7 @@ def is_on_host(variable: keras.Variable) -> bool:
 def on_device(
     optimizer: keras.Optimizer, weights: Iterable[keras.Variable], device: torch.device
 ) -> Generator[None]:
-    """Holds the variables of an optimizer for some weights on a device, during their update."""
+    """Keeps an optimizer's variables for some weights on a device while these are updated."""
     table = None if current.trial is not None else held.get(optimizer)
     if table is None:
         yield
@@ -84,11 +84,11 @@ def on_device(
 
 
 def wait(device: torch.device) -> None:
-    """Waits until a GPU has written to the host, which may read at any time."""
+    """Waits until a GPU's copies to the host are done, because the host may now read them."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def copied_to(device: torch.device, value: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor on a device, copied there if the host holds it."""
+    """Returns a tensor on a device, copied there if it is in the host's memory."""
     return value if value.device.type == device.type else value.to(device)

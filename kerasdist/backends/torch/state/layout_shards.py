@@ -1,4 +1,4 @@
-"""The block of a variable that a worker of a mesh holds."""
+"""The block of a variable that one worker of a mesh holds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LayoutShard(Shard):
     """Which block of a variable this worker holds.
 
     Attributes:
-        inner: The axis that the workers of a replica divide, None if none.
-        outer: The axis that the replicas divide, None if none.
+        inner: The axis that is sharded over the workers of a replica, None if none is.
+        outer: The axis that is sharded over the replicas, None if none is.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class LayoutShard(Shard):
         axes: Sequence[str],
         groups: tuple[ProcessGroup, ProcessGroup],
     ) -> None:
-        """Reads a layout: `names` has an axis of the mesh, of the two `axes`, or None."""
+        """Reads a layout: for each axis of the variable, `names` has one of the mesh's, or None."""
         across, inside = axes
         self.row, self.column = groups
         super().__init__(shape, self.row)
@@ -48,19 +48,19 @@ class LayoutShard(Shard):
 
     @property
     def gradient_shape(self) -> tuple[int, ...]:
-        """The shape of the gradient that a replica's backward pass brings to this worker."""
+        """The shape of the gradient that this worker has after its replica's backward pass."""
         return tuple(self.cut_inside(torch.empty(self.shape, device="meta")).shape)
 
     def described(self) -> tuple[str, str]:
-        """Returns in words how and why the variable is divided."""
+        """Returns in words how and why the variable is sharded."""
         return self._layout, self.why
 
     def region(self) -> Region | None:
-        """Returns which elements this worker holds; None if two axes are divided."""
+        """Returns which elements this worker holds; None if two axes are sharded."""
         if self.inner is not None and self.outer is not None:
             return None
         axis, group = (self.outer, self.column) if self.inner is None else (self.inner, self.row)
-        assert axis is not None  # some axis is divided
+        assert axis is not None  # at least one axis is sharded
         each = self.shape[axis] // group.size
         return Region.along(self.shape, axis, group.rank * each, (group.rank + 1) * each)
 
@@ -72,11 +72,11 @@ class LayoutShard(Shard):
         )
 
     def cut_inside(self, whole: Any) -> Any:
-        """Returns the part of a whole value with which this worker of a replica computes."""
+        """Returns the part of a full value with which this worker of a replica computes."""
         return _block(whole, self.inner, self.row)
 
     def cut_across(self, part: Any) -> Any:
-        """Returns this worker's shard of that part."""
+        """Returns this worker's shard of a part that `cut_inside` has returned."""
         return _block(part, self.outer, self.column)
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
@@ -89,12 +89,12 @@ class LayoutShard(Shard):
         own.copy_(keras_compat.ops.convert_to_tensor(part, dtype=dtype))
 
     def gather_across(self, own: torch.Tensor) -> torch.Tensor:
-        """Returns the part with which this worker computes. All workers must call it."""
+        """Returns the part with which this worker computes, from shards. All must call it."""
         return _joined(own, self.outer, self.column)
 
     @torch.no_grad()
     def gather_inside(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns the whole value of such parts. All workers of a replica must call it."""
+        """Returns the full value, from such parts. All workers of a replica must call it."""
         return _joined(part, self.inner, self.row)
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Variables that a ``keras.distribution.LayoutMap`` divides over a two-dimensional mesh of workers.
+"""Variables that a ``keras.distribution.LayoutMap`` shards over a two-dimensional mesh of workers.
 
 Each worker has one device. A row of the mesh is a replica: its workers compute the same rows of the
-batch together, by torch's DTensor (`tensor_parallel.py`). A column has the workers that hold equal
-shards, if no layout names the first axis of the mesh; over a column gradients are summed.
+batch together, by torch's DTensor (`tensor_parallel.py`). Gradients are summed over the workers of
+a column, which also hold equal shards of a weight unless its layout names the mesh's first axis.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 @final
 class LayoutOptimizer(ShardedOptimizer):
-    """The slots of an optimizer that are laid out as their weights."""
+    """The state of an optimizer whose slots are laid out like their weights."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, row: ProcessGroup, column: ProcessGroup
     ) -> None:
-        """Starts without slots."""
+        """Starts without slots, with the groups of the mesh's row and column of this worker."""
         super().__init__(optimizer, row)
         self._column = column
-        self._held: list[LayoutShard | None] = []  # by gradient of the running update
+        self._held: list[LayoutShard | None] = []  # the shard of each gradient in the update
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns no gradients: those of a replica's parts are summed as they are."""
+        """Returns no shards, because gradients are summed in the form that each worker has."""
         return {}
 
     def cut(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
-        """Returns this worker's shards of gradients; whole gradients where all of it is updated."""
+        """Returns this worker's shards of gradients, or full ones where it updates full weights."""
         self._held.clear()
         found: list[torch.Tensor] = []
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -85,11 +85,11 @@ class LayoutOptimizer(ShardedOptimizer):
 
 @final
 class LayoutRules(ShardRules):
-    """Which variables of a strategy a LayoutMap divides.
+    """Which variables of a strategy a LayoutMap shards.
 
     Attributes:
         row: The workers of this worker's replica.
-        column: The workers that have this worker's place in their replicas.
+        column: The workers that have the same place in their replicas as this worker.
     """
 
     def __init__(self, layout_map: Any, workers: ProcessGroup, job: Job) -> None:
@@ -116,7 +116,7 @@ class LayoutRules(ShardRules):
         self.weights = LayoutWeights(self.row)
 
     def new_state(self, optimizer: keras.optimizers.Optimizer) -> LayoutOptimizer:
-        """Returns the state of an optimizer without slots."""
+        """Returns a new sharded state for an optimizer."""
         return LayoutOptimizer(optimizer, self.row, self.column)
 
     def require_useful(self) -> None:
@@ -124,21 +124,21 @@ class LayoutRules(ShardRules):
         self._reader.require_useful()
 
     def serves(self, variable: keras.Variable) -> bool:
-        """Returns whether the map divides a variable that is being made."""
+        """Returns whether the map shards a variable that is being made."""
         if shards.shard_of(variable) is None and keras_compat.is_of_optimizer():
-            return False  # slots are laid out as their weights, once they are made
+            return False  # slots are laid out like their weights, after they were made
         return self._reader.axes(variable, variable.shape) is not None
 
     def why_whole(self, variable: keras.Variable) -> str:
-        """Returns the reason that a table gives for a variable that is not divided."""
+        """Returns why a variable is not sharded, in words for the table of shardings."""
         owner = self._owners.get(variable)
         return self._reader.why(variable if owner is None else owner, variable.shape)
 
     def new_shard(self, variable: keras.Variable) -> LayoutShard:
-        """Returns a new shard of a weight, as the map has it."""
+        """Returns a new shard of a weight, laid out as the map says."""
         shape = tuple(variable.shape)
         names = self._reader.axes(variable, shape)
-        assert names is not None  # the caller has asked
+        assert names is not None  # because `serves` has returned True
         shard = LayoutShard(shape, names, self._axes, (self.row, self.column))
         shard.why = self.why_whole(variable)
         return shard

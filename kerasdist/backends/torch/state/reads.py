@@ -16,7 +16,7 @@ from kerasdist.errors import ScopeError
 
 @final
 class ReadRecorder(keras.StatelessScope):
-    """Records which variables are read; the enclosing scope does everything else.
+    """Records which variables are read, and leaves reads and writes to the enclosing scope.
 
     Autograd returns None for every variable that does not affect the result. But only a variable
     that was not read shall get None; a variable that was read shall get a gradient of zeros.
@@ -30,7 +30,7 @@ class ReadRecorder(keras.StatelessScope):
     def __enter__(self) -> ReadRecorder:
         super().__enter__()
         outer = self.original_scope
-        # For losses this scope changes nothing: layers may add them if the outer scope allows it.
+        # Layers may add losses if the outer scope, in which these are collected, allows it.
         self.collect_losses = outer is None or outer.collect_losses
         if outer is not None:
             self.losses = outer.losses
@@ -78,10 +78,10 @@ class ReadRecorder(keras.StatelessScope):
         return id(variable) in self._read
 
     def target(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns the tensor by which to differentiate: the tensor that a read returned."""
+        """Returns the tensor to differentiate by: the one that a read of the variable returned."""
         scope = self._replica_scope()
         if scope is not None and shards.shard_of(variable) is not None:
-            leaf = scope.leaf(variable)  # each read has returned another view of this leaf
+            leaf = scope.leaf(variable)  # each read has returned a new view of this leaf
             if leaf.requires_grad:
                 return leaf
         read = self._read.get(id(variable))

@@ -42,7 +42,8 @@ _sharded: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ShardedOptimizer
 )
 
 
-# Those with sharded weights: what they make later, as when they are quantized, is sharded too.
+# The layers with sharded weights, and their strategies. A weight that such a layer makes later, as
+# when it is quantized, is sharded too.
 _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -50,7 +51,7 @@ class ShardedOptimizer:
     """Which slots of one optimizer, and which of the weights that it updates, are sharded."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
-        """Starts without slots; `group`: the workers that divide the variables."""
+        """Starts without slots; variables are sharded over the workers of `group`."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[tuple[keras.Variable, Shard]] = []
@@ -59,7 +60,7 @@ class ShardedOptimizer:
         self._are_shards: list[bool] = []
 
     def add(self, weight: keras.Variable, slot: keras.Variable, new: Callable[[], Shard]) -> None:
-        """Shards a slot of a weight, by a new shard."""
+        """Shards a slot of a weight; `new` makes its shard."""
         shard = new()
         shards.keep_shard(slot, shard)
         self._slots.append((slot, shard))
@@ -67,14 +68,14 @@ class ShardedOptimizer:
             self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
+        """Returns the shard that this worker updates of a weight; None if it updates all of it."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
         return held if self._is_elementwise else None
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns the shards of gradients by index, without gradients that are not sharded."""
+        """Returns the shards of those gradients that are sharded, by index."""
         return self._shards_by_index(variables)
 
     def _shards_by_index(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
@@ -94,7 +95,7 @@ class ShardedOptimizer:
 
     @contextmanager
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
-        """Lets the optimizer see the shards that this worker updates; then gathers weights."""
+        """Lets the optimizer see shards; after the block, gathers weights that are not sharded."""
         shards.draw_all()
         seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
         whole: list[keras.Variable] = []
@@ -135,7 +136,7 @@ class ShardedOptimizer:
 def _state_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> ShardedOptimizer | None:
-    """Returns the sharded state of an optimizer, or of the optimizer inside of it; or None."""
+    """Returns the sharded state of an optimizer, or of the optimizer that it wraps, if any."""
     if current.trial is not None:  # in a trial, no state is sharded
         return None
     updating = keras_compat.updating(optimizer)
@@ -158,7 +159,7 @@ def of_gradients(
 
 @cache
 def install() -> None:
-    """Hooks into how Keras's optimizers make slots and use gradients, once per process."""
+    """Hooks into Keras, where variables and slots are made and gradients used; once per process."""
     shards.install()
     keras_compat.install(initialize=_initialize, slot=_make_slot, update=_update, clip=_clip)
 
@@ -166,7 +167,7 @@ def install() -> None:
 def _initialize(
     original: Callable[..., None], variable: keras.Variable, initializer: object
 ) -> None:
-    """Shards a new weight, so that a worker never holds more than one whole."""
+    """Shards a weight when it is made, so that a worker never holds more than one full weight."""
     maker = keras_compat.maker_of_variable()
     strategy = ownership.strategy_of(variable) or scoped_strategy() or _strategy_of(maker)
     rules = _rules_of(strategy)
@@ -255,10 +256,10 @@ def _clip(
 def spread_infinite(
     optimizer: keras.Optimizer, gradients: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Lets a LossScaleOptimizer see infinite gradients in the shards of other workers too.
+    """Lets a LossScaleOptimizer notice infinite gradients in the shards of other workers, too.
 
-    All workers must call it. If a gradient is not finite on any worker, a gradient becomes NaN on
-    each worker.
+    All workers must call it. If any worker has a gradient that is not finite, each worker gets a
+    gradient of NaN.
     """
     found = list(gradients)
     state = _state_of(optimizer, ())
@@ -272,7 +273,7 @@ def spread_infinite(
     return found
 
 
-# The internals of Keras that sharded state needs.
+# What sharded state needs of Keras that is not public.
 _NEEDED = (
     keras_compat.internals.INITIALIZE,
     keras_compat.internals.TRACK_VARIABLES,
@@ -288,7 +289,7 @@ class ShardRules(abc.ABC):
 
     Attributes:
         shards_weights: Whether weights are sharded too, and not only the optimizer's slots.
-        weights: The weights, as steps see them.
+        weights: The sharded weights, as the steps of a replica read them.
     """
 
     shards_weights = True
@@ -305,7 +306,7 @@ class ShardRules(abc.ABC):
 
     @abc.abstractmethod
     def new_state(self, optimizer: keras.optimizers.Optimizer) -> ShardedOptimizer:
-        """Returns the state of an optimizer without slots."""
+        """Returns a new sharded state for an optimizer."""
 
     @abc.abstractmethod
     def new_shard(self, variable: keras.Variable) -> Shard:
@@ -313,14 +314,14 @@ class ShardRules(abc.ABC):
 
     @abc.abstractmethod
     def serves(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable is a weight that is sharded."""
+        """Returns whether a variable is a weight that these rules shard."""
 
     @abc.abstractmethod
     def why_whole(self, variable: keras.Variable) -> str:
-        """Returns the reason that a table gives for a variable that is not divided."""
+        """Returns why a variable is not sharded, in words for the table of shardings."""
 
     def require_useful(self) -> None:  # noqa: B027
-        """Raises if the rules cannot be meant for the variables that exist."""
+        """Raises an error if a rule fits none of the variables that exist."""
 
     def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:  # noqa: B027
         """Notes to which weight a variable of an optimizer belongs, if that matters."""
@@ -331,7 +332,8 @@ class ShardRules(abc.ABC):
         self._job.assert_equal("sharded variables", {"new variable": made})
         shard = self.new_shard(variable)
         shards.shard_without_values(variable, initializer, shard, self._workers)
-        # Only an initializer of Keras with a number as seed surely draws the same values later.
+        # Values are drawn later only if they are sure to be the same then: by an initializer of
+        # Keras whose seed is a number.
         is_fixed = isinstance(getattr(initializer, "seed", 0), int)
         if not (is_fixed and keras_compat.is_builtin(type(initializer))):
             shards.draw_one(variable, shard, self._workers)
@@ -356,14 +358,14 @@ class ShardRules(abc.ABC):
 
 @final
 class RulesBySize(ShardRules):
-    """The rules of a `Sharding`: large variables are divided in runs of flattened values.
+    """The rules of a `Sharding`: a shard of a large variable is a range of its flattened values.
 
     Attributes:
-        group: The workers that divide the variables: all workers, or those of one machine.
+        group: The workers over which variables are sharded: all workers, or those of one machine.
     """
 
     def __init__(self, sharding: Sharding, workers: ProcessGroup, job: Job) -> None:
-        """Stores the sharding that the user has asked for."""
+        """Stores the user's `Sharding`."""
         super().__init__(workers, job)
         self.group = workers
         if sharding.within is not None:
@@ -373,7 +375,7 @@ class RulesBySize(ShardRules):
         self._sharding = sharding
 
     def new_state(self, optimizer: keras.optimizers.Optimizer) -> ShardedOptimizer:
-        """Returns the state of an optimizer without slots."""
+        """Returns a new sharded state for an optimizer."""
         return ShardedOptimizer(optimizer, self.group)
 
     def new_shard(self, variable: keras.Variable) -> Shard:
@@ -381,17 +383,17 @@ class RulesBySize(ShardRules):
         return Shard(tuple(variable.shape), self.group)
 
     def serves(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable is a weight that is large enough, trained or quantized."""
+        """Returns whether a variable is a large weight that is trained or quantized."""
         if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
             return False
         dtype = keras_compat.stored_dtype(variable)
-        # A step may change other untrained variables, and for that they must be whole.
-        is_weight = variable.trainable or variable.name.endswith("_scale")  # of a quantized one
+        # Other untrained variables are not sharded, because a step may assign to them.
+        is_weight = variable.trainable or variable.name.endswith("_scale")  # of quantized weights
         is_quantized = dtype == "int8" or (dtype == "uint8" and variable.name.startswith("kernel"))
         return is_quantized or (keras.backend.is_float_dtype(dtype) and is_weight)
 
     def why_whole(self, variable: keras.Variable) -> str:
-        """Returns the reason that a table gives for a variable that is not divided."""
+        """Returns why a variable is not sharded, in words for the table of shardings."""
         if self._sharding.is_small(variable.shape):
             return self._sharding.small
         if self.serves(variable):

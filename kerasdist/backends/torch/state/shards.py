@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 _shards: VariableTable[Shard] = VariableTable()
 _undrawn: list[tuple[weakref.ref[keras.Variable], Shard, ProcessGroup]] = []
 _groups: weakref.WeakSet[WeightGroup] = weakref.WeakSet()
-_numbers = itertools.count()  # of groups
+_numbers = itertools.count()  # the numbers of groups
 
 # The number of elements of a NumPy array that torch copies at a time.
 _BLOCK = 1 << 20
 
 NONE_SHARDED: Mapping[int, Shard] = {}
-"""No variable is sharded."""
+"""The shards by index where no variable is sharded."""
 
 
 class Shard:
@@ -52,13 +52,12 @@ class Shard:
         shape: The variable's shape.
         begin: Where this worker's shard begins in the flattened values.
         end: Where the shard ends; the shards of the last workers may be shorter, or empty.
-        length: The length of the first worker's shard, and so of each shard in a message.
-        group: The workers that divide the variable.
+        length: The length of the first worker's shard, to which all shards are padded in messages.
+        group: The workers over which the variable is sharded.
         is_seen: Whether Keras sees the shard in place of the variable, as during an update.
         together: The group of weights with which this shard is gathered; None if the shard is
             gathered alone.
-        initializer: The function that will draw the values, as long as the variable has no values;
-        otherwise None.
+        initializer: The function that will draw the variable's values; None if it has values.
     """
 
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
@@ -90,15 +89,15 @@ class Shard:
 
     @property
     def gradient_shape(self) -> tuple[int, ...]:
-        """The shape of the gradient that a replica's backward pass brings to this worker."""
+        """The shape of the gradient that this worker has after its replica's backward pass."""
         return self.shape
 
     def described(self) -> tuple[str, str]:
-        """Returns in words how and why the variable is divided."""
+        """Returns in words how and why the variable is sharded."""
         return f"flattened, by {self.group.size}", "PyTorch divides any shape"
 
     def region(self) -> Region | None:
-        """Returns which elements this worker holds; None if they are no region."""
+        """Returns which elements this worker holds; None if no `Region` can describe them."""
         return Region(1, self.begin, self.end)
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
@@ -107,7 +106,7 @@ class Shard:
         return whole.detach().to_dense().reshape(-1)[self.begin : self.end]
 
     def copy_cut(self, own: torch.Tensor, whole: np.ndarray[Any, Any], dtype: str) -> None:
-        """Copies this worker's shard of a NumPy array, a block at a time."""
+        """Copies this worker's shard of a NumPy array into `own`, a block at a time."""
         for begin in range(self.begin, self.end, _BLOCK):
             end = min(begin + _BLOCK, self.end)
             some = keras_compat.ops.convert_to_tensor(whole.flat[begin:end], dtype=dtype)
@@ -128,17 +127,15 @@ class Shard:
 class WeightGroup:
     """Weights of one layer, or of small layers, that are gathered, summed and freed together.
 
-    Workers make variables in one order, and so the same groups. A message has the bytes of all
-    types: beside quantized weights there are others. A weight that a worker has freed keeps its
-    place in messages until all have.
+    All workers make variables in the same order, and so the same groups. A message consists of
+    bytes, because a group may have weights of several types, as when some are quantized. A weight
+    that one worker has freed keeps its place in messages until all workers have freed it.
 
     Attributes:
-        is_open: Whether further weights may join the group, which is possible until its first
-        message.
+        is_open: Whether further weights may join the group, as they may until it is first gathered.
         is_used_itself: Whether code outside of layers has read a weight of the group in this step.
         traces: The order in which groups were used in the last step that began with this group, for
-            steps with gradients and for steps without gradients; None stands for an update of
-            weights.
+            steps with gradients (True) and without (False); None stands for an update of weights.
     """
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
@@ -163,7 +160,7 @@ class WeightGroup:
         shard.together = self
 
     def accepts(self, variable: keras.Variable) -> bool:
-        """Returns whether a new weight shall join: one of the same layer, or a small one."""
+        """Returns whether a new weight may join: one of the same layer, or one that is small."""
         limit = self._group.bytes_per_pack or GROUP_BYTES
         stored = keras_compat.stored_value(variable)
         if not self.is_open or stored.device != self._empty.device:
@@ -186,7 +183,7 @@ class WeightGroup:
     def wholes(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
-        """Yields each weight with its value, in memory of its own, out of what was gathered."""
+        """Yields each weight with its full value out of a gathered message, as a copy."""
         lengths = [shard.length * dtype.itemsize for _, shard, dtype in self._members]
         columns = gathered.view(self._group.size, -1).split(lengths, 1)
         for (reference, shard, dtype), column in zip(self._members, columns, strict=True):
@@ -197,11 +194,11 @@ class WeightGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all workers have freed all of its weights, as when a model was quantized."""
+        """Whether all workers have freed all weights of this group, as by quantizing a model."""
         return not self._members
 
     def freed(self) -> list[list[int]]:
-        """Returns which weights this worker has freed, as pairs of numbers."""
+        """Returns, for each weight that this worker has freed, the group's number and its place."""
         members = enumerate(self._members)
         return [[self._number, place] for place, (one, _, _) in members if one() is None]
 
@@ -216,12 +213,12 @@ def _bytes_of(flat: torch.Tensor) -> torch.Tensor:
 
 
 def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
-    """Returns flattened values, padded with zeros up to a length."""
+    """Returns flattened values, padded with zeros to a length."""
     return flat if len(flat) == length else torch.nn.functional.pad(flat, (0, length - len(flat)))
 
 
 def shard_of(variable: keras.Variable) -> Shard | None:
-    """Returns the shard of a variable, None if each worker holds all of it, as in a trial."""
+    """Returns the shard of a variable; None if it is not sharded, and always None in a trial."""
     return _shards.get(variable) if current.trial is None else None
 
 
@@ -258,7 +255,7 @@ def keep_shard(variable: keras.Variable, shard: Shard) -> None:
 def shard_without_values(
     variable: keras.Variable, initializer: object, shard: Shard, workers: ProcessGroup
 ) -> None:
-    """Makes a shard without values, which a file may fill; otherwise `draw_all` fills it."""
+    """Makes a shard without values: a weight file may give them, or else `draw_all` draws them."""
     own = keras_compat.ops.zeros(shard.own_shape, keras_compat.stored_dtype(variable))
     keras_compat.store_value(variable, torch.nn.Parameter(own, requires_grad=variable.trainable))
     _shards.put(variable, shard)
@@ -282,7 +279,7 @@ def draw_all() -> None:
     variables = [reference() for reference, _, _ in waiting]
     there = [number for number, one in enumerate(variables) if one is not None]
     freed = [one for group in _groups for one in group.freed()]
-    # One worker may hold in a circle what is gone on another.
+    # A variable that is gone on one worker may be left on another, in a reference cycle.
     on_all = job.all_gather_object("variables that have no values yet", [there, freed])
     gone = set.intersection(*({(group, place) for group, place in one} for _, one in on_all))
     for group in _groups if gone else ():
@@ -294,7 +291,7 @@ def draw_all() -> None:
 
 
 def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
-    """Gives a variable its shard of the chief's draw. All workers must call this function."""
+    """Draws a variable's values on the chief, and gives each worker its shard. All must call it."""
     own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
     shard.initializer = None
     with (
@@ -312,7 +309,7 @@ def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> N
 
 
 def held_shards(variable: keras.Variable) -> list[HeldShard]:
-    """Returns this worker's shard of a variable, for a backup; [] if the variable is whole."""
+    """Returns this worker's shard of a variable, for a backup; [] if it is not sharded."""
     shard = _shards.get(variable)
     region = None if shard is None else shard.region()
     if shard is None or region is None:
@@ -333,7 +330,7 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
 
 @contextmanager
 def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
-    """Lets each worker hold all of these variables inside the block. All workers must enter it."""
+    """Lets each worker hold the full variables inside the block. All workers must enter it."""
     before = [
         (variable, shard, keras_compat.stored_value(variable))
         for variable in variables
@@ -357,7 +354,7 @@ def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
 def seen_as_shards(
     variables: Sequence[tuple[keras.Variable, Shard, torch.Tensor]],
 ) -> Generator[None]:
-    """Lets Keras see these shards in place of their variables."""
+    """Lets Keras see these shards, in the block, as the values of their variables."""
     before = keras_compat.stored_values(variable for variable, _, _ in variables)
     for variable, shard, own in variables:
         keras_compat.store_value(variable, own)
@@ -374,20 +371,20 @@ def seen_as_shards(
 
 @final
 class _Reading:
-    """Whether the running code reads this worker's shards in place of whole values."""
+    """Whether a variable's value is at the moment this worker's shard, not the full value."""
 
     shards = False
 
 
 @cache
 def install() -> None:
-    """Changes how Keras reads and writes variables, once per process."""
+    """Hooks into Keras's reads and writes of variables, once per process."""
     weight_files.install()
     keras_compat.install(read_whole=_read, store=_store, track=_track)
 
 
 def _track(original: Callable[..., None], *args: object) -> None:
-    """Lets a layer register shards as its torch parameters."""
+    """Makes a layer register this worker's shards as its torch parameters."""
     before, _Reading.shards = _Reading.shards, True
     try:
         original(*args)
@@ -422,10 +419,10 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
             f"{tuple(value.shape)}. Assign a value of that shape."
         )
-    if isinstance(value, np.ndarray):  # usually from a file; not copied first
+    if isinstance(value, np.ndarray):  # usually from a file, so it is not copied as a whole
         checksum = checksum_in_type(value, dtype)
     else:
-        # in torch, since NumPy lacks some types
+        # The bytes are taken in torch, because NumPy lacks some types.
         checksum = checksum_of(bytes_of(value, "cpu").numpy())
     if not _meet("assignment", variable, checksum):
         raise differing_assignment(variable)

@@ -1,14 +1,14 @@
-"""Computes with weights that the workers of a replica divide, by torch's DTensor.
+"""Computes by torch's DTensor with weights that are sharded over the workers of one replica.
 
-In a step each weight that is trained, and each divided one, is a leaf of autograd of its own: a
-DTensor over the replica's workers, in the memory of this worker's shard. All that is computed with
-a weight is a DTensor then, and so are all gradients. Other tensors are equal on these workers, and
-count as whole (`implicit_replication`). Outside of models, where losses and metrics are computed,
-and where values are assigned, a DTensor becomes a plain tensor that all workers of a replica have.
+In a step each trained weight, and each sharded one, has an autograd leaf of its own: a DTensor over
+the replica's workers, which uses the memory of this worker's shard. So whatever is computed with a
+weight is a DTensor, and so are all gradients. Other tensors are equal on these workers, and count
+as replicated (`implicit_replication`). Outside of models, where losses and metrics are computed,
+and where values are assigned, a DTensor becomes a plain tensor with the full value on each worker.
 
-DTensor has no rule for some operations, and none that serves for convolutions. So a mode sees each
-operation before DTensor does. What has no rule is computed by each worker from whole values, which
-is always right; the first time, a message names it.
+DTensor has no rule for some operators, and no useful one for convolutions. So a mode intercepts
+each operator before DTensor does. If there is no rule, each worker computes the operator from full
+values, which is always right; the first time, a warning names the operator.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _aten = torch.ops.aten
 class Leaf:
     """The autograd leaf of one weight, which keeps its gradient until the update takes it.
 
-    If the replicas divide the weight too, the leaf has memory only from its first read in a step,
-    when it is gathered, until the step or an update ends.
+    If the weight is also sharded over the replicas, the leaf is gathered at its first read in a
+    step, and its memory is freed when the step or an update ends.
     """
 
     def __init__(self, stored: torch.Tensor, shard: LayoutShard | None, mesh: Any) -> None:
-        """Makes the leaf of a stored tensor, of which it takes the memory if it can."""
+        """Makes the leaf of a stored tensor; it shares that tensor's memory if it can."""
         self._stored, self._shard = stored, shard
         self._is_gathered = shard is not None and shard.outer is not None
         self._part = stored.detach()
@@ -70,7 +70,7 @@ class Leaf:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Gathers the weight over the replicas, if they divide it."""
+        """Gathers the weight over the replicas, if it is sharded over them."""
         if self._is_filled or self._shard is None:
             return
         self._part.untyped_storage().resize_(self._bytes)
@@ -78,7 +78,7 @@ class Leaf:
         self._is_filled = True
 
     def release(self) -> None:
-        """Frees what was gathered."""
+        """Frees the gathered weight."""
         if self._is_gathered:
             self._part.untyped_storage().resize_(0)
             self._is_filled = False
@@ -86,7 +86,7 @@ class Leaf:
 
 @final
 class LayoutWeights(ShardedWeights):
-    """The weights of a strategy with a LayoutMap, and the way into and out of DTensor."""
+    """The weights of a strategy with a LayoutMap; converts tensors to DTensors and back."""
 
     advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
 
@@ -98,7 +98,7 @@ class LayoutWeights(ShardedWeights):
         self._told: set[str] = set()
 
     def add(self, variable: keras.Variable, shard: Shard) -> None:
-        """A weight gets its leaf when a step reads it."""
+        """Does nothing, because a weight gets its leaf when a step reads it."""
 
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns the leaf of a weight, whether it is gathered or not; None for other variables."""
@@ -125,7 +125,7 @@ class LayoutWeights(ShardedWeights):
         return leaf
 
     def has_frozen(self, value: object) -> bool:
-        """Returns False: no weight is gathered whole."""
+        """Returns False, because weights are not gathered to full values."""
         return False
 
     @contextmanager
@@ -148,18 +148,18 @@ class LayoutWeights(ShardedWeights):
             generator.set_state(state)
 
     def release(self) -> None:
-        """Frees what was gathered over the replicas."""
+        """Frees the weights that were gathered over the replicas."""
         for variable in self._leaves.variables():
             leaf = self._leaves.get(variable)
             if leaf is not None:
                 leaf.release()
 
     def plain(self, structure: Any) -> Any:
-        """Returns a structure with plain tensors, whole on each worker, for its DTensors."""
+        """Returns a structure in which a plain tensor, the full value, replaces each DTensor."""
         return map_leaves(_plain, structure)
 
     def joint(self, structure: Any) -> Any:
-        """Returns a structure with DTensors for its plain tensors that have gradients."""
+        """Returns a structure in which each plain tensor that requires gradients is a DTensor."""
 
         def joined(leaf: Any) -> Any:
             is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor)
@@ -170,12 +170,12 @@ class LayoutWeights(ShardedWeights):
         return map_leaves(joined, structure)
 
     def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the tensors of the replica's first worker."""
+        """Returns the tensors of the replica's first worker, on all its workers."""
         return self._row.from_chief(tensors)
 
     @torch.no_grad()
     def own_gradient(self, gradient: torch.Tensor, variable: keras.Variable) -> torch.Tensor:
-        """Returns a gradient of a weight as this worker holds it."""
+        """Returns this worker's part of a weight's gradient."""
         shard = cast("LayoutShard | None", shard_of(variable))
         if isinstance(gradient, DTensor):
             leaf = self._leaf(variable)
@@ -186,7 +186,7 @@ class LayoutWeights(ShardedWeights):
         return shard.cut_inside(gradient) if shard is not None and is_whole else gradient
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operation of torch, by DTensor's rules if any argument is one."""
+        """Runs an operator of torch, by DTensor's rules if any argument is a DTensor."""
         if not any(isinstance(one, DTensor) for one in flatten([args, kwargs])):
             return operation(*args, **kwargs)
         own = _RULES.get(operation)
@@ -195,7 +195,7 @@ class LayoutWeights(ShardedWeights):
             return result
         if operation not in _WRONG and torch.Tag.nondeterministic_seeded not in operation.tags:
             try:
-                # for each, since the threads of a GPU's backward pass do not inherit it
+                # Entered for each operator, because a GPU's backward thread does not inherit it.
                 with implicit_replication():
                     return _summed(operation(*args, **kwargs))
             except (NotImplementedError, RuntimeError) as error:
@@ -205,7 +205,7 @@ class LayoutWeights(ShardedWeights):
         return self._run_whole(operation, args, kwargs)
 
     def _run_whole(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operation on whole values, the same on each worker of a replica."""
+        """Runs an operator on full values, in the same way on each worker of a replica."""
         wholes: dict[int, torch.Tensor] = {}
 
         def whole(leaf: Any) -> Any:
@@ -237,7 +237,7 @@ class LayoutWeights(ShardedWeights):
         return map_leaves(wrapped, result)
 
     def _write(self, target: DTensor, whole: torch.Tensor) -> None:
-        """Writes a whole value into a DTensor."""
+        """Writes a full value into a DTensor."""
         source = _placed(whole, self._mesh)
         target.to_local().copy_(source.redistribute(placements=target.placements).to_local())
 
@@ -253,7 +253,7 @@ class LayoutWeights(ShardedWeights):
 
 
 def _summed(result: Any) -> Any:
-    """Returns a result that several operations can read: parts of rows can be summed only once."""
+    """Returns a result; reduces a masked partial sum, which DTensor could reduce only once."""
     if isinstance(result, DTensor):
         [place] = result.placements
         if isinstance(place, Partial) and type(place) is not Partial:
@@ -276,11 +276,11 @@ def _plain(leaf: Any) -> Any:
 
 
 class _ToPlain(torch.autograd.Function):
-    """Gathers a DTensor; the gradients of all workers of a replica are equal then."""
+    """Converts a DTensor to its full value, whose gradients are equal on a replica's workers."""
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> torch.Tensor:
-        """Returns the whole value, as a plain tensor."""
+        """Returns the full value, as a plain tensor."""
         ctx.mesh = tensor.device_mesh
         local = tensor.redistribute(placements=_WHOLE).to_local()
         return local.view_as(local)
@@ -295,12 +295,12 @@ class _ToPlain(torch.autograd.Function):
 
 
 def _placed(local: torch.Tensor, mesh: Any, placement: Any = _REPLICATED) -> DTensor:
-    """Returns a DTensor of what each worker of a replica has; without a placement all have all."""
+    """Returns a DTensor of the workers' local tensors, which are equal if no placement is given."""
     return DTensor.from_local(local, mesh, (placement,), run_check=False)
 
 
 def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
-    """Returns this worker's part of a tensor in a placement."""
+    """Converts a tensor to a placement, and returns this worker's local tensor of it."""
     if tensor is None:
         return None
     if not isinstance(tensor, DTensor):
@@ -311,13 +311,13 @@ def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
 def _embedding_gradient(  # noqa: PLR0917  torch's parameters
     mesh: Any, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
 ) -> Any:
-    """Computes the gradient of this worker's rows of a table, of the rows that divide evenly."""
+    """Computes the gradient of this worker's rows of a table; None if it cannot."""
     own = rows // mesh.size()
     if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
         return None
     whole, numbers = _local(gradient, mesh, _REPLICATED), _local(indices, mesh, _REPLICATED)
     begin = mesh.get_local_rank() * own
-    # one row more, for the numbers of other workers' rows
+    # The result gets one more row, for the indices of other workers' rows, which is dropped.
     is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
     numbers = torch.where(is_own, numbers - begin, own)
     found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]
@@ -325,14 +325,14 @@ def _embedding_gradient(  # noqa: PLR0917  torch's parameters
 
 
 def _is_by_channels(weight: Any, settings: Sequence[Any]) -> bool:
-    """Returns whether these are a kernel's own channels, of a convolution that can be divided."""
+    """Returns whether a convolution's kernel is sharded by output channels, and has no groups."""
     *_, transposed, _, groups = settings
     is_by_outputs = isinstance(weight, DTensor) and weight.placements == (Along(0),)
     return is_by_outputs and not transposed and groups == 1
 
 
 def _convolve(mesh: Any, inputs: Any, weight: Any, bias: Any, *settings: Any) -> Any:
-    """Computes this worker's channels of a convolution, if it has those of the kernel."""
+    """Computes this worker's output channels of a convolution; None unless `_is_by_channels`."""
     if not _is_by_channels(weight, settings):
         return None
     own = _aten.convolution.default(
@@ -347,7 +347,7 @@ def _convolve(mesh: Any, inputs: Any, weight: Any, bias: Any, *settings: Any) ->
 def _convolve_backward(
     mesh: Any, gradient: Any, inputs: Any, weight: Any, bias_sizes: Any, *settings: Any
 ) -> Any:
-    """Computes the gradients of `_convolve`; the last setting says which of them are needed."""
+    """Computes the gradients of `_convolve`; the last setting says which gradients are needed."""
     if not _is_by_channels(weight, settings[:-1]):
         return None
     own = weight.to_local()
@@ -367,5 +367,5 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.convolution_backward.default: _convolve_backward,
     _aten.embedding_dense_backward.default: _embedding_gradient,
 }
-# DTensor's own rules for these have no parts of a kernel, and serve for parts of rows alone.
+# DTensor's own rules for these operators support sharded rows, but no sharded kernels.
 _WRONG = {_aten.convolution.default, _aten.convolution_backward.default}

@@ -51,7 +51,7 @@ class Alias:
         self.source = source
         self.address = source.data_ptr()
         self.is_copy = is_copy
-        # a view needs no count of changes
+        # A leaf that is no copy shares the variable's memory, and so is never outdated.
         self.changes = private.count_changes(source) if is_copy else 0
         leaf = source.detach()
         if is_copy:
@@ -79,10 +79,10 @@ class Rules(abc.ABC):
     """The rules by which replicas read and write variables: one class for `fit`, one for loops.
 
     Attributes:
-        is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
+        is_fit: Whether these are the rules of `fit`, `evaluate` and `predict`.
         kept: The state that users' code keeps in Python, separately for each replica; None if there
         is none.
-        compiled: Calls models compiled; None if models run as they are.
+        compiled: Calls a model in compiled form; None if models run uncompiled.
     """
 
     is_fit = False
@@ -93,7 +93,7 @@ class Rules(abc.ABC):
         """Starts a step of the replicas of this process."""
 
     def is_short(self, batch: object) -> bool:
-        """Returns whether one core computes a step about as fast as all do."""
+        """Returns whether one core computes a step about as fast as all cores do."""
         return False
 
     @abc.abstractmethod
@@ -109,7 +109,7 @@ class Rules(abc.ABC):
     def assign_together(
         self, scope: ReplicaScope, variable: keras.Variable, value: torch.Tensor
     ) -> bool:
-        """Combines the replicas' values at once, in custom loops, if the variable is mirrored.
+        """In a custom loop, combines the values that replicas assign to a mirrored variable.
 
         Returns whether the values were combined; if not, the replica keeps its value until
         `commit`.
@@ -125,7 +125,7 @@ class Rules(abc.ABC):
 
     @abc.abstractmethod
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits on all workers, before cross-replica code runs in the middle of a step."""
+        """Commits, on all workers, before cross-replica code runs in the middle of a step."""
 
     @abc.abstractmethod
     def end(self, scopes: Sequence[ReplicaScope]) -> None:
@@ -151,12 +151,12 @@ class ReplicaScope(keras.StatelessScope):
         self.device = device
         self.is_only = is_only  # whether this is the only replica of its process
         self._copies = copies
-        self._read_stored = keras_compat.value_reader()  # each trial has scopes of its own
+        self._read_stored = keras_compat.value_reader()  # stays valid: a trial has its own scopes
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False
         self.rules: Rules
-        # Whether all replicas assign equal values now; the ids of variables with equal values.
+        # Whether replicas assign equal values at the moment; the ids of variables that got them.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
@@ -165,7 +165,7 @@ class ReplicaScope(keras.StatelessScope):
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}
-        # Variables that compiled code has assigned, and whether values were equal.
+        # Variables that compiled code has assigned, and whether replicas assigned equal values.
         self.assigned: list[tuple[keras.Variable, bool]] = []
         # Buffers of torch modules by id: the module's own buffer, and this replica's copy of it.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -239,7 +239,7 @@ class ReplicaScope(keras.StatelessScope):
 
     @contextmanager
     def equal_writes(self) -> Iterator[None]:
-        """Returns a context in which all replicas assign equal values."""
+        """Notes, for the time of a block, that all replicas assign equal values."""
         outer, self.writes_equal = self.writes_equal, True
         try:
             yield
@@ -290,7 +290,7 @@ class ReplicaScope(keras.StatelessScope):
         update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
     def leaf(self, variable: keras.Variable, stored: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns a replica's autograd leaf of a variable, whose stored tensor is `stored`."""
+        """Returns the replica's autograd leaf of a variable; `stored` is the stored tensor."""
         source = self._read_stored(variable) if stored is None else stored
         if self.weights is not None:
             leaf = self.weights.tensor(variable)

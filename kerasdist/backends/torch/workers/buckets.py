@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # DistributedDataParallel's default size: so large that the latency of a message hardly counts.
 _BUCKET_BYTES = 25 * 2**20
-# For how many seconds a step waits for earlier sums before it makes more whole gradients.
+# For how many seconds a step waits for earlier sums before it makes more full gradients.
 _PATIENCE = 20.0
 
 
@@ -79,7 +79,7 @@ class ShardedBucket:
     def __init__(
         self, like: Sequence[torch.Tensor], shards: Sequence[Shard], group: ProcessGroup
     ) -> None:
-        """Makes a bucket for gradients of this type; `group` holds the workers of the shards."""
+        """Makes a bucket for gradients like these; `group`'s workers get shards of the sums."""
         self._group = group
         self._like = like[0].detach()
         self._shards = shards
@@ -94,13 +94,13 @@ class ShardedBucket:
         self._parts: Sequence[torch.Tensor] = ()
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Copies a weighted gradient; returns None, because no gradient stays whole."""
+        """Copies a weighted gradient; returns None, because no full gradient is kept."""
         shard = self._shards[place]
         if self._numbers is None:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
             column = self._numbers.split(self._lengths, 1)[place]
-            full, rest = divmod(shard.size, shard.length)  # full rows, and the rest
+            full, rest = divmod(shard.size, shard.length)  # workers with full shards, and the rest
             flat = gradient.detach().reshape(-1)
             begin = full * shard.length
             torch.mul(flat[:begin].view(full, -1), weight, out=column[:full])
@@ -116,9 +116,9 @@ class ShardedBucket:
         self._numbers = None
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the sum; if machines also sum among each other, only for the first sum.
+        """Waits, at most `seconds`, for the sum within the group, not for a sum between machines.
 
-        Waits `seconds` at most; returns whether the sum is done, so that no whole gradient is left.
+        Returns whether the sum within the group is done, so that the full gradients are freed.
         """
         assert self._sum is not None
         with metering.waiting_for_workers():
@@ -155,8 +155,8 @@ class Buckets:
     ) -> None:
         """Makes buckets for the variables, of `count` in all, whose index is in `like`.
 
-        Variables that are in `shards` are sharded: this worker gets its shards of their sums.
-        `beside_gathers`: whether weights are gathered at the same time.
+        For an index in `shards`, this worker gets only its shard of the sum. `beside_gathers`:
+        whether weights are gathered at the same time.
         """
         channel = _channel(group, beside_gathers)
         summed_whole = {index: one for index, one in like.items() if index not in shards}
@@ -231,7 +231,7 @@ class Buckets:
         if self._started < len(self._buckets):
             if all(present):
                 self.start_last()
-            else:  # this copy waits for the device
+            else:  # the copy makes the host wait for the device
                 last.copy_(torch.tensor(present, dtype=last.dtype))
                 self._start(len(self._buckets))
         for bucket in self._buckets:
@@ -254,9 +254,10 @@ class Buckets:
     def _wait_for_earlier(self) -> None:
         """Waits for running sums, so that few full gradients exist even if the network is slow.
 
-        The wait has a limit. If the loss of some worker does not reach a weight, that worker sums
-        the weight only after its backward pass, which in turn needs this worker to gather weights.
-        So such a model waits for the limit only once.
+        The wait is limited, because it could last forever. If some worker's loss does not depend on
+        a weight, that worker sums the weight's gradient only after its backward pass. But to gather
+        weights in that pass it needs this worker, which waits here. After one such wait this object
+        waits no more.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):
@@ -268,8 +269,8 @@ class Buckets:
 class GradientSum:
     """Sums the workers' gradients after the backward pass.
 
-    Custom steps, loops and optimizers need it, because `kerasdist.backends.torch.workers.reducer`
-    supports only Keras's own `train_step` and `optimizer.apply`.
+    Custom steps, loops and optimizers need this class, because the module `reducer` supports only
+    Keras's own `train_step` and `optimizer.apply`.
     """
 
     def __init__(self, group: ProcessGroup, job: Job) -> None:
@@ -303,10 +304,10 @@ class GradientSum:
         return totals
 
     def agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
-        """Compares variables, and their number, with those of the other workers, once."""
+        """Compares variables and the number of gradients with those of the other workers, once."""
         key = tuple(map(id, variables))
         known = self._agreed.get(key)
-        # Ids of deleted variables may be used again, but not on all workers.
+        # A new variable may have the id of a deleted one, so the objects are compared too.
         if known is not None and all(map(operator.is_, variables, (one() for one in known))):
             return
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
@@ -330,7 +331,7 @@ def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:
 def _sharded_together(
     like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
 ) -> list[list[int]]:
-    """Groups the indices of sharded variables: those of a `WeightGroup`, others by size."""
+    """Groups the indices of sharded variables by `WeightGroup`, and those without one by size."""
     groups: dict[tuple[int, torch.dtype], list[int]] = {}
     alone: dict[int, torch.Tensor] = {}
     for index, tensor in like.items():

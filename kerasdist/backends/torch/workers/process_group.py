@@ -43,7 +43,7 @@ _SUMMED_AS = {
 # Newer versions of torch have another name for each of these functions.
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# The header of a message gives a type by its index in this list, which is equal on all workers.
+# A message's header gives a type by its index in this list, which is the same on all workers.
 _TYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
 # A header has room for this many dimensions, more than a tensor of a model has.
 _MOST_AXES = 10
@@ -94,13 +94,13 @@ def connect(job: Job) -> None:
         )
     global _made
     _made = dist.group.WORLD
-    # When a job is left, all workers are still there.
-    # At the exit of the process this call could wait for a worker that has already ended.
+    # The group is destroyed when the job is left, while all workers still exist. At the exit of the
+    # process this could wait for a worker that has already ended.
     job.at_leave(dist.destroy_process_group)
 
 
 def is_default_group_ours() -> bool:
-    """Whether torch's default group is the job's, and not one that the script has made."""
+    """Returns whether torch's default group is the job's, and not one that the script has made."""
     return dist.is_initialized() and dist.group.WORLD is _made
 
 
@@ -109,7 +109,7 @@ def _backend() -> str:
 
 
 def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """Makes a group of some workers, which alone call this; None means all workers."""
+    """Makes a group of some workers, and only these must call it; None means all workers."""
     with listening.waiting_their_turn():
         group: Any = dist.new_group(
             None if ranks is None else list(ranks),
@@ -121,14 +121,14 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
 
 
 def _take_part_of_cores() -> None:
-    """Limits torch's threads to the number that the launcher sets, also after torch's import."""
+    """Limits torch's threads to the number that the launcher sets, if torch was imported before."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
 
 
 def _let_gloo_be_reached(job: Job) -> None:
-    """Lets Gloo listen on the interface that other workers reach, unless the user has set one."""
+    """Makes Gloo listen on an interface that other workers can reach, unless the user chose one."""
     address = "127.0.0.1" if job.is_on_one_machine else listening.misleads(job.other_addresses)
     interface = None if address is None else listening.interface_of(address)
     if interface is not None:
@@ -153,7 +153,7 @@ class Group:
     Attributes:
         rank: This process's number.
         size: How many processes there are.
-        is_first: Whether the chief is in this group, if each machine has a group.
+        is_first: Whether the chief is in this group, where there are several groups.
         gradients_travel_as: The name of the type in which gradients are sent; None for their own
             type.
     """
@@ -188,7 +188,7 @@ class Group:
         return [(tensor, 0) for tensor in tensors]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the chief's tensor, and zeros elsewhere, to be summed; booleans become uint8."""
+        """Returns the tensor on the chief, zeros on others, to be summed; booleans become uint8."""
         bits = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         return torch.zeros_like(bits) if self.rank else bits
 
@@ -201,7 +201,7 @@ class Waitable(Protocol):
 
 
 class _WaitingThread(threading.Thread):
-    """Waits for a work of Gloo, then drops it, because it holds a copy of what it sends."""
+    """Waits for a collective of Gloo, then drops its work object, which holds a copy of data."""
 
     def __init__(self, work: Waitable) -> None:
         super().__init__(daemon=True)
@@ -228,11 +228,11 @@ class _WaitingThread(threading.Thread):
 
 @final
 class ReduceScatter:
-    """A reduce-scatter that was started; if machines hold equal shards, their sum follows it.
+    """A reduce-scatter that was started; a sum over machines follows if these hold equal shards.
 
-    Only torch's work object holds the tensor that is sent. NCCL's work holds the tensor itself,
-    until `wait` has made this thread's stream wait. Gloo's work holds a copy until its `wait`
-    returns, and nothing says beforehand whether that would block. So on a CPU a thread waits.
+    Only torch's work object holds the tensor that is sent. NCCL's work object holds the tensor
+    itself, until `wait` has made this thread's stream wait. Gloo's holds a copy until its `wait`
+    returns, and there is no way to ask whether `wait` would block. So on a CPU a thread waits.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class ReduceScatter:
         dtype: torch.dtype,
         between: Callable[[torch.Tensor], Waitable] | None,
     ) -> None:
-        """Stores this worker's part; `between` sums it over the holders of the same shard."""
+        """Stores this worker's part; `between` sums it over the machines that hold equal shards."""
         self._first = work if own.is_cuda else _WaitingThread(work)  # None after the work is done
         self._between = between
         self._last: Waitable | None = None
@@ -252,8 +252,8 @@ class ReduceScatter:
     def wait(self, seconds: float | None = None) -> bool:
         """Waits, on a CPU for `seconds` at most; returns whether the sent tensors are freed.
 
-        After the wait the sum between machines starts. Workers must start these sums in the order
-        of the buckets, because the order in which their parts are done may differ between workers.
+        After the wait the sum over machines starts. It must start in the order of the buckets,
+        because the order in which reduce-scatters are done may differ between workers.
         """
         if self._first is not None:
             if not isinstance(self._first, _WaitingThread):
@@ -346,7 +346,7 @@ class ProcessGroup(Group):
         return group
 
     def mesh(self) -> Any:
-        """Returns torch's mesh of these workers, which have been made by `in_grid`."""
+        """Returns torch's device mesh of this group, which `in_grid` must have made."""
         # imported here, because few programs need this
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -573,17 +573,16 @@ def _header(tensor: torch.Tensor) -> list[int]:
     return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]
 
 
-# If torch has a default process group, as in a job, Keras 3.16 parallelizes by itself.
-# Keras then wraps every model by DistributedDataParallel, and sums every metric.
-# A strategy's model never comes here.
-# Any other model in a job's process belongs to its worker alone.
-# If the chief evaluated such a model in a callback, it would wait for the others forever.
-# If the script itself has made the group, models outside of the scope use it, as in plain Keras.
+# If torch has a default process group, as in a job, Keras 3.16 parallelizes by itself: it wraps
+# every model in DistributedDataParallel, and sums every metric. The functions below are not called
+# for a strategy's model. Any other model in a job's process belongs to its worker alone: if the
+# chief evaluated it in a callback, Keras's sums would wait for the other workers forever. If the
+# script itself has made the group, however, models outside of the scope use it as in plain Keras.
 
 
 @cache
 def leave_models_alone() -> None:
-    """Keeps Keras from training models outside of the scope in a job's group, once per process."""
+    """Keeps Keras from using a job's group for models outside of the scope; once per process."""
     keras_compat.install(initialize_ddp=_initialize_ddp, alone_result=_result_of_process)
 
 

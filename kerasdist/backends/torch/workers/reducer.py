@@ -6,13 +6,14 @@ parameters first, which is the order of a backward pass. torch calls a hook when
 complete. The hook copies the gradient into its bucket and starts the all-reduce of a bucket that is
 full; the last gradient starts the all-reduce of the last bucket.
 
-All workers must start all collectives in the same order, or NCCL would wait forever. A gradient
-that is missing on some workers makes these start its bucket later. So if the backward pass has
-other collectives, such as those of synchronized BatchNormalization, all buckets wait for the end of
-the backward pass. Only the gathers of sharded weights run at the same time, in a process group of
-their own.
+All workers must start all collectives in the same order, or NCCL would wait forever. A worker on
+which a gradient is missing starts the gradient's bucket later than the others. So if the backward
+pass has other collectives, such as those of synchronized BatchNormalization, all buckets wait for
+the end of the backward pass. Only the gathers of sharded weights run at the same time, in a process
+group of their own.
 
-The first step shows which parameters have a gradient on any worker; later buckets are for these.
+The first step shows which parameters have a gradient on any worker. Later steps have buckets for
+these parameters only.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class GradientReducer:
         self._unreached: set[int] | None = None
 
     def begin(self, scope: ReplicaScope) -> None:
-        """Starts a step of the replica with this scope; makes buckets that fit."""
+        """Starts a step of the replica with this scope; makes new buckets if the old do not fit."""
         optimizer = self._model.optimizer
-        # other optimizers may change gradients first
+        # Other optimizers may change gradients before they apply them.
         if not keras_compat.applies_directly(optimizer):
             self._optimizer = None
             self._drop()
@@ -129,7 +130,7 @@ class GradientReducer:
 
 @final
 class HookedBuckets(Buckets):
-    """The buckets of some of an optimizer's variables, which the backward pass fills."""
+    """Buckets for some of an optimizer's variables, which hooks fill during the backward pass."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class HookedBuckets(Buckets):
         scope: ReplicaScope,
         shards: Mapping[int, Shard],
     ) -> None:
-        """Makes the buckets, and registers a hook for each parameter that is served."""
+        """Makes the buckets, and registers a hook for each parameter for which `served` is True."""
         self._variables = list(variables)  # used by `begin` to notice a replaced parameter
         self._parameters = {
             index: scope.leaf(variable)
@@ -199,7 +200,7 @@ class HookedBuckets(Buckets):
         if self._weights is not None and gradient is not None:
             gradient = self._weights.own_gradient(gradient, self._variables[index])
         kept = self.put(index, gradient, self._weight)
-        # a DTensor takes no gradient of another class
+        # torch refuses a gradient of another class than its parameter, such as a DTensor.
         parameter.grad = kept if type(parameter) is type(gradient) else None
         if self._scope.sums_in_backward:
             return

@@ -1,4 +1,4 @@
-"""Data adapters of a worker, which reads only its own rows of arrays, but all rows of other data.
+"""Data adapters of a worker: it reads only its own rows of arrays, but all rows of other data.
 
 Rows are copied to a GPU one batch ahead, from page-locked memory
 (`kerasdist.backends.torch.replica.placing.move`) and in a CUDA stream of their own.
@@ -45,7 +45,7 @@ class OwnRowsAdapter(WrappedAdapter):
 
 def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
-        with keras.device("cpu"):  # without this, Keras would copy the rows and wait
+        with keras.device("cpu"):  # otherwise Keras would copy the rows to the GPU, and wait
             batch = next(batches, None)
         if batch is None:
             return
@@ -69,7 +69,7 @@ class WholeBatchesAdapter(WrappedAdapter):
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """Yields batches on the host as batches on a GPU, and copies one batch ahead."""
+    """Yields the host's batches on a GPU, to which it copies one batch ahead."""
     stream = torch.cuda.Stream(device)
     waiting: tuple[Any, torch.Event] | None = None
     for batch in batches:
@@ -92,7 +92,7 @@ def _with_rows(batch: object, rows: object) -> Any:
 
 
 def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
-    """Returns a batch whose copy the next operations of the GPU wait for."""
+    """Makes the GPU's next operations wait for the copy of a batch; returns the batch."""
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
     for leaf in flatten(_rows(batch)):
