@@ -28,45 +28,36 @@ class StrategyLike(Protocol):
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas the strategy combines gradients over."""
-        ...
 
     @property
     def local_replicas(self) -> range:
         """The numbers of the replicas in this process."""
-        ...
 
     @property
     def replica_set(self) -> Any:
         """The strategy's `ReplicaSet`; None for the default strategy."""
-        ...
 
     @property
     def options(self) -> Any:
         """The strategy's `ReplicaOptions`."""
-        ...
 
     @property
     def runner(self) -> Any:
         """The strategy's `Runner`, which runs a function on each replica."""
-        ...
 
     @property
     def sole_replica_context(self) -> Any:
         """The `ReplicaContext` of code that handles the rows of all replicas at once."""
-        ...
 
     @property
     def is_chief(self) -> bool:
         """Whether this process is the chief of the workers."""
-        ...
 
     def scope(self) -> AbstractContextManager[StrategyLike]:
         """Opens the strategy's scope."""
-        ...
 
     def run(self, fn: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
         """Calls a function once per replica."""
-        ...
 
 
 class ReplicaLike(Protocol):
@@ -75,32 +66,26 @@ class ReplicaLike(Protocol):
     @property
     def strategy(self) -> StrategyLike:
         """The strategy that runs the step."""
-        ...
 
     @property
     def replica_id_in_sync_group(self) -> Any:
         """This replica's number."""
-        ...
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas take part in the step."""
-        ...
 
     @property
     def collectives(self) -> Any:
         """The replica's `Collectives`."""
-        ...
 
     @property
     def local_batch(self) -> Any:
         """The `LocalBatch` of this replica in a step of `fit`, else None."""
-        ...
 
     @property
     def layer_losses(self) -> dict[int, tuple[Any, list[Any]]]:
         """The losses that layers have added in this replica."""
-        ...
 
 
 class Current(threading.local):
