@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import equal_component
 from kerasdist.backends.base.collectives import communication_of
 from kerasdist.core import context
 from kerasdist.core.context import StrategyLike
-from kerasdist.core.earlier_names import resolve
+from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.errors import ScopeError
 
 
 @final
-class StrategyExtended:
+class StrategyExtended(EarlierNames):
     """Members of a strategy that libraries need and few users do, all for cross-replica context.
 
     Example::
@@ -252,8 +252,3 @@ class StrategyExtended:
                 f"colocate_with_variable={place!r:.200}."
             )
         return self._strategy.scope()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("StrategyExtended", self, name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import axis_of_rows, check_communication
 from kerasdist.backends.base.collectives import Collectives, SoleReplica, communication_of
 from kerasdist.core.context import StrategyLike, current, replica_context_in_force, replica_scope
-from kerasdist.core.earlier_names import resolve
+from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
@@ -51,7 +51,7 @@ class LocalBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplicaContext:
+class ReplicaContext(EarlierNames):
     """One replica of a step: its number, and the collectives through which it reaches the others.
 
     `kerasdist.get_replica_context` returns this context in the function that `Strategy.run` calls,
@@ -180,11 +180,6 @@ class ReplicaContext:
         check_communication(communication_of(options), "all_gather", ())
         gather = self.collectives.all_gather
         return map_leaves(lambda leaf: gather(leaf, axis_of_rows(leaf, axis)), value)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("ReplicaContext", self, name)
 
     def __enter__(self) -> ReplicaContext:
         scope = replica_scope(self)

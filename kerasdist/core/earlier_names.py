@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasdist.errors import UnsupportedError
 
@@ -216,6 +216,16 @@ def resolve(of: str, owner: object, name: str) -> Any:
         return operator.attrgetter(path)(owner)
     said = f"{of} has no attribute {name!r}. {look_up(name, ADVICE, of) or ''}"
     raise AttributeError(said.rstrip(), name=name, obj=owner)
+
+
+class EarlierNames:
+    """A mixin for a class of `tf.distribute` or its subclass, which has no member of some names."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            kinds = (one.__name__ for one in type(self).__mro__)
+            return resolve(next(one for one in kinds if one in ADVICE), self, name)
 
 
 def look_up(name: str, table: Mapping[str, Mapping[str, str]], of: str) -> str | None:

@@ -48,7 +48,7 @@ class Internal:
 
     spellings: Mapping[str, str]
     feature: str
-    without: str
+    without: str = REFUSED
     backends: tuple[str, ...] = ()
     in_each_fit: bool = False
     since: str | None = None

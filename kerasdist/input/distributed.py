@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
-from kerasdist.core.earlier_names import resolve
+from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kerasdist.job.job import Job
 
 
-class DistributedDataset(abc.ABC):
+class DistributedDataset(EarlierNames, abc.ABC):
     """Batches with a component on every replica; it can be iterated repeatedly.
 
     Iterators of the dataset have `get_next` and `element_spec`, like
@@ -66,11 +66,6 @@ class DistributedDataset(abc.ABC):
             [map_leaves(keras_compat.spec_of_rows, local_batch) for local_batch in local_batches]
         )
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("DistributedDataset", self, name)
-
     @abc.abstractmethod
     def __len__(self) -> int:
         """Returns the number of batches.
@@ -89,7 +84,7 @@ class DistributedDataset(abc.ABC):
 
 
 @final
-class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
+class DistributedIterator(EarlierNames, Iterator[Any], metaclass=abc.ABCMeta):
     """The batches of a `DistributedDataset`, one after another."""
 
     def __init__(self, dataset: DistributedDataset, batches: Iterator[Any]) -> None:
@@ -118,11 +113,6 @@ class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
     def element_spec(self) -> Any:
         """The types and shapes of a batch (see `DistributedDataset.element_spec`)."""
         return self._dataset.element_spec
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("DistributedIterator", self, name)
 
 
 @final
