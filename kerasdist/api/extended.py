@@ -73,21 +73,6 @@ class StrategyExtended(EarlierNames):
         """
         return self.parameter_devices
 
-    def call_for_each_replica(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls a function once per replica. This method is `Strategy.run` under another name.
-
-        Args:
-            fn: The function.
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-        """
-        return self._strategy.run(fn, tuple(args), kwargs)
-
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,

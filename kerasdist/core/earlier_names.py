@@ -64,7 +64,10 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "should_init": "extended.experimental_should_init",
         "unwrap": "experimental_local_results",
     },
-    "StrategyExtended": {"experimental_make_numpy_dataset": "_strategy."},
+    "StrategyExtended": {
+        "call_for_each_replica": "_strategy.run",
+        "experimental_make_numpy_dataset": "_strategy.",
+    },
     "kerasdist.experimental": {
         "CentralStorageStrategy CollectiveCommunication CollectiveHints "
         "CommunicationImplementation CommunicationOptions MultiWorkerMirroredStrategy TPUStrategy "

@@ -201,6 +201,8 @@ class WorkerBatches(keras_compat.DataAdapter):
     """
 
     builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
+    # The sizes may differ between steps and workers.
+    batch_size = has_partial_batch = partial_batch_size = None
 
     def __init__(self, source: OwnSource, job: Job) -> None:
         """Stores the source of the batches. All workers must call this method."""
@@ -231,18 +233,6 @@ class WorkerBatches(keras_compat.DataAdapter):
     def num_batches(self) -> int | None:
         """The number of steps until all workers' data have ended; None if it is not known."""
         return self._length
-
-    @property
-    def batch_size(self) -> None:
-        """None, because the size may differ between steps and workers."""
-
-    @property
-    def has_partial_batch(self) -> None:
-        """None, because it is not known."""
-
-    @property
-    def partial_batch_size(self) -> None:
-        """None, because it is not known."""
 
     def __iter__(self) -> Iterator[WorkerShard]:
         """Yields this worker's batches. All workers must call this method."""

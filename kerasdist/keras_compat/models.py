@@ -363,11 +363,6 @@ def _compiled(model: Any, internal: Internal) -> Any:
     return getattr(model, internal.attribute, None)
 
 
-def losses_on(layer: keras.Layer) -> list[Any]:
-    """Returns Keras's own list of the losses of a layer's last call."""
-    return internals.LOSSES.of(layer)
-
-
 def clear_losses_on(layers: Iterable[Any]) -> None:
     """Removes the losses of the last calls of layers."""
     name = internals.LOSSES.attribute
@@ -389,16 +384,6 @@ def loss_ids_on(layer: Any) -> set[int]:
     If Keras lacks that set, `add_loss` is refused elsewhere.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
-
-
-def loss_arguments(loss: Any) -> dict[str, Any]:
-    """Returns the additional arguments that Keras passes to the function of a loss."""
-    return internals.FUNCTION_ARGUMENTS.of(loss)
-
-
-def metric_function(metric: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the function of a `keras.metrics.MeanMetricWrapper`, and its additional arguments."""
-    return internals.METRIC_FUNCTION.of(metric), internals.FUNCTION_ARGUMENTS.of(metric)
 
 
 def may_mix_examples(loss: Any) -> bool:
@@ -512,11 +497,6 @@ def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> 
     """Returns weights that are zero where a mask is, by Keras's own function without patches."""
     keras_own = inspect.unwrap(internals.APPLY_MASK.get())
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
-
-
-def reduce_values(values: Any, sample_weight: Any, reduction: str | None) -> Any:
-    """Reduces the values of a loss in the same way as Keras."""
-    return internals.REDUCE_VALUES.get()(values, sample_weight, reduction)
 
 
 def is_compile_metrics(metric: object) -> bool:
