@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from kerasdist import keras_compat
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.options import AutoShardPolicy
-from kerasdist.input.sharding import (
-    WorkerShard,
-    arrays,
-    bounds_of_replicas,
-    examples,
-    piece_sizes,
-    rows,
-)
+from kerasdist.input.sharding import WorkerShard, arrays, examples, piece_sizes, rows, split_batch
 from kerasdist.input.sources import (
     EveryNth,
     EveryNthBatch,
@@ -124,11 +117,7 @@ def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
 
     def start() -> Iterator[Any]:
         for batch in epochs.start():
-            if steps == 1:
-                yield batch
-                continue
-            for bounds in bounds_of_replicas(examples(batch), steps):
-                yield rows(batch, *bounds)
+            yield from [batch] if steps == 1 else split_batch(batch, steps)
 
     length = None if batches is None else batches * steps
     sizes = KnownSizes.of(own, steps)

@@ -360,10 +360,10 @@ def _kind_of(kind: type) -> Any:
     for kinds, place in _KINDS:
         if issubclass(kind, kinds):
             return place
-    return Attributes if is_of_user(kind) and not issubclass(kind, type) else None
+    return Attributes if belongs_to_user(kind) and not issubclass(kind, type) else None
 
 
-def is_of_user(value: Any) -> bool:
+def belongs_to_user(value: Any) -> bool:
     """Returns whether a class, function or module is neither Python's nor of a known package."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     package = (module or "builtins").partition(".")[0]

@@ -13,8 +13,9 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.kept_state import Attributes, KeptState, Names, Place, is_of_user
+from kerasdist.backends.base.kept_state import Attributes, KeptState, Names, Place, belongs_to_user
 from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.core.internals import codes_in
 
 _MOST_FUNCTIONS = 1000
 # Types of values that hold no state, if no code assigns to their names.
@@ -80,7 +81,7 @@ class _Code:
         """Examines an object: a layer, a metric, a loss, or anything that code uses by name."""
         if hasattr(one, "__dict__") and id(one) not in self._seen:
             self._seen.add(id(one))
-            if is_of_user(type(one)):
+            if belongs_to_user(type(one)):
                 self._add(Attributes(vars(one)), is_shared=is_shared)
                 for kind in type(one).__mro__:
                     self.look(kind)
@@ -98,7 +99,7 @@ class _Code:
         for one in given:
             self.look(one)
         if isinstance(value, type):
-            if not is_of_user(value):
+            if not belongs_to_user(value):
                 return
             self._seen.add(id(value))
             for name, one in [*vars(value).items()]:
@@ -106,10 +107,10 @@ class _Code:
                 if not (name.startswith("__") or callable(one) or hasattr(type(one), "__get__")):
                     self._add(Names(value, name))
         elif isinstance(value, FunctionType):
-            if is_of_user(value):
+            if belongs_to_user(value):
                 self._seen.add(id(value))
                 self._look_into(value)
-        elif is_of_user(type(value)):
+        elif belongs_to_user(type(value)):
             self.look_at(value, is_shared=True)
 
     def _add(self, place: Place, *, is_shared: bool = True) -> None:
@@ -128,11 +129,13 @@ class _Code:
             self.look(value)
             if not isinstance(value, FunctionType | type | ModuleType):
                 self._add(name)
-        names, assigned = {*_names(function.__code__)}, {*_assigned(function.__code__)}
+        code = function.__code__
+        names = {name for one in codes_in(code) for name in one.co_names}
+        assigned = {*_assigned(code)}
         known = function.__globals__
         self.names |= names | {str(getattr(known.get(name), "__module__", "")) for name in names}
         modules = [one for name in names if isinstance(one := known.get(name), ModuleType)]
-        for space in (known, *(vars(one) for one in modules if is_of_user(one))):
+        for space in (known, *(vars(one) for one in modules if belongs_to_user(one))):
             for name in names & space.keys():
                 value = space[name]
                 self.look(value)
@@ -141,21 +144,9 @@ class _Code:
                     self._add(Names(space, name))
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _codes(one)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    for one in _codes(code):
-        yield from one.co_names
-
-
 def _assigned(code: CodeType) -> Iterator[str]:
     """Yields the names of globals and attributes that code assigns to."""
-    for one in _codes(code):
+    for one in codes_in(code):
         high = 0
         for operation, low in zip(one.co_code[::2], one.co_code[1::2], strict=True):
             number = high | low
