@@ -159,7 +159,7 @@ class StrategyExtended(EarlierNames):
                 "Expected a variable that was made in this strategy's scope. Received: "
                 f"var={var!r:.200}. Make it in `with strategy.scope():`."
             )
-        with self._strategy.scope(), context.updating_copies():
+        with self._strategy.scope(), context.replaced(context.current, "updates_copies", True):
             results = list(self._strategy.runner.update(var, fn, Arguments.of(args, kwargs)))
         if self._strategy.options.parameter_device is not None:
             results = results[:1]  # all replicas share one copy

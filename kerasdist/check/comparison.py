@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
-from kerasdist.backends.base.trial import Outputs, Trial, TriedBatch
+from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.base.user_places import may_draw, state_kept
 from kerasdist.check.differences import (
     Difference,
@@ -149,7 +149,7 @@ class _Steps:
             found = replace(found, outputs=self._of_outputs(received.outputs))
         return found, [one for one in found.deciding if one.is_more_than_rounding]
 
-    def _of_outputs(self, replicated: Outputs) -> list[Difference]:
+    def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
         """Returns how the outputs of the model differ on this worker's replicas."""
         found, batch, alone = [], self.batch, self.expected.outputs.get(None, ())
         for key, outputs in replicated.items():

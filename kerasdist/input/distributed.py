@@ -196,13 +196,6 @@ class ShardedDataset(DistributedDataset):
 class GatheredDataset(DistributedDataset):
     """Batches that are not divided: a replica takes them from its own or its worker's pipeline."""
 
-    def rounds(self) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, in the order of the pipelines.
-
-        Only the pipelines of this worker are read; other workers may have more rounds.
-        """
-        return self._rounds(job=None)
-
     def __len__(self) -> int:
         """Returns the number of rounds in which any replica of this process gets a batch."""
         if len(self.source) == 1:
@@ -216,9 +209,13 @@ class GatheredDataset(DistributedDataset):
         return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
 
     def _local_batches(self) -> Iterator[Sequence[Any]]:
-        return self._rounds(job=None)
+        return self.rounds()
 
-    def _rounds(self, job: Job | None) -> Iterator[Sequence[Any]]:
+    def rounds(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
+        """Yields the replicas' batches round by round, in the order of the pipelines.
+
+        Without a job only the pipelines of this worker are read; other workers may have more.
+        """
         replicas = len(self.strategy.local_replicas)
         iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
@@ -242,7 +239,7 @@ class GatheredDataset(DistributedDataset):
             yield [empty if batch is _NONE else batch for batch in batches]
 
     def _batches(self) -> Iterator[Any]:
-        return map(self.strategy.runner.per_replica, self._rounds(job_of(self.strategy)))
+        return map(self.strategy.runner.per_replica, self.rounds(job_of(self.strategy)))
 
 
 def job_of(strategy: StrategyLike) -> Job | None:

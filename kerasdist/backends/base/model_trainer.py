@@ -32,15 +32,19 @@ class TrainerLike(Protocol):
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
         """Sets the rows that a replica has in a pass, for batches of `examples` examples."""
+        ...
 
     def require_passes(self) -> None:
         """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        ...
 
     def has_builtin(self, step: str) -> bool:
         """Returns whether a method of the model is Keras's own."""
+        ...
 
     def prepare_step(self, batch: Any) -> None:
         """Makes the variables and metrics that a training step needs."""
+        ...
 
 
 def trainer_of(model: object) -> TrainerLike | None:
