@@ -84,7 +84,9 @@ class ReplicaLike:
     local_batch: Any = field(default=None, repr=False)
     # The losses that layers added in this replica, with the layer, by the layer's id.
     # Keras keeps such losses on the layer, but all replicas share the layers.
-    layer_losses: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict, repr=False)
+    layer_losses: dict[int, tuple[Any, list[Any]]] = field(
+        default_factory=dict[int, Any], repr=False
+    )
 
 
 class Current(threading.local):
