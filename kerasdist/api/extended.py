@@ -43,14 +43,15 @@ class StrategyExtended(EarlierNames):
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The names of the devices that compute, beginning with replica 0."""
-        replica_set = self._strategy.replica_set
-        return () if replica_set is None else tuple(map(str, replica_set.devices))
+        return self._names_of("devices")
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The names of the devices that hold the variables."""
-        replica_set = self._strategy.replica_set
-        return () if replica_set is None else tuple(map(str, replica_set.variable_devices))
+        return self._names_of("variable_devices")
+
+    def _names_of(self, devices: str) -> tuple[str, ...]:
+        return tuple(map(str, getattr(self._strategy.replica_set, devices, ())))
 
     @property
     def should_checkpoint(self) -> bool:
