@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from kerasdist.api.layouts import require_built
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.model_trainer import trainer_of
@@ -180,11 +181,7 @@ def load_checkpoint(
 
 
 def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None]:
-    if not model.built:
-        raise ValueError(
-            f"Expected a built model. Received: model={model.name!r}, which has no variables yet. "
-            "Give it an Input, call it once, or call model.build."
-        )
+    require_built(model)
     trainer = trainer_of(model)
     return registry.current().checkpoint_format(), None if trainer is None else trainer.replicas
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import equal_component
 from kerasdist.backends.base.collectives import communication_of
 from kerasdist.core import context
 from kerasdist.core.context import StrategyLike
-from kerasdist.core.earlier_names import resolve
+from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.errors import ScopeError
 
 
 @final
-class StrategyExtended:
+class StrategyExtended(EarlierNames):
     """Members of a strategy that libraries need and few users do, all for cross-replica context.
 
     Example::
@@ -43,14 +43,15 @@ class StrategyExtended:
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The names of the devices that compute, beginning with replica 0."""
-        replica_set = self._strategy.replica_set
-        return () if replica_set is None else tuple(map(str, replica_set.devices))
+        return self._names_of("devices")
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The names of the devices that hold the variables."""
-        replica_set = self._strategy.replica_set
-        return () if replica_set is None else tuple(map(str, replica_set.variable_devices))
+        return self._names_of("variable_devices")
+
+    def _names_of(self, devices: str) -> tuple[str, ...]:
+        return tuple(map(str, getattr(self._strategy.replica_set, devices, ())))
 
     @property
     def should_checkpoint(self) -> bool:
@@ -72,21 +73,6 @@ class StrategyExtended:
             var_list: The optimized variables; this argument has no effect.
         """
         return self.parameter_devices
-
-    def call_for_each_replica(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls a function once per replica. This method is `Strategy.run` under another name.
-
-        Args:
-            fn: The function.
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-        """
-        return self._strategy.run(fn, tuple(args), kwargs)
 
     def reduce_to(
         self,
@@ -174,7 +160,7 @@ class StrategyExtended:
                 "Expected a variable that was made in this strategy's scope. Received: "
                 f"var={var!r:.200}. Make it in `with strategy.scope():`."
             )
-        with self._strategy.scope(), context.updating_copies():
+        with self._strategy.scope(), context.replaced(context.current, "updates_copies", True):
             results = list(self._strategy.runner.update(var, fn, Arguments.of(args, kwargs)))
         if self._strategy.options.parameter_device is not None:
             results = results[:1]  # all replicas share one copy
@@ -252,8 +238,3 @@ class StrategyExtended:
                 f"colocate_with_variable={place!r:.200}."
             )
         return self._strategy.scope()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("StrategyExtended", self, name)

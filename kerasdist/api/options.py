@@ -100,8 +100,7 @@ class CommunicationOptions:
                 f"Received: timeout_seconds={seconds!r}."
             )
         require_choice("compression", self.compression, (None, "bf16", "fp16"))
-        chosen = member_of(CommunicationImplementation, self.implementation, "implementation")
-        object.__setattr__(self, "implementation", chosen)
+        convert_field(self, "implementation", CommunicationImplementation)
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,11 @@ def member_of(kind: type[E], value: object, argument: str) -> E:
         f"Expected {argument} to be one of {list(kind.__members__)}, by name or as a member of "
         f"kerasdist.{kind.__name__}. Received: {argument}={value!r}."
     )
+
+
+def convert_field(options: object, name: str, kind: type[enum.Enum]) -> None:
+    """Converts a field of frozen options, which may be a name, to a member of an enumeration."""
+    object.__setattr__(options, name, member_of(kind, getattr(options, name), name))
 
 
 def options_of(kind: type[Options], value: object, argument: str) -> Options:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import axis_of_rows, check_communication
 from kerasdist.backends.base.collectives import Collectives, SoleReplica, communication_of
-from kerasdist.core.context import StrategyLike, current, replica_context_in_force, replica_scope
-from kerasdist.core.earlier_names import resolve
+from kerasdist.core.context import ReplicaLike, current, replica_context_in_force, replica_scope
+from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
@@ -51,7 +51,7 @@ class LocalBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplicaContext:
+class ReplicaContext(ReplicaLike, EarlierNames):
     """One replica of a step: its number, and the collectives through which it reaches the others.
 
     `kerasdist.get_replica_context` returns this context in the function that `Strategy.run` calls,
@@ -77,16 +77,9 @@ class ReplicaContext:
         num_replicas_in_sync: How many replicas take part in the step.
     """
 
-    strategy: StrategyLike
-    replica_id_in_sync_group: Any
-    num_replicas_in_sync: int
     # The following fields are for kerasdist itself.
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
-    # None if the code follows tf.distribute's rules; set in `fit`, which matches one device.
     local_batch: LocalBatch | None = field(default=None, repr=False)
-    # The losses that layers added in this replica, with the layer, by the layer's id.
-    # Keras keeps such losses on the layer, but all replicas share the layers.
-    layer_losses: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict, repr=False)
     # The `with` blocks that are open on this context.
     _entered: list[AbstractContextManager[None]] = field(default_factory=list, repr=False)
 
@@ -180,11 +173,6 @@ class ReplicaContext:
         check_communication(communication_of(options), "all_gather", ())
         gather = self.collectives.all_gather
         return map_leaves(lambda leaf: gather(leaf, axis_of_rows(leaf, axis)), value)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("ReplicaContext", self, name)
 
     def __enter__(self) -> ReplicaContext:
         scope = replica_scope(self)

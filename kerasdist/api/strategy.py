@@ -19,7 +19,7 @@ from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import context, ownership
 from kerasdist.core.backend_choice import backend_choice, untested
-from kerasdist.core.earlier_names import refuse_arguments, resolve
+from kerasdist.core.earlier_names import EarlierNames, refuse_arguments
 from kerasdist.core.structures import Arguments, flatten, map_leaves, pack
 from kerasdist.core.user_warnings import plural
 from kerasdist.input.distributed import InputIterator, distributed, from_function
@@ -35,7 +35,7 @@ _ALONE = SoleRunner()
 _logger = logging.getLogger("kerasdist")
 
 
-class Strategy:
+class Strategy(EarlierNames):
     """Devices, one replica of the model on each, and how the replicas train together.
 
     Do not make this class directly: use `kerasdist.MirroredStrategy` or another subclass. Every
@@ -387,11 +387,6 @@ class Strategy:
         if counts:
             job.step_started()
         return job.translating_failures(call)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("Strategy", self, name)
 
     def __str__(self) -> str:
         devices = [] if self.replica_set is None else [str(d) for d in self.replica_set.devices]

@@ -17,6 +17,7 @@ from typing import final
 
 import keras
 
+from kerasdist import keras_compat
 from kerasdist.backends import registry
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import Event, ReplicaSet
@@ -86,7 +87,7 @@ class Profile(keras.callbacks.Callback):
     def _stop(self) -> None:
         assert self._folder is not None
         self._is_done = True
-        metering.scalars(self._meter.logs)  # waits for the device
+        keras_compat.numbers_of(self._meter.logs)  # waits for the device
         with self._folder as name:
             events = aligned(self._profiler.stop(Path(name)), self._offset.microseconds)
         self._folder = None

@@ -25,7 +25,6 @@ from kerasdist.api.functions import function
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.api.scopes import get_replica_context
 from kerasdist.backends import registry
-from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
 from kerasdist.backends.base.model_trainer import trainer_of
@@ -360,7 +359,7 @@ class Progress(keras.callbacks.Callback):
                 **_times_of_worker(figures),
             }
         # Reading logs waits for the step that they belong to, so it is done only once a second.
-        loss = metering.scalars(logs or self._meter.logs).get("loss")
+        loss = keras_compat.numbers_of(logs or self._meter.logs).get("loss")
         if loss is not None:
             self._report_of_fit["loss"] = loss
         self._channel.tell(

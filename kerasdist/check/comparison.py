@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -20,7 +20,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
-from kerasdist.backends.base.trial import Outputs, Trial, TriedBatch
+from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.base.user_places import may_draw, state_kept
 from kerasdist.check.differences import (
     Difference,
@@ -70,48 +70,68 @@ class Comparison:
 
 @dataclass(eq=False)
 class _Steps:
-    """The steps that are compared, on one device and on the replicas."""
+    """The steps that are compared, on one device and on the replicas.
+
+    Attributes:
+        expected: The result of the first step on one device.
+    """
 
     trainer: TrainerLike
     batch: TriedBatch
     wants_outputs: bool
+    precision: Precision
     draws: RecordedDraws
+    expected: StepResult = field(init=False)
 
     @property
     def model(self) -> Any:
         """The model that the steps train."""
         return self.trainer.model
 
-    def take_step(
-        self, *, alone: bool, change: float = 0.0, number: int = 0
-    ) -> tuple[StepResult, Outputs]:
+    def take_step(self, *, alone: bool, change: float = 0.0, number: int = 0) -> StepResult:
         """Runs the step, and frees the step's copies of the state.
 
         A number changes weights and unrepeated draws a little.
         """
-        is_fresh = self.draws.misfit is not None and number > 0
+        model, is_fresh = self.model, self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
         trial: Trial = self.trainer.replicas.trial_class(
             self.trainer, draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
         )
         self.draws.begin()
-        state = _state_of(self.model)
-        hidden = {id(one) for one in state.seeds} | {id(one) for one in state.metrics}
-        seen = [one for one in self.model.variables if id(one) not in hidden]
+        seeds = [*keras_compat.seed_states(model), keras_compat.global_seed_generator().state]
+        metrics = [one for metric in metrics_of(model) for one in metric.variables]
+        hidden = set(map(id, [*seeds, *metrics]))
+        seen = [one for one in model.variables if id(one) not in hidden]
         with keras_compat.in_trial(trial):  # the step uses copies of the variables
             # All workers read all variables in one order, because a read may gather shards.
-            keras_compat.stored_values(state.all)
+            keras_compat.stored_values([*model.variables, *seeds, *metrics, *_slots_of(model)])
             if change:
                 trial.change(change)
-            for seed in state.seeds if is_fresh else ():
+            for seed in seeds if is_fresh else ():
                 seed.assign(seed + number)
             before = trial.values(seen)
-            with trial.own_state_kept(), state_kept(self.model):
+            with trial.own_state_kept(), state_kept(model):
                 self._begin()
                 logs = keras_compat.numbers_of(trial.take(self.batch))
             after = trial.values(seen)
         trial.free_copies()
-        return _result(self.model, logs, trial.gradients, before, after), trial.outputs
+        trained = {variable.path for variable in model.trainable_variables}
+        changes = {
+            path: value - before[path] if value.dtype.kind == "f" else value
+            for path, value in after.items()
+        }
+        return StepResult(
+            logs=logs,
+            gradients=trial.gradients,
+            weights={path: change for path, change in changes.items() if path in trained},
+            statistics={path: change for path, change in changes.items() if path not in trained},
+            sizes={
+                path: float(np.linalg.norm(np.asarray(value, "float64").ravel()))
+                for path, value in before.items()
+            },
+            outputs=trial.outputs,
+        )
 
     def _begin(self) -> None:
         self.model.reset_metrics()
@@ -121,58 +141,70 @@ class _Steps:
             scale = optimizer.dynamic_scale
             scale.assign(keras_compat.ops.minimum(scale, _LARGEST_SCALE))
 
+    def compare_replicas(self, job: Job | None) -> tuple[Differences, list[Difference]]:
+        """Runs the step on the replicas; returns all differences, and those beyond rounding."""
+        with _all_do(job, "the first step under the strategy"):
+            received = self.take_step(alone=False)
+            found = differences(self.expected, received, self.precision)
+            found = replace(found, outputs=self._of_outputs(received.outputs))
+        return found, [one for one in found.deciding if one.is_more_than_rounding]
 
-@dataclass(frozen=True)
-class _State:
-    """The variables of a step that are known before the step."""
+    def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
+        """Returns how the outputs of the model differ on this worker's replicas."""
+        found, batch, alone = [], self.batch, self.expected.outputs.get(None, ())
+        for key, outputs in replicated.items():
+            if key is None or not batch.sizes[key]:
+                continue
+            begin = sum(batch.sizes[:key])
+            for number, (whole, own) in enumerate(zip(alone, outputs, strict=False)):
+                is_cut = whole.shape != own.shape and whole.shape[:1] == (batch.examples,)
+                expected = whole[begin : begin + batch.sizes[key]] if is_cut else whole
+                name = f"output {number}"
+                found.append(difference(name, expected, own, self.precision.tolerance))
+        largest = worst(found)
+        return [] if largest is None else [largest]
 
-    all: Sequence[Any]
-    seeds: Sequence[Any]
-    metrics: Sequence[Any]
+    def keep_state(self) -> bool:
+        """Returns whether one device's step differs when it is repeated, though it draws nothing.
+
+        Then the replicas differ because they share the state that the step keeps in Python. Workers
+        with one replica each share no such state.
+        """
+        if may_draw(self.model):
+            return False
+        before = _states_of_generators()
+        again = self.take_step(alone=True)
+        if self.draws.misfit is not None or before != _states_of_generators():
+            return False
+        repeated = differences(self.expected, again, self.precision).deciding
+        return any(one.is_more_than_rounding for one in repeated)
+
+    def beyond_chance(self, found: Sequence[Difference]) -> list[Difference]:
+        """Returns the differences that are larger than the variation of one device's step."""
+        left, chance = list(found), []
+        change = _ROUNDINGS * self.precision.epsilon
+        for number in range(1, _REPEATS + 1):
+            if not left:
+                break
+            again = self.take_step(alone=True, change=change, number=number)
+            chance += differences(self.expected, again, self.precision).deciding
+            left = beyond(left, chance, draws_differ=self.draws.misfit is not None)
+        return left
 
 
-def _state_of(model: keras.Model) -> _State:
-    seeds = [*keras_compat.seed_states(model), keras_compat.global_seed_generator().state]
-    metrics = [one for metric in metrics_of(model) for one in metric.variables]
-    every = [*model.variables, *seeds, *metrics]
-    if model.optimizer is not None:
-        every += model.optimizer.variables
-    return _State(every, seeds, metrics)
+def _slots_of(model: Any) -> Sequence[Any]:
+    return () if model.optimizer is None else model.optimizer.variables
 
 
 def bytes_of_copies(model: keras.Model) -> int:
     """Returns the bytes of a step's copies of the state and gradients on a device."""
-    slots = [] if model.optimizer is None else model.optimizer.variables
-    return sum(map(_bytes, [*model.variables, *model.trainable_variables, *slots]))
+    copied = [*model.variables, *model.trainable_variables, *_slots_of(model)]
+    return sum(map(_bytes, copied))
 
 
 def _bytes(variable: keras.Variable) -> int:
     bits = "".join(filter(str.isdigit, str(variable.dtype).partition("_")[0])) or "8"
     return int(np.prod(tuple(variable.shape), dtype="int64")) * int(bits) // 8
-
-
-def _result(
-    model: keras.Model,
-    logs: dict[str, Any],
-    gradients: dict[str, Any],
-    before: dict[str, Any],
-    after: dict[str, Any],
-) -> StepResult:
-    trained = {variable.path for variable in model.trainable_variables}
-    changes = {
-        path: value - before[path] if value.dtype.kind == "f" else value
-        for path, value in after.items()
-    }
-    return StepResult(
-        logs=logs,
-        gradients=gradients,
-        weights={path: change for path, change in changes.items() if path in trained},
-        statistics={path: change for path, change in changes.items() if path not in trained},
-        sizes={
-            path: float(np.linalg.norm(np.asarray(value, "float64").ravel()))
-            for path, value in before.items()
-        },
-    )
 
 
 def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> Comparison:
@@ -194,8 +226,8 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     with seeds_kept(model):
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
-            steps = _Steps(trainer, tried, outputs, RecordedDraws(tried.sizes))
-            expected, outputs_alone = steps.take_step(alone=True)
+            steps = _Steps(trainer, tried, outputs, precision, RecordedDraws(tried.sizes))
+            expected = steps.expected = steps.take_step(alone=True)
             steps.draws.end_recording()
             drawn = "" if job is None else steps.draws.digest(replicas.trial_class.as_array)
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
@@ -203,11 +235,11 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             # All workers have computed this step from the same rows.
             dtypes = _compute_dtypes(model) if replicas.on_cpu else None
             results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
-        found, suspicious = _under_strategy(job, steps, expected, outputs_alone, precision)
+        found, suspicious = steps.compare_replicas(job)
         is_any = _is_any(job, bool(suspicious))
         if is_any and _is_any(job, steps.draws.may_be_stacked):
             steps.draws.are_stacked = True
-            again = _under_strategy(job, steps, expected, outputs_alone, precision)
+            again = steps.compare_replicas(job)
             found, suspicious = min((found, suspicious), again, key=lambda one: len(one[1]))
             is_any = _is_any(job, bool(suspicious))
         if not drawn_alike:
@@ -215,22 +247,11 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         keeps_state = False
         if is_any:
             with _all_do(job, "the first step on one device, again"):
-                keeps_state = job is None and _keeps_state(steps, expected, precision)
+                keeps_state = job is None and steps.keep_state()
                 if not keeps_state:
-                    suspicious = _beyond_chance(steps, suspicious, expected, precision)
+                    suspicious = steps.beyond_chance(suspicious)
     found, suspicious, misfit = _common(job, found, suspicious, steps.draws.misfit)
     return Comparison(steps.batch.examples, found, suspicious, misfit, keeps_state)
-
-
-def _under_strategy(
-    job: Job | None, steps: _Steps, expected: StepResult, alone: Outputs, precision: Precision
-) -> tuple[Differences, list[Difference]]:
-    """Runs the step on the replicas; returns all differences, and the ones beyond rounding."""
-    with _all_do(job, "the first step under the strategy"):
-        received, outputs = steps.take_step(alone=False)
-        found = differences(expected, received, precision)
-        found = replace(found, outputs=_of_outputs(alone, outputs, steps.batch, precision))
-    return found, [one for one in found.deciding if one.is_more_than_rounding]
 
 
 @contextmanager
@@ -268,55 +289,8 @@ def _is_any(job: Job | None, suspicious: bool) -> bool:
     return any(job.all_gather_object("a difference to one device", suspicious))
 
 
-def _keeps_state(steps: _Steps, expected: StepResult, precision: Precision) -> bool:
-    """Returns whether one device's step differs when it is repeated, though it draws nothing.
-
-    Then the replicas differ because they share the state that the step keeps in Python. Workers
-    with one replica each share no such state.
-    """
-    if may_draw(steps.model):
-        return False
-    before = _states_of_generators()
-    again, _ = steps.take_step(alone=True)
-    if steps.draws.misfit is not None or before != _states_of_generators():
-        return False
-    repeated = differences(expected, again, precision).deciding
-    return any(one.is_more_than_rounding for one in repeated)
-
-
 def _states_of_generators() -> bytes:
     return pickle.dumps((random.getstate(), np.random.get_state()))
-
-
-def _beyond_chance(
-    steps: _Steps, found: Sequence[Difference], expected: StepResult, precision: Precision
-) -> list[Difference]:
-    """Returns the differences that are larger than the variation of one device's step."""
-    left, chance = list(found), []
-    for number in range(1, _REPEATS + 1):
-        if not left:
-            break
-        again, _ = steps.take_step(alone=True, change=_ROUNDINGS * precision.epsilon, number=number)
-        chance += differences(expected, again, precision).deciding
-        left = beyond(left, chance, draws_differ=steps.draws.misfit is not None)
-    return left
-
-
-def _of_outputs(
-    alone: Outputs, replicated: Outputs, batch: TriedBatch, precision: Precision
-) -> list[Difference]:
-    """Returns how the outputs of the model differ on this worker's replicas."""
-    found = []
-    for key, outputs in replicated.items():
-        if key is None or not batch.sizes[key]:
-            continue
-        begin = sum(batch.sizes[:key])
-        for number, (whole, own) in enumerate(zip(alone.get(None, ()), outputs, strict=False)):
-            is_cut = whole.shape != own.shape and whole.shape[:1] == (batch.examples,)
-            expected = whole[begin : begin + batch.sizes[key]] if is_cut else whole
-            found.append(difference(f"output {number}", expected, own, precision.tolerance))
-    largest = worst(found)
-    return [] if largest is None else [largest]
 
 
 def _common(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ class StepResult:
         weights: The changes of trainable variables, by path.
         statistics: The changes of other variables, by path.
         sizes: The norms of all variables before the step, by path.
+        outputs: The outputs of the model's first call, by replica; None stands for one device.
     """
 
     logs: Mapping[str, Any]
@@ -74,6 +75,7 @@ class StepResult:
     weights: Mapping[str, Any]
     statistics: Mapping[str, Any]
     sizes: Mapping[str, float]
+    outputs: Mapping[int | None, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.check import memory
-from kerasdist.check.comparison import Comparison, bytes_of_copies, compare
+from kerasdist.check.comparison import bytes_of_copies, compare
 from kerasdist.check.report import places, user_code
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
@@ -35,26 +35,6 @@ def may_differ(model: Any) -> bool:
     replicas = require_trainer(model).replicas
     is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
     return is_wanted and any(True for _ in user_code(model))
-
-
-def _can_be_compared(model: Any) -> bool:
-    replicas = require_trainer(model).replicas
-    if current.replica is not None:
-        return False
-    if replicas.options.batch_norm == "per_replica" and any(
-        isinstance(layer, keras.layers.BatchNormalization)
-        for layer in keras_compat.flat_layers(model)
-    ):
-        _log.debug("%s: not checked: batch_norm='per_replica' is not one device's.", model.name)
-        return False
-    if replicas.divides_state and sum(math.prod(one.shape) for one in model.weights) > MOST_WHOLE:
-        _log.info(
-            "%s: the first step is not compared with one device: workers that divide so large a "
-            "model may have no room for all of it.",
-            model.name,
-        )
-        return False
-    return True
 
 
 @final
@@ -87,32 +67,35 @@ class FirstBatchCheck:
         """
         is_first, self._compared = self._compared is None, size
         self.is_done = not is_first
-        if not _can_be_compared(self._model) or not _has_room(self._model):
+        replicas, check = self._replicas, self._replicas.options.check
+        if not self._can_be_compared() or not self._has_room():
             self.is_done = True
             return
         try:
             which = "the first batch" if is_first else "a later batch"
-            message = _message_about(self._model, batch, size, which)
+            message = self._message_about(batch, size, which)
         except JobError:
             raise
         except VersionError as error:
             self.is_done = True
-            if require_trainer(self._model).strategy.options.check == "raise":
+            if check == "raise":
                 raise
             warn_user(f"The first step is not compared with one device. {error}")
             return
         except Exception as error:  # noqa: BLE001  the step itself raises the error again
             self.is_done = True
-            _leave_out(self._model, error)
+            if memory.is_lack(error):
+                self._log_why(f", for lack of memory: {error}".partition("\n")[0])
+            else:
+                _log.debug("%s: not checked: %r", self._model.name, error, exc_info=True)
             return
         finally:
-            if not self._replicas.on_cpu:
+            if not replicas.on_cpu:
                 gc.collect()  # copies of the state may stay in reference cycles
         if message is None:
             return
         self.is_done = True
-        replicas = self._replicas
-        if replicas.options.check == "raise":
+        if check == "raise":
             self.is_done, self._compared = False, None  # the next call shall raise the error again
             raise NotOneDeviceError(message)
         if replicas.job is None or replicas.job.is_chief:
@@ -120,67 +103,63 @@ class FirstBatchCheck:
         else:
             _log.debug("%s", message)  # the chief warns for all workers
 
+    def _log_why(self, why: str) -> None:
+        _log.info("%s: the first step is not compared with one device%s", self._model.name, why)
 
-def _has_room(model: Any) -> bool:
-    """Returns whether all devices have memory for copies of the state; reports it if not."""
-    replicas = require_trainer(model).replicas
-    least, job = replicas.free_bytes(), replicas.job
-    if job is not None:
-        least = job.choose("free memory", least, _least)
-    needed = bytes_of_copies(model)
-    if least is None or needed <= least:
+    def _can_be_compared(self) -> bool:
+        model, replicas = self._model, self._replicas
+        if current.replica is not None:
+            return False
+        if replicas.options.batch_norm == "per_replica" and any(
+            isinstance(layer, keras.layers.BatchNormalization)
+            for layer in keras_compat.flat_layers(model)
+        ):
+            _log.debug("%s: not checked: batch_norm='per_replica' is not one device's.", model.name)
+            return False
+        elements = sum(math.prod(one.shape) for one in model.weights)
+        if replicas.divides_state and elements > MOST_WHOLE:
+            said = "workers that divide so large a model may have no room for all of it."
+            self._log_why(f": {said}")
+            return False
         return True
-    _log.info(
-        "%s: the first step is not compared with one device: copies of the state take %d MB, and "
-        "%d MB of the device are free.",
-        model.name,
-        needed // 2**20,
-        least // 2**20,
-    )
-    return False
+
+    def _has_room(self) -> bool:
+        """Returns whether all devices have memory for copies of the state; reports it if not."""
+        least, job = self._replicas.free_bytes(), self._replicas.job
+        if job is not None:
+            least = job.choose("free memory", least, _least)
+        needed = bytes_of_copies(self._model)
+        if least is None or needed <= least:
+            return True
+        sizes = f"{needed // 2**20} MB, and {least // 2**20} MB of the device are free."
+        self._log_why(f": copies of the state take {sizes}")
+        return False
+
+    def _message_about(self, batch: object, size: int, which: str) -> str | None:
+        """Compares a step; returns a message about differences, None if there is none."""
+        model = self._model
+        comparison = compare(model, batch, outputs=False, spares=True)
+        found, taken = comparison.beyond_rounding, comparison.examples
+        if not found:
+            _log.debug("%s: the first step equals that of one device.", model.name)
+            return None
+        where = places(model, compare(model, batch, outputs=True, spares=True))
+        of = f"{which}, of {size} examples"
+        of = of if taken == size else f"{taken} of the {size} examples of {which}"
+        shown = "; ".join(map(str, found[:_SHOWN]))
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        return (
+            f"The training step of the model {model.name!r} does not compute under "
+            f"{require_trainer(model).strategy} what it computes on one device. For {of}: "
+            f"{shown}{more}. Where to look: {where}. "
+            f"{_OF_STATE if comparison.keeps_state else _OF_EXAMPLES} "
+            "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off "
+            "leaves this check out."
+        )
 
 
 def _least(free: list[int | None]) -> int | None:
     return min((one for one in free if one is not None), default=None)
-
-
-def _leave_out(model: keras.Model, error: Exception) -> None:
-    if memory.is_lack(error):
-        said = str(error).partition("\n")[0]
-        _log.info(
-            "%s: the first step is not compared with one device, for lack of memory: %s",
-            model.name,
-            said,
-        )
-    else:
-        _log.debug("%s: not checked: %r", model.name, error, exc_info=True)
-
-
-def _message_about(model: keras.Model, batch: object, size: int, which: str) -> str | None:
-    """Compares a step; returns a message about differences, None if there is none."""
-    comparison = compare(model, batch, outputs=False, spares=True)
-    if not comparison.beyond_rounding:
-        _log.debug("%s: the first step equals that of one device.", model.name)
-        return None
-    where = places(model, compare(model, batch, outputs=True, spares=True))
-    taken = comparison.examples
-    of = f"{which}, of {size} examples"
-    of = of if taken == size else f"{taken} of the {size} examples of {which}"
-    return _message(model, of, comparison, where)
-
-
-def _message(model: Any, of: str, comparison: Comparison, where: str) -> str:
-    found = comparison.beyond_rounding
-    shown = "; ".join(map(str, found[:_SHOWN]))
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    strategy = require_trainer(model).strategy
-    return (
-        f"The training step of the model {model.name!r} does not compute under {strategy} "
-        f"what it computes on one device. For {of}: {shown}{more}. Where to "
-        f"look: {where}. {_OF_STATE if comparison.keeps_state else _OF_EXAMPLES} "
-        "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off leaves "
-        "this check out."
-    )
 
 
 _OF_EXAMPLES = (

@@ -4,8 +4,8 @@ Each thread has its own strategy and replica, as in ``tf.distribute``: a scope t
 entered does not count in another. Outside every scope a default strategy of one replica is in
 force.
 
-The layers below `kerasdist.api` use a strategy and a replica's context through two protocols,
-because the classes themselves import those layers.
+The layers below `kerasdist.api` use a strategy through a protocol and a replica's context through
+its base class, because the classes themselves import those layers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kerasdist.errors import ScopeError
@@ -69,38 +70,23 @@ class StrategyLike(Protocol):
         ...
 
 
-class ReplicaLike(Protocol):
-    """The members of a `kerasdist.ReplicaContext` that the lower layers use."""
+@dataclass(frozen=True, eq=False)
+class ReplicaLike:
+    """What the lower layers use of a `kerasdist.ReplicaContext`, which describes the attributes."""
 
-    @property
-    def strategy(self) -> StrategyLike:
-        """The strategy that runs the step."""
-        ...
-
-    @property
-    def replica_id_in_sync_group(self) -> Any:
-        """This replica's number."""
-        ...
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas take part in the step."""
-        ...
-
-    @property
-    def collectives(self) -> Any:
-        """The replica's `Collectives`."""
-        ...
-
-    @property
-    def local_batch(self) -> Any:
-        """The `LocalBatch` of this replica in a step of `fit`, else None."""
-        ...
-
-    @property
-    def layer_losses(self) -> dict[int, tuple[Any, list[Any]]]:
-        """The losses that layers have added in this replica."""
-        ...
+    strategy: StrategyLike
+    replica_id_in_sync_group: Any
+    num_replicas_in_sync: int
+    # The replica's `Collectives`.
+    collectives: Any
+    # The `LocalBatch` of this replica in a step of `fit`; None if the code follows tf.distribute's
+    # rules.
+    local_batch: Any = field(default=None, repr=False)
+    # The losses that layers added in this replica, with the layer, by the layer's id.
+    # Keras keeps such losses on the layer, but all replicas share the layers.
+    layer_losses: dict[int, tuple[Any, list[Any]]] = field(
+        default_factory=dict[int, Any], repr=False
+    )
 
 
 class Current(threading.local):
@@ -201,13 +187,14 @@ def whole_step(strategy: StrategyLike) -> Generator[None]:
 
 
 @contextmanager
-def updating_copies() -> Generator[None]:
-    """Runs code that sees the copies of a variable one by one."""
-    outer, current.updates_copies = current.updates_copies, True
+def replaced(owner: object, name: str, value: object) -> Generator[None]:
+    """Gives an attribute another value, until the block ends."""
+    outer = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        current.updates_copies = outer
+        setattr(owner, name, outer)
 
 
 class Placement(abc.ABC):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasdist.errors import UnsupportedError
 
@@ -64,7 +64,10 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "should_init": "extended.experimental_should_init",
         "unwrap": "experimental_local_results",
     },
-    "StrategyExtended": {"experimental_make_numpy_dataset": "_strategy."},
+    "StrategyExtended": {
+        "call_for_each_replica": "_strategy.run",
+        "experimental_make_numpy_dataset": "_strategy.",
+    },
     "kerasdist.experimental": {
         "CentralStorageStrategy CollectiveCommunication CollectiveHints "
         "CommunicationImplementation CommunicationOptions MultiWorkerMirroredStrategy TPUStrategy "
@@ -216,6 +219,16 @@ def resolve(of: str, owner: object, name: str) -> Any:
         return operator.attrgetter(path)(owner)
     said = f"{of} has no attribute {name!r}. {look_up(name, ADVICE, of) or ''}"
     raise AttributeError(said.rstrip(), name=name, obj=owner)
+
+
+class EarlierNames:
+    """A mixin for a class of `tf.distribute` or its subclass, which has no member of some names."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            kinds = (one.__name__ for one in type(self).__mro__)
+            return resolve(next(one for one in kinds if one in ADVICE), self, name)
 
 
 def look_up(name: str, table: Mapping[str, Mapping[str, str]], of: str) -> str | None:

@@ -48,7 +48,7 @@ class Internal:
 
     spellings: Mapping[str, str]
     feature: str
-    without: str
+    without: str = REFUSED
     backends: tuple[str, ...] = ()
     in_each_fit: bool = False
     since: str | None = None
@@ -193,9 +193,12 @@ def _codes(value: object) -> Iterator[CodeType]:
     value = getattr(value, "__func__", value)
     while hasattr(value, "__wrapped__"):
         value = vars(value)["__wrapped__"]
-    todo = [getattr(value, "__code__", None)]
-    while todo:
-        code = todo.pop()
-        if isinstance(code, CodeType):
-            yield code
-            todo += code.co_consts
+    return codes_in(getattr(value, "__code__", None))
+
+
+def codes_in(value: object) -> Iterator[CodeType]:
+    """Yields a code object and those inside of it; nothing for any other value."""
+    if isinstance(value, CodeType):
+        yield value
+        for one in value.co_consts:
+            yield from codes_in(one)

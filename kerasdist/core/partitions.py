@@ -13,11 +13,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
-from kerasdist.core.earlier_names import refuse_arguments, resolve
+from kerasdist.core.earlier_names import EarlierNames, refuse_arguments
 
 
 class DeviceOrderMode(enum.IntEnum):
@@ -32,7 +32,7 @@ class DeviceOrderMode(enum.IntEnum):
 
 
 @final
-class Topology:
+class Topology(EarlierNames):
     """The coordinates of devices in a TPU's mesh of chips: x, y, z and the core on the chip.
 
     `kerasdist.tpu.initialize_tpu_system` returns the topology of this job's devices.
@@ -127,14 +127,9 @@ class Topology:
     def __repr__(self) -> str:
         return f"Topology(mesh_shape={self.mesh_shape.tolist()}, num_tasks={self.num_tasks})"
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("Topology", self, name)
-
 
 @final
-class DeviceAssignment:
+class DeviceAssignment(EarlierNames):
     """How many replicas there are, and which devices each of them has.
 
     Example::
@@ -247,11 +242,6 @@ class DeviceAssignment:
         return (
             f"DeviceAssignment(num_replicas={self.num_replicas}, num_cores_per_replica={of_each})"
         )
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("DeviceAssignment", self, name)
 
 
 DeviceAssignment.SINGLE_CORE = DeviceAssignment.build()

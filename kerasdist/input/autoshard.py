@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from kerasdist import keras_compat
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.options import AutoShardPolicy
-from kerasdist.input.sharding import (
-    WorkerShard,
-    arrays,
-    bounds_of_replicas,
-    examples,
-    piece_sizes,
-    rows,
-)
+from kerasdist.input.sharding import WorkerShard, arrays, examples, piece_sizes, rows, split_batch
 from kerasdist.input.sources import (
     EveryNth,
     EveryNthBatch,
@@ -124,11 +117,7 @@ def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
 
     def start() -> Iterator[Any]:
         for batch in epochs.start():
-            if steps == 1:
-                yield batch
-                continue
-            for bounds in bounds_of_replicas(examples(batch), steps):
-                yield rows(batch, *bounds)
+            yield from [batch] if steps == 1 else split_batch(batch, steps)
 
     length = None if batches is None else batches * steps
     sizes = KnownSizes.of(own, steps)
@@ -201,6 +190,8 @@ class WorkerBatches(keras_compat.DataAdapter):
     """
 
     builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
+    # The sizes may differ between steps and workers.
+    batch_size = has_partial_batch = partial_batch_size = None
 
     def __init__(self, source: OwnSource, job: Job) -> None:
         """Stores the source of the batches. All workers must call this method."""
@@ -231,18 +222,6 @@ class WorkerBatches(keras_compat.DataAdapter):
     def num_batches(self) -> int | None:
         """The number of steps until all workers' data have ended; None if it is not known."""
         return self._length
-
-    @property
-    def batch_size(self) -> None:
-        """None, because the size may differ between steps and workers."""
-
-    @property
-    def has_partial_batch(self) -> None:
-        """None, because it is not known."""
-
-    @property
-    def partial_batch_size(self) -> None:
-        """None, because it is not known."""
 
     def __iter__(self) -> Iterator[WorkerShard]:
         """Yields this worker's batches. All workers must call this method."""

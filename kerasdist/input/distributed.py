@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
-from kerasdist.core.earlier_names import resolve
+from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kerasdist.job.job import Job
 
 
-class DistributedDataset(abc.ABC):
+class DistributedDataset(EarlierNames, abc.ABC):
     """Batches with a component on every replica; it can be iterated repeatedly.
 
     Iterators of the dataset have `get_next` and `element_spec`, like
@@ -66,11 +66,6 @@ class DistributedDataset(abc.ABC):
             [map_leaves(keras_compat.spec_of_rows, local_batch) for local_batch in local_batches]
         )
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("DistributedDataset", self, name)
-
     @abc.abstractmethod
     def __len__(self) -> int:
         """Returns the number of batches.
@@ -89,7 +84,7 @@ class DistributedDataset(abc.ABC):
 
 
 @final
-class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
+class DistributedIterator(EarlierNames, Iterator[Any], metaclass=abc.ABCMeta):
     """The batches of a `DistributedDataset`, one after another."""
 
     def __init__(self, dataset: DistributedDataset, batches: Iterator[Any]) -> None:
@@ -118,11 +113,6 @@ class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
     def element_spec(self) -> Any:
         """The types and shapes of a batch (see `DistributedDataset.element_spec`)."""
         return self._dataset.element_spec
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return resolve("DistributedIterator", self, name)
 
 
 @final
@@ -206,13 +196,6 @@ class ShardedDataset(DistributedDataset):
 class GatheredDataset(DistributedDataset):
     """Batches that are not divided: a replica takes them from its own or its worker's pipeline."""
 
-    def rounds(self) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, in the order of the pipelines.
-
-        Only the pipelines of this worker are read; other workers may have more rounds.
-        """
-        return self._rounds(job=None)
-
     def __len__(self) -> int:
         """Returns the number of rounds in which any replica of this process gets a batch."""
         if len(self.source) == 1:
@@ -226,9 +209,13 @@ class GatheredDataset(DistributedDataset):
         return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
 
     def _local_batches(self) -> Iterator[Sequence[Any]]:
-        return self._rounds(job=None)
+        return self.rounds()
 
-    def _rounds(self, job: Job | None) -> Iterator[Sequence[Any]]:
+    def rounds(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
+        """Yields the replicas' batches round by round, in the order of the pipelines.
+
+        Without a job only the pipelines of this worker are read; other workers may have more.
+        """
         replicas = len(self.strategy.local_replicas)
         iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
@@ -252,7 +239,7 @@ class GatheredDataset(DistributedDataset):
             yield [empty if batch is _NONE else batch for batch in batches]
 
     def _batches(self) -> Iterator[Any]:
-        return map(self.strategy.runner.per_replica, self._rounds(job_of(self.strategy)))
+        return map(self.strategy.runner.per_replica, self.rounds(job_of(self.strategy)))
 
 
 def job_of(strategy: StrategyLike) -> Job | None:

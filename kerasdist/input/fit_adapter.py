@@ -50,7 +50,7 @@ def whole(dataset: object, **beside: object) -> Any:
         return source
     _refuse(beside)
     inner = keras_compat.get_data_adapter(_examples(source))
-    keras_compat.read_by(inner, lambda: _examples(source))
+    keras_compat.internals.GENERATOR.set(inner, lambda: _examples(source))
     return _BatchesAdapter(inner, source)
 
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from kerasdist.api.options import member_of
+from kerasdist.api.options import convert_field
 
 
 class InputReplicationMode(enum.Enum):
@@ -103,15 +103,10 @@ class InputOptions:
                     f"Expected {name} to be True or False. Received: {name}="
                     f"{getattr(self, name)!r}."
                 )
-        mode = member_of(
-            InputReplicationMode,
-            self.experimental_replication_mode,
-            "experimental_replication_mode",
-        )
-        object.__setattr__(self, "experimental_replication_mode", mode)
-        on_device = self.experimental_place_dataset_on_device
+        convert_field(self, "experimental_replication_mode", InputReplicationMode)
+        mode = self.experimental_replication_mode
         is_ahead = mode is InputReplicationMode.PER_WORKER or self.experimental_fetch_to_device
-        if on_device and is_ahead:
+        if self.experimental_place_dataset_on_device and is_ahead:
             raise ValueError(
                 "Expected experimental_place_dataset_on_device with PER_REPLICA and "
                 "experimental_fetch_to_device=False. Received: "
@@ -119,8 +114,7 @@ class InputOptions:
                 f"{mode.name}, experimental_fetch_to_device={self.experimental_fetch_to_device}."
             )
         if self.auto_shard_policy is not None:
-            policy = member_of(AutoShardPolicy, self.auto_shard_policy, "auto_shard_policy")
-            object.__setattr__(self, "auto_shard_policy", policy)
+            convert_field(self, "auto_shard_policy", AutoShardPolicy)
 
 
 @dataclass(frozen=True)

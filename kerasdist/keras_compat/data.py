@@ -95,16 +95,6 @@ def source_given(adapter: object) -> Any:
     return _given(adapter).source
 
 
-def read_by(adapter: Any, start: Callable[[], Iterator[Any]]) -> None:
-    """Makes Keras's adapter of a generator call a function for the iterator of each epoch."""
-    internals.GENERATOR.set(adapter, start)
-
-
-def train_validation_split(arrays: Any, validation_split: float) -> Any:
-    """Returns the rows of arrays for training and the rows for validation, split as in Keras."""
-    return internals.SPLIT_ARRAYS.get()(arrays, validation_split)
-
-
 def is_any_of(value: object, module: str, *names: str) -> bool:
     """Returns whether a value has one of a module's classes; False if the module is not loaded."""
     loaded = sys.modules.get(module)

@@ -125,20 +125,7 @@ def _layers_in(layer: Any) -> list[Any]:
     if isinstance(layer, keras.Sequential):
         return layer.layers  # a Sequential model also has a Functional model of its layers
     own = getattr(layer, "layers", ()) if isinstance(layer, keras.Function) else ()
-    return list({id(one): one for one in (*own, *_kept_by(layer, keras.Layer))}.values())
-
-
-def _kept_by(layer: Any, kind: type[Any]) -> list[Any]:
-    """Returns the objects of a kind that a layer has as attributes or in their collections."""
-    found: dict[int, Any] = {}
-    todo: list[Any] = [vars(layer)]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, kind):
-            found[id(value)] = value
-        elif isinstance(value, dict | list | tuple | set | frozenset):
-            todo += reversed([*(value.values() if isinstance(value, dict) else value)])
-    return list(found.values())
+    return list({id(one): one for one in (*own, *_held_in((layer,), keras.Layer))}.values())
 
 
 def trainable_layers(model: keras.Model) -> list[bool]:
@@ -154,7 +141,7 @@ def attached_metrics(model: keras.Model) -> list[Any]:
 
 def _metrics_of(layer: Any) -> Iterable[Any]:
     own = getattr(layer, internals.METRICS.attribute, None)
-    return _kept_by(layer, keras.metrics.Metric) if own is None else own
+    return _held_in((layer,), keras.metrics.Metric) if own is None else own
 
 
 def is_default_name(name: str, kind: type) -> bool:
@@ -310,6 +297,11 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 
 def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
     """Returns the objects of a kind that a model and its layers hold, also in collections."""
+    return _held_in((model, *flat_layers(model)), kind, _DEPTH)
+
+
+def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any]:
+    """Returns the objects of a kind in attributes, and in those of users' objects to a depth."""
     found: list[Any] = []
     seen: set[int] = set()
 
@@ -319,14 +311,14 @@ def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
         seen.add(id(value))
         if isinstance(value, kind):
             found.append(value)
-        elif isinstance(value, dict | list | tuple):
+        elif isinstance(value, dict | list | tuple | set | frozenset):
             for each in list(value.values() if isinstance(value, dict) else value):
                 look_into(each, depth)
         elif depth and is_of_user(type(value)):
             look_into(getattr(value, "__dict__", None), depth - 1)
 
-    for one in (model, *flat_layers(model)):
-        look_into(vars(one), _DEPTH)
+    for one in owners:
+        look_into(vars(one), depth)
     return found
 
 
@@ -363,11 +355,6 @@ def _compiled(model: Any, internal: Internal) -> Any:
     return getattr(model, internal.attribute, None)
 
 
-def losses_on(layer: keras.Layer) -> list[Any]:
-    """Returns Keras's own list of the losses of a layer's last call."""
-    return internals.LOSSES.of(layer)
-
-
 def clear_losses_on(layers: Iterable[Any]) -> None:
     """Removes the losses of the last calls of layers."""
     name = internals.LOSSES.attribute
@@ -389,16 +376,6 @@ def loss_ids_on(layer: Any) -> set[int]:
     If Keras lacks that set, `add_loss` is refused elsewhere.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
-
-
-def loss_arguments(loss: Any) -> dict[str, Any]:
-    """Returns the additional arguments that Keras passes to the function of a loss."""
-    return internals.FUNCTION_ARGUMENTS.of(loss)
-
-
-def metric_function(metric: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the function of a `keras.metrics.MeanMetricWrapper`, and its additional arguments."""
-    return internals.METRIC_FUNCTION.of(metric), internals.FUNCTION_ARGUMENTS.of(metric)
 
 
 def may_mix_examples(loss: Any) -> bool:
@@ -512,11 +489,6 @@ def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> 
     """Returns weights that are zero where a mask is, by Keras's own function without patches."""
     keras_own = inspect.unwrap(internals.APPLY_MASK.get())
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
-
-
-def reduce_values(values: Any, sample_weight: Any, reduction: str | None) -> Any:
-    """Reduces the values of a loss in the same way as Keras."""
-    return internals.REDUCE_VALUES.get()(values, sample_weight, reduction)
 
 
 def is_compile_metrics(metric: object) -> bool:

@@ -26,11 +26,6 @@ def build_symbolically(model: Any, batch: object) -> None:
     internals.SYMBOLIC_BUILD.of(model)(data_batch=batch)
 
 
-def can_build_before_fit() -> bool:
-    """Returns whether Keras has `build_symbolically`; on TensorFlow the first step also builds."""
-    return internals.BUILD_BEFORE_FIT.is_there()
-
-
 def batch_spec(iterator: Any) -> Any:
     """Returns the types and shapes of the batches of one of Keras's iterators on TensorFlow."""
     begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasdist.core.context import current
+from kerasdist.core.context import current, replaced
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import ops
 from kerasdist.keras_compat.thread_state import (
@@ -46,12 +46,8 @@ def reinitialize(variable: keras.Variable) -> None:
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
     """Lets this thread use a trial's copies of variables, or (None) the variables themselves."""
-    before, current.trial = current.trial, trial
-    try:
-        with outside_stateless_scopes():
-            yield
-    finally:
-        current.trial = before
+    with replaced(current, "trial", trial), outside_stateless_scopes():
+        yield
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def hand_over(replicas: Sequence[ReplicaLike]) -> None:
     for key, (layer, _) in everyones[0].items():
         parts = [of_replica[key][1] for of_replica in everyones if key in of_replica]
         if len(parts) == len(replicas):
-            keras_compat.losses_on(layer)[:] = [
+            internals.LOSSES.of(layer)[:] = [
                 sum(
                     numerics.weighted(ops.stop_gradient(loss), replica.local_batch.weight)
                     for loss, replica in zip(losses, replicas, strict=True)

@@ -23,7 +23,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy, whole_step
-from kerasdist.keras_compat import ops
+from kerasdist.keras_compat import internals, ops
 from kerasdist.training import layer_losses, numerics, randomness
 from kerasdist.training.binding import bind
 
@@ -84,7 +84,10 @@ class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
         replica = current.fit_replica
         if replica is None:
             return super().update_state(y_true, y_pred, sample_weight)
-        function, arguments = keras_compat.metric_function(self)
+        function, arguments = (
+            internals.METRIC_FUNCTION.of(self),
+            internals.FUNCTION_ARGUMENTS.of(self),
+        )
         if _mixes(self, function, arguments, y_true, y_pred):
             rows = numerics.gather_rows(replica, (y_true, y_pred, sample_weight))
             if replica.replica_id_in_sync_group:

@@ -68,11 +68,11 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:
         return original(loss, y_true, y_pred)
-    if not keras_compat.mixes_examples(loss.fn, keras_compat.loss_arguments(loss), y_pred):
+    if not keras_compat.mixes_examples(loss.fn, internals.FUNCTION_ARGUMENTS.of(loss), y_pred):
         return original(loss, y_true, y_pred)
     values = original(loss, *gather_rows(replica, (y_true, y_pred)))
     if loss.fn is not keras.losses.circle:
-        return keras_compat.reduce_values(values, None, loss.reduction)
+        return internals.REDUCE_VALUES.get()(values, None, loss.reduction)
     sizes = replica.collectives.all_stack(ops.cast(replica.local_batch.size, "int32"))
     begin = ops.sum(sizes[: replica.replica_id_in_sync_group])
     end = begin + replica.local_batch.size

@@ -16,6 +16,7 @@ from kerasdist.backends.base import random_states
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
 from kerasdist.config import draws, most_examples_at_once
+from kerasdist.core.context import replaced
 from kerasdist.job.job import Job
 
 # The advice for workers that have different data.
@@ -88,19 +89,16 @@ def calling(
 @contextmanager
 def _in_call(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
     """Sets `is_in_call`, and `batch_logs_matter` if any worker's callback reads such logs."""
-    was_in_call, outer = replicas.is_in_call, replicas.batch_logs_matter
+    outer = replicas.batch_logs_matter
     callbacks = arguments.get("callbacks")
     acts = any(map(_acts_on_batches, keras_compat.callbacks_of(callbacks)))
     if isinstance(callbacks, keras.callbacks.CallbackList):
         own = outer or acts
     else:
         own = bool(arguments.get("verbose")) or acts
-    replicas.batch_logs_matter = any(job.all_gather_object("logs of batches", own))
-    replicas.is_in_call = True
-    try:
+    matter = any(job.all_gather_object("logs of batches", own))
+    with replaced(replicas, "batch_logs_matter", matter), replaced(replicas, "is_in_call", True):
         yield
-    finally:
-        replicas.is_in_call, replicas.batch_logs_matter = was_in_call, outer
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:

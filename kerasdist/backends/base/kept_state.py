@@ -14,10 +14,11 @@ import random
 import sys
 import weakref
 from collections import OrderedDict, UserDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from operator import is_
-from types import CellType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, final
 
 import keras
@@ -53,13 +54,14 @@ class Place:
 
     def read(self) -> Any:
         """Returns a copy of the object's contents."""
-        return list(self.at)
+        return _copied(self.at)
 
     def write(self, contents: Any) -> None:
         """Sets the object's contents."""
-        kind: Any = list if isinstance(self.at, list) else deque
-        kind.clear(self.at)  # Keras's tracked lists override these methods
-        kind.extend(self.at, contents)
+        # The container's own methods, because Keras's tracked containers have others.
+        kind, fill = next((kind, fill) for kind, fill in _FILL.items() if isinstance(self.at, kind))
+        kind.clear(self.at)
+        fill(self.at, contents)
 
     def restore(self) -> None:
         """Sets the contents back to those at the beginning of the step."""
@@ -67,42 +69,15 @@ class Place:
 
     def is_same(self, contents: Any) -> bool:
         """Returns whether the object still contains exactly these objects."""
-        return len(self.at) == len(contents) and all(map(is_, self.at, contents))
-
-    def values(self) -> Iterable[Any]:
-        """Returns the objects that the place held at the beginning of the step, to search them."""
-        return self.before if isinstance(self.before, list) else ()
-
-
-class _Mapping(Place):
-    def read(self) -> Any:
-        return dict(self.at)
-
-    def write(self, contents: Any) -> None:
-        kind = OrderedDict if isinstance(self.at, OrderedDict) else dict
-        kind.clear(self.at)
-        for key, value in contents.items():
-            kind.__setitem__(self.at, key, value)
-
-    def is_same(self, contents: Any) -> bool:
         now = self.at
-        same = len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
-        return same and all(map(is_, now, contents))
+        if isinstance(now, set):
+            return now == contents
+        same = len(now) == len(contents) and all(map(is_, now, contents))
+        return same and (not isinstance(now, dict) or _are_same(now, contents))
 
     def values(self) -> Iterable[Any]:
-        return self.before.values()
-
-
-class _Members(Place):
-    def read(self) -> Any:
-        return set(self.at)
-
-    def write(self, contents: Any) -> None:
-        set.clear(self.at)
-        set.update(self.at, contents)
-
-    def is_same(self, contents: Any) -> bool:
-        return self.at == contents
+        """Returns the objects that a container contained at the beginning of the step."""
+        return _members(self.before)
 
 
 class _Array(Place):
@@ -120,32 +95,25 @@ class _Numbers(Place):
     """A generator of random numbers; the contents of this place are its state."""
 
     def read(self) -> Any:
-        if isinstance(self.at, random.Random):
-            return pickle.dumps(self.at.getstate())
-        if isinstance(self.at, np.random.RandomState):
-            return pickle.dumps(self.at.get_state())
-        return pickle.dumps(self.at.bit_generator.state)
+        return pickle.dumps(self.at.__getstate__())
 
     def write(self, contents: Any) -> None:
-        state = pickle.loads(contents)
-        if isinstance(self.at, random.Random):
-            self.at.setstate(state)
-        elif isinstance(self.at, np.random.RandomState):
-            self.at.set_state(state)
-        else:
-            self.at.bit_generator.state = state
+        self.at.__setstate__(pickle.loads(contents))
 
     def is_same(self, contents: Any) -> bool:
         return self.read() == contents
 
 
-class Attributes(_Mapping):
-    """The attributes of an object that has a ``__dict__``."""
+class Attributes(Place):
+    """The attributes of an object, in its ``__dict__``."""
+
+    def read(self) -> Any:
+        """Returns the attributes that are set."""
+        return dict(self.at)
 
     def is_same(self, contents: Any) -> bool:
         """Returns whether the attributes still are exactly these objects."""
-        now = self.at
-        return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
+        return _are_same(self.at, contents)
 
     def write(self, contents: Any) -> None:
         """Sets the given attributes; one whose value is `_MISSING` is deleted."""
@@ -166,67 +134,62 @@ class Attributes(_Mapping):
         return [value for name, value in self.before.items() if name not in keras_has]
 
 
-class _Slots(Attributes):
-    """The attributes of an object that has ``__slots__`` and no ``__dict__``."""
+class Names(Attributes):
+    """Some attributes of an object, or variables of a closure, a module or a class, by name."""
+
+    def __init__(self, owner: Any, *names: str) -> None:
+        self._owner, self._names = owner, names
+        super().__init__((id(owner), names))
 
     def read(self) -> Any:
-        """Returns the attributes that are set."""
-        names = [name for kind in type(self.at).__mro__ for name in _slots_of(kind)]
-        return {name: getattr(self.at, name) for name in names if hasattr(self.at, name)}
+        """Returns the values of these names that have one."""
+        if isinstance(self._owner, dict):
+            return {name: self._owner[name] for name in self._names if name in self._owner}
+        found: dict[str, Any] = {}
+        for name in self._names:
+            # a variable of a closure that is not set yet raises a ValueError
+            with suppress(AttributeError, ValueError):
+                found[name] = getattr(self._owner, name)
+        return found
+
+    def is_same(self, contents: Any) -> bool:
+        """Returns whether the names still stand for exactly these objects."""
+        return _are_same(self.read(), contents)
 
     def write(self, contents: Any) -> None:
-        """Sets the given attributes; one whose value is `_MISSING` is deleted."""
+        """Sets the values of some names; those without a value are deleted."""
+        there = self.read()
+        is_dict = isinstance(self._owner, dict)
         for name, value in contents.items():
             if value is not _MISSING:
-                setattr(self.at, name, value)
-            elif hasattr(self.at, name):
-                delattr(self.at, name)
-
-    def is_same(self, contents: Any) -> bool:
-        """Returns whether the attributes still are exactly these objects."""
-        now = self.read()
-        return now.keys() == contents.keys() and all(map(is_, now.values(), contents.values()))
-
-
-def _slots_of(kind: type) -> Sequence[str]:
-    slots = vars(kind).get("__slots__", ())
-    return [slots] if isinstance(slots, str) else [*slots]
-
-
-class Name(Place):
-    """A variable of a closure, a module or a class, by its name."""
-
-    is_shared = True
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self._owner, self._name = owner, name
-        super().__init__((owner, name))
-
-    def read(self) -> Any:
-        """Returns the variable's value."""
-        if isinstance(self._owner, CellType):
-            try:
-                return self._owner.cell_contents
-            except ValueError:  # a variable of a closure that is not set yet
-                return _MISSING
-        names = self._owner if isinstance(self._owner, dict) else vars(self._owner)
-        return names.get(self._name, _MISSING)
-
-    def write(self, contents: Any) -> None:
-        """Sets the variable's value."""
-        is_dict = isinstance(self._owner, dict)
-        if contents is not _MISSING:
-            (operator.setitem if is_dict else setattr)(self._owner, self._name, contents)
-        elif self.read() is not _MISSING:
-            (operator.delitem if is_dict else delattr)(self._owner, self._name)
-
-    def is_same(self, contents: Any) -> bool:
-        """Returns whether the variable's value is still this object."""
-        return self.read() is contents
+                (operator.setitem if is_dict else setattr)(self._owner, name, value)
+            elif name in there:
+                (operator.delitem if is_dict else delattr)(self._owner, name)
 
     def values(self) -> Iterable[Any]:
-        """Returns the variable's value at the beginning of the step."""
-        return (self.before,)
+        """Returns the values at the beginning of the step."""
+        return self.before.values()
+
+
+def _are_same(now: dict[Any, Any], contents: dict[Any, Any]) -> bool:
+    return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
+
+
+def _copied(container: Any) -> Any:
+    kind = next((kind for kind in (dict, set) if isinstance(container, kind)), list)
+    return kind(container)
+
+
+def _members(contents: Any) -> Iterable[Any]:
+    if isinstance(contents, dict):
+        return contents.values()
+    return contents if isinstance(contents, list | set) else ()
+
+
+def _slots_of(value: object) -> Iterator[str]:
+    for parent in type(value).__mro__:
+        slots = vars(parent).get("__slots__", ())
+        yield from [slots] if isinstance(slots, str) else slots
 
 
 @final
@@ -310,17 +273,8 @@ class KeptState:
         now = place.read()
         if isinstance(place, Attributes):
             return self._own_attributes(place, now)
-        if isinstance(place, Name):
-            new = [now]
-        elif isinstance(now, dict | list | set):
-            known = {id(one) for one in place.values()}
-            new = [
-                one
-                for one in (now.values() if isinstance(now, dict) else now)
-                if id(one) not in known
-            ]
-        else:
-            new = []
+        known = set(map(id, place.values()))
+        new = [one for one in _members(now) if id(one) not in known]
         if any(map(_is_made, new)) or (place.is_shared and not any(map(_holds_tensors, new))):
             place.before = now
             return None
@@ -343,7 +297,7 @@ class KeptState:
 
         def add(place: Place, is_shared: bool) -> None:
             place.is_shared = is_shared
-            key = (id(place.at[0]), place.at[1]) if isinstance(place, Name) else id(place.at)
+            key = place.at if isinstance(place, Names) else id(place.at)
             if key not in found and len(found) < most:
                 found[key] = place
                 waiting.append(place)
@@ -357,12 +311,15 @@ class KeptState:
                     look(one, is_shared)
             elif kind is Attributes:
                 has_dict = hasattr(value, "__dict__")
-                add(Attributes(vars(value)) if has_dict else _Slots(value), is_shared)
-            elif kind is _Array:
-                if value.nbytes <= _MOST_BYTES and value.flags.writeable:
-                    add(_Array(value), is_shared)
-            elif kind is _Numbers or len(value) <= _MOST_ENTRIES:
-                add(kind(value), is_shared)
+                place = Attributes(vars(value)) if has_dict else Names(value, *_slots_of(value))
+                add(place, is_shared)
+            elif kind is _Numbers:
+                add(_Numbers(getattr(value, "bit_generator", value)), is_shared)
+            elif kind is not _Array:
+                if len(value) <= _MOST_ENTRIES:
+                    add(Place(value), is_shared)
+            elif value.nbytes <= _MOST_BYTES and value.flags.writeable:
+                add(_Array(value), is_shared)
 
         most = _MOST_PLACES
         for is_shared in (False, True):  # First what the model holds, so that it is not shared.
@@ -378,32 +335,40 @@ class KeptState:
         return found
 
 
+# By kind of container: the function that adds contents to an empty one.
+_FILL: dict[type[Any], Callable[..., None]] = {
+    list: list.extend,
+    deque: deque.extend,
+    set: set.update,
+    OrderedDict: OrderedDict.update,
+    dict: dict.update,
+}
+_KINDS: Sequence[tuple[tuple[type, ...], Any]] = (
+    ((*_FILL,), Place),
+    ((tuple,), tuple),
+    ((np.ndarray,), _Array),
+    ((random.Random, np.random.Generator, np.random.RandomState), _Numbers),
+    (
+        (SimpleNamespace, UserDict, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+        Attributes,
+    ),
+)
+
+
 @cache
 def _kind_of(kind: type) -> Any:
-    """Returns the kind of place that an object of this class is; None if it is no place."""
-    for container, place in _CONTAINERS:
-        if issubclass(kind, container):
+    """Returns the class of places for objects of a class, None if these are not kept."""
+    for kinds, place in _KINDS:
+        if issubclass(kind, kinds):
             return place
-    package = kind.__module__.partition(".")[0]
-    is_own = package not in keras_compat.PACKAGES and package not in sys.stdlib_module_names
-    is_own = (is_own and not issubclass(kind, type)) or issubclass(kind, _OBJECTS)
-    return Attributes if is_own else None
+    return Attributes if belongs_to_user(kind) and not issubclass(kind, type) else None
 
 
-_OBJECTS = SimpleNamespace, UserDict, weakref.WeakKeyDictionary, weakref.WeakValueDictionary
-
-
-_CONTAINERS: Sequence[tuple[type, Any]] = (
-    (list, Place),
-    (deque, Place),
-    (dict, _Mapping),
-    (set, _Members),
-    (tuple, tuple),
-    (np.ndarray, _Array),
-    (random.Random, _Numbers),
-    (np.random.Generator, _Numbers),
-    (np.random.RandomState, _Numbers),
-)
+def belongs_to_user(value: Any) -> bool:
+    """Returns whether a class, function or module is neither Python's nor of a known package."""
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    package = (module or "builtins").partition(".")[0]
+    return package not in keras_compat.PACKAGES and package not in sys.stdlib_module_names
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
@@ -323,12 +323,3 @@ class _MeteredAdapter(WrappedAdapter):
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
         return self._meter.timed(iter(self._inner.get_torch_dataloader()))
-
-
-def scalars(logs: object) -> Mapping[str, float]:
-    """Returns those logs of a step that are single numbers; waits until the step is done."""
-    found: dict[str, float] = {}
-    for name, value in (logs or {}).items() if isinstance(logs, dict | None) else ():
-        if getattr(value, "ndim", 0) == 0:
-            found[name] = float(ops.convert_to_numpy(value))
-    return found

@@ -68,14 +68,10 @@ def put_back_gpus(states: list[str]) -> None:
 
 def compared() -> dict[str, Any]:
     """Returns, by library, the random state that must be equal on all workers."""
-    name, key, *rest = np.random.get_state()  # Keras draws from this generator
-    torch = registry.torch_states()
-    return {
-        "python": random.getstate(),
-        "numpy": (name, np.asarray(key).tobytes(), *rest),
-        "keras": keras_compat.global_seed(),
-        **({} if torch is None else {"torch": torch.random_state()}),
-    }
+    states = {**kept(), "keras": keras_compat.global_seed()}
+    if states["torch"] is None:
+        del states["torch"]
+    return states
 
 
 def seed(number: int) -> None:

@@ -15,7 +15,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Apply, Variables
 from kerasdist.backends.base.metering import rows_of
 from kerasdist.backends.base.model_trainer import TrainerLike
-from kerasdist.core.context import current
+from kerasdist.core.context import current, replaced
 from kerasdist.input import sharding
 
 # The outputs of a model's first call in a step, by replica; on one device the only key is None.
@@ -164,11 +164,8 @@ class Trial(keras.StatelessScope, abc.ABC):
             # A LossScaleOptimizer calls its inner optimizer, and only if the gradients are finite.
             self._record(optimizer, gradients, variables)
         own = self.stand_in(optimizer)
-        before, self._applying = self._applying, [*self._applying, optimizer, own]
-        try:
+        with replaced(self, "_applying", [*self._applying, optimizer, own]):
             return original(own, gradients, variables)
-        finally:
-            self._applying = before
 
     def _build(self, optimizer: keras.Optimizer, variables: Any) -> None:
         """Makes the optimizer's variables, as the strategy's first step would."""

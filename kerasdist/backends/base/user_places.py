@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dis import opmap
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -14,12 +13,21 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.kept_state import Attributes, KeptState, Name, Place
+from kerasdist.backends.base.kept_state import Attributes, KeptState, Names, Place, belongs_to_user
 from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.core.internals import codes_in
 
 _MOST_FUNCTIONS = 1000
 # A name with a value of these types holds no state if no code assigns to the name.
 _CONSTANTS = int, float, str, bytes, type(None), ModuleType
+
+# The functions and objects that a method, a property or their like stands for, by its type.
+_PARTS: Mapping[type, Sequence[str]] = {
+    MethodType: ("__func__", "__self__"),
+    property: ("fget",),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+}
 
 
 def kept_state_of(model: Any) -> KeptState | None:
@@ -73,7 +81,7 @@ class _Code:
         """Examines an object: a layer, a metric, a loss, or anything that code uses by name."""
         if hasattr(one, "__dict__") and id(one) not in self._seen:
             self._seen.add(id(one))
-            if _is_own(type(one)):
+            if belongs_to_user(type(one)):
                 self._add(Attributes(vars(one)), is_shared=is_shared)
                 for kind in type(one).__mro__:
                     self.look(kind)
@@ -84,31 +92,25 @@ class _Code:
         """Examines a function, a class with all that it defines, or an object."""
         if id(value) in self._seen or len(self._seen) > _MOST_FUNCTIONS:
             return
+        given = [getattr(value, name) for name in _PARTS.get(type(value), ())]
         if isinstance(value, functools.partial):
             given = [value.func, *value.args, *value.keywords.values()]
             self._add(Place(given))
-            for one in given:
-                self.look(one)
-        elif isinstance(value, MethodType):
-            self.look(value.__func__)
-            self.look(value.__self__)
-        elif isinstance(value, property):
-            self.look(value.fget)
-        elif isinstance(value, staticmethod | classmethod):
-            self.look(value.__func__)
-        elif isinstance(value, type):
-            if not _is_own(value):
+        for one in given:
+            self.look(one)
+        if isinstance(value, type):
+            if not belongs_to_user(value):
                 return
             self._seen.add(id(value))
             for name, one in [*vars(value).items()]:
                 self.look(one)
                 if not (name.startswith("__") or callable(one) or hasattr(type(one), "__get__")):
-                    self._add(Name(value, name))
+                    self._add(Names(value, name))
         elif isinstance(value, FunctionType):
-            if _is_own(value):
+            if belongs_to_user(value):
                 self._seen.add(id(value))
                 self._look_into(value)
-        elif _is_own(type(value)):
+        elif belongs_to_user(type(value)):
             self.look_at(value, is_shared=True)
 
     def _add(self, place: Place, *, is_shared: bool = True) -> None:
@@ -122,44 +124,29 @@ class _Code:
         if vars(function):
             self._add(Attributes(vars(function)))
         for cell in function.__closure__ or ():
-            name = Name(cell, "cell_contents")
-            self.look(name.before)
-            if not isinstance(name.before, FunctionType | type | ModuleType):
+            name = Names(cell, "cell_contents")
+            value = name.before.get("cell_contents")
+            self.look(value)
+            if not isinstance(value, FunctionType | type | ModuleType):
                 self._add(name)
-        names, assigned = {*_names(function.__code__)}, {*_assigned(function.__code__)}
+        code = function.__code__
+        names = {name for one in codes_in(code) for name in one.co_names}
+        assigned = {*_assigned(code)}
         known = function.__globals__
         self.names |= names | {str(getattr(known.get(name), "__module__", "")) for name in names}
         modules = [one for name in names if isinstance(one := known.get(name), ModuleType)]
-        for space in (known, *(vars(one) for one in modules if _is_own(one))):
+        for space in (known, *(vars(one) for one in modules if belongs_to_user(one))):
             for name in names & space.keys():
                 value = space[name]
                 self.look(value)
                 is_constant = callable(value) or isinstance(value, _CONSTANTS)
                 if name in assigned or not is_constant:
-                    self._add(Name(space, name))
-
-
-def _is_own(value: Any) -> bool:
-    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    package = (module or "builtins").partition(".")[0]
-    return package not in keras_compat.PACKAGES and package not in sys.stdlib_module_names
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _codes(one)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    for one in _codes(code):
-        yield from one.co_names
+                    self._add(Names(space, name))
 
 
 def _assigned(code: CodeType) -> Iterator[str]:
     """Yields the names of globals and attributes that code assigns to."""
-    for one in _codes(code):
+    for one in codes_in(code):
         high = 0
         for operation, low in zip(one.co_code[::2], one.co_code[1::2], strict=True):
             number = high | low

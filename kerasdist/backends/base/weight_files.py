@@ -14,6 +14,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.core.context import replaced
 from kerasdist.job.comparison import first_of
 from kerasdist.keras_compat.internals import READ_WEIGHT, WEIGHTS_OF_LAYER
 
@@ -92,14 +93,12 @@ def _compare(
     load: Callable[..., object], model: keras.Model, file: str, options: dict[str, object]
 ) -> None:
     """Raises a ValueError if a file lacks a weight of a model, or has it in another shape."""
-    comparison = _thread.comparison = _Comparison(file)
-    failure: ValueError | None = None
-    try:
-        load(model, file, **options)
-    except ValueError as error:
-        failure = error
-    finally:
-        _thread.comparison = None
+    comparison, failure = _Comparison(file), None
+    with replaced(_thread, "comparison", comparison):
+        try:
+            load(model, file, **options)
+        except ValueError as error:
+            failure = error
     wrong = comparison.others
     if failure is not None:
         lacking = [one.path for one in model.weights if id(one) not in comparison.met]

@@ -204,16 +204,15 @@ class FirstStepChecked:
             return self._steps(iterator)
         if is_placed and not is_last and not self._check.wants_any:
             return self._steps(iterator)
-        batches = list(itertools.islice(_batches(iterator), self._steps.count))
-        if not batches:
-            return self._steps(iterator)  # this raises an error at the end of the data
-        for batch in map(on_host, batches):
-            if self._check.wants(_total(batch)):
-                self._check.look(batch, _total(batch))
+        iterator = _looked_at(iterator, self._steps.count, self._look)
         is_done = self._check.is_done or (is_last and not self._check.wants_any)
         if is_done and self._model.train_function is self:
             self._model.train_function = self._steps
-        return self._steps(_over(iterator, batches))
+        return self._steps(iterator)
+
+    def _look(self, batch: Any, size: int) -> None:
+        if self._check.wants(size):
+            self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
         """Notes that an epoch goes on in this iterator; its first batches came in another one."""
@@ -247,33 +246,30 @@ class RowsFound:
         model.train_function = self.function
         if not keras_compat.is_complete(model):  # These steps build it; the next call finds rows.
             return self.function(iterator)
-        batches = list(itertools.islice(_batches(iterator), model.steps_per_execution))
         before = trainer.most_rows
-        for batch in map(on_host, batches):
-            trainer.find_rows(batch, _total(batch))
-        if trainer.most_rows != before:  # Older traces have other passes.
+        batches = _looked_at(iterator, model.steps_per_execution, trainer.find_rows)
+        if trainer.most_rows != before:  # a trace for any size would take no passes
             model.make_train_function(force=True)
             model.train_function = model.train_function.function
         function = model.train_function
-        if not batches:
-            return function(iterator)  # raises at the end of the data
-        logs = function(_over(iterator, batches))
+        logs = function(batches)
         if isinstance(function, FirstStepChecked) and isinstance(iterator, ITERATORS):
             function.goes_on(iterator)
         return logs
 
 
-def _over(iterator: Any, batches: Sequence[Any]) -> Any:
-    """Returns an iterator over batches, of the type of the iterator that has yielded them."""
+def _looked_at(iterator: Any, count: int, look: Callable[[Any, int], None]) -> Any:
+    """Gives the next batches to a function, with their sizes; returns an iterator over them."""
+    batches = list(itertools.islice(_batches(iterator), count))
+    for batch in map(on_host, batches):
+        look(batch, int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch))
+    if not batches:
+        return iterator  # from which a step raises an error at the end of the data
     if isinstance(iterator, PlacedIterator):
         return iterator.over(batches)
     if isinstance(iterator, tf.data.Iterator):
         return iter(untuned(in_a_row(batches, iterator.element_spec)))
     return iter(batches)
-
-
-def _total(batch: object) -> int:
-    return int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch)
 
 
 def _batches(iterator: Any) -> Iterator[Any]:

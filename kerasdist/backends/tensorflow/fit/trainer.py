@@ -120,18 +120,18 @@ class PlacedTrainer(_InPasses):
         return self._finding_rows()
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own test function; user code in it then sees the strategy's one replica."""
-        if self.model.test_function is None or force:
-            original(force)
-            self.model.test_function = self._in_strategy(self.model.test_function)
-        return self.model.test_function
+        """Makes Keras's own function, which runs in the strategy."""
+        return self._made("test_function", original, force)
 
     def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own predict function; user code in it then sees the strategy's replica."""
-        if self.model.predict_function is None or force:
+        """Makes Keras's own function, which runs in the strategy."""
+        return self._made("predict_function", original, force)
+
+    def _made(self, name: str, original: Original, force: bool) -> Any:
+        if getattr(self.model, name) is None or force:
             original(force)
-            self.model.predict_function = self._in_strategy(self.model.predict_function)
-        return self.model.predict_function
+            setattr(self.model, name, self._in_strategy(getattr(self.model, name)))
+        return getattr(self.model, name)
 
     def _in_strategy(self, function: Any) -> Callable[[object], Any]:
         def run(data: object) -> Any:
@@ -345,7 +345,7 @@ class TensorFlowTrainer(_InPasses):
         self._batches_of_call = count
         if iterator is not None:
             data_batch = keras_compat.batch_spec(iterator)
-        if not keras_compat.can_build_before_fit():
+        if not keras_compat.internals.BUILD_BEFORE_FIT.is_there():
             return
         if self.has_builtin("train_step"):
             _build_from(self.model, data_batch)

@@ -132,17 +132,14 @@ class TensorFlowTrial(Trial):
 
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step on the first device, or on the replicas as with ``run_eagerly=True``."""
-        with _eager_functions:  # traced functions would keep the trial's copies of variables
-            return self._take(self._model, self._replicas, batch)
-
-    def _take(self, model: Any, replicas: Any, batch: TriedBatch) -> Any:
-        if not self._alone:
-            trainer: Any = self._trainer
-            with replicas.placement():
-                return trainer.step_on_replicas(model.train_step, batch.given)
-        device = replicas.group.native_strategy.extended.worker_devices[0]
-        with outside_strategies(), tf.device(device):
-            return model.train_step(keras.tree.map_structure(none_for_optional, batch.whole))
+        step, first = self._model.train_step, self._replicas.devices[0]
+        with _eager_functions:  # compiled functions would keep the trial's copies of variables
+            if not self._alone:
+                trainer: Any = self._trainer
+                with self._replicas.placement():
+                    return trainer.step_on_replicas(step, batch.given)
+            with outside_strategies(), tf.device(f"/device:{first.kind.upper()}:{first.index}"):
+                return step(keras.tree.map_structure(none_for_optional, batch.whole))
 
     @staticmethod
     def as_array(value: Any) -> Any:
@@ -166,11 +163,6 @@ class TensorFlowMemoryTrial(MemoryTrial, TensorFlowTrial):
         """Returns the first device's own copy of a variable, to which the step does not assign."""
         own = keras_compat.stored_value(variable)
         return None if own is None else copies(own)[0]
-
-    def _take(self, model: Any, replicas: Any, batch: TriedBatch) -> Any:
-        first = replicas.devices[0]
-        with outside_strategies(), tf.device(f"/device:{first.kind.upper()}:{first.index}"):
-            return model.train_step(keras.tree.map_structure(none_for_optional, batch.whole))
 
 
 @final

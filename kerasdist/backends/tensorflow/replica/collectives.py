@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -31,7 +31,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     gradient_replaces,
     is_foreign,
 )
-from kerasdist.core.context import current, replica_scope
+from kerasdist.core.context import current, replaced, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.errors import ReplicaError, UnsupportedError
 from kerasdist.job.collectives import code_here, issued_for
@@ -120,12 +120,12 @@ class TensorFlowCollectives(Collectives):
         local_batch: LocalBatch | None,
         lookups: Lookups | None = None,
         *,
-        kept: KeptState | None,
+        kept: KeptState,
         waits: bool = False,
     ) -> None:
         self._replica = replica
-        # A weak reference, because TensorFlow keeps functions of `tf.custom_gradient` forever.
-        self._kept = None if kept is None else weakref.ref(kept)
+        # Referred to weakly, because TensorFlow keeps functions of `tf.custom_gradient` forever.
+        self._kept = weakref.ref(kept)
         self._local_batch = local_batch
         self._lookups = lookups
         self._differentiates = self._loss_is_weighted = False
@@ -396,14 +396,9 @@ class TensorFlowCollectives(Collectives):
         before = tf.convert_to_tensor(variable.value)
         return tf.where(weight > 0, tf.cast(value, before.dtype), before)
 
-    @contextmanager
-    def equal_writes(self) -> Iterator[None]:
-        """Returns a context in which all replicas, also one without rows, assign equal values."""
-        outer, self._writes_equal = self._writes_equal, True
-        try:
-            yield
-        finally:
-            self._writes_equal = outer
+    def equal_writes(self) -> AbstractContextManager[None]:
+        """Returns a context in which a replica without rows assigns the others' values."""
+        return replaced(self, "_writes_equal", True)
 
     def _assign_once(self, variable: keras.Variable, value: Any, write: Write) -> None:
         """Assigns a value that is equal on all replicas to a variable that has a single copy."""
@@ -453,9 +448,8 @@ class TensorFlowCollectives(Collectives):
                 return function(columns_of(copies(everyone)))
 
         replica_context = tf.distribute.get_replica_context()
-        # The tensors are passed in one object, because merge_call would pass a tensor that is the
-        # same in all replicas only once.
-        kept = self._kept and self._kept()
+        # The tensors are passed as one object, because merge_call does not group equal tensors.
+        kept = self._kept()
         taken = kept.take() if kept else {}
         result = replica_context.merge_call(
             tf.autograph.experimental.do_not_convert(merged), args=(Given(call, given),)

@@ -85,8 +85,8 @@ def in_replicas(
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)
     thread_state, trial = keras_compat.copy_thread_state(), current.trial
-    if kept:
-        kept.begin(len(results))
+    kept = kept or KeptState(())
+    kept.begin(len(results))
     contexts = [copy_context() for _ in results]
 
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -116,11 +116,9 @@ def in_replicas(
             reads_preceded(collectives.before_read),
             recorded,
         ):
-            if kept:
-                kept.start(index)
+            kept.start(index)
             results[index] = code(index, *args, **kwargs)
-            if kept:
-                kept.finish(index)
+            kept.finish(index)
 
     try:
         native_strategy.run(
@@ -138,8 +136,7 @@ def in_replicas(
             raise
         raise own from own.__cause__
     finally:
-        if kept:
-            kept.end(is_last=not tf.executing_eagerly())
+        kept.end(is_last=not tf.executing_eagerly())
         for variable, value in contexts[0].items():  # the first replica's context variables stay
             if variable.get(None) is not value:
                 variable.set(value)
