@@ -96,15 +96,10 @@ def batch_norm_classes() -> tuple[type[torch.nn.Module], ...]:
     return nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *lazy
 
 
-@functools.cache
-def _has_batch_norm_kernels() -> bool:
-    kernels = internals.NORMALIZE_ROWS, internals.REDUCE_NORMALIZED
-    return all(one.is_there() for one in (*kernels, internals.ARE_TRANSFORMS_ACTIVE))
-
-
-def can_fuse_batch_norm() -> bool:
-    """Returns whether torch's kernels for batch normalization can run here, on a GPU."""
-    return _has_batch_norm_kernels() and not internals.ARE_TRANSFORMS_ACTIVE.get()()
+def can_be_transformed() -> bool:
+    """Returns whether a transform of torch.func may be active, as far as that is known."""
+    active = internals.ARE_TRANSFORMS_ACTIVE
+    return not active.is_there() or active.get()()
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
@@ -150,9 +145,3 @@ def list_written(operation: Any) -> list[tuple[int, str]]:
         for place, one in enumerate(arguments)
         if one.alias_info is not None and one.alias_info.is_write
     ]
-
-
-def list_parameters(operation: Callable[..., object]) -> list[str]:
-    """Returns the names of the parameters of an operation of torch, in order."""
-    [signature] = internals.LIST_SIGNATURES.get()(operation)
-    return [*signature.parameters]

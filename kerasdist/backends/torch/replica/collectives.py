@@ -38,7 +38,6 @@ from kerasdist.core.context import current, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.training import numerics
-from kerasdist.training.batch_norm import combined
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -257,13 +256,13 @@ class TorchCollectives(Collectives):
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns mean and variance over all replicas; None for what `GlobalMoments` leaves."""
+        """Returns mean and variance over all replicas; None for what `Moments` leaves."""
         weights = self.scope.weights
         rows = batch_norm.rows_of(inputs if weights is None else weights.plain(inputs), axes)
         if rows is None:
             return None
-        mean, variance = GlobalMoments.apply(self, self.label("all_moments"), rows)
-        return (mean, variance) if weights is None else weights.joint((mean, variance))
+        found = batch_norm.Moments.apply(rows, self, self.label("all_moments"))
+        return found if weights is None else weights.joint(found)
 
     def _plain(self, structure: Any) -> Any:
         weights = self.scope.weights
@@ -272,6 +271,13 @@ class TorchCollectives(Collectives):
     def _joint(self, structure: Any) -> Any:
         weights = self.scope.weights
         return structure if weights is None else weights.joint(structure)
+
+    def sum_gradient(self, label: str, gradient: torch.Tensor) -> torch.Tensor:
+        """Sums the replicas' gradients of a value that they share, weighted as in `GlobalSum`."""
+        weight = self.gradient_weight
+        label = f"gradient of {label}"
+        [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
+        return total
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""
@@ -348,15 +354,6 @@ def collectives_here() -> TorchCollectives | None:
     replica = current.replica
     collectives = None if replica is None else replica.collectives
     return collectives if isinstance(collectives, TorchCollectives) else None
-
-
-def gradient_of_global(
-    replica: TorchCollectives, label: str, gradient: torch.Tensor
-) -> torch.Tensor:
-    """Sums the replicas' gradients of a value that they share, with the weights of `GlobalSum`."""
-    weight = replica.gradient_weight
-    [total] = GlobalSum.apply(replica, label, 1.0 / weight, weight, gradient)
-    return total
 
 
 class WeightedLoss(torch.autograd.Function):
@@ -440,38 +437,8 @@ class GlobalGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Returns this replica's part of the summed gradients."""
-        label = f"gradient of {ctx.label}"
-        total = gradient_of_global(ctx.replica, label, gradient)
+        total = ctx.replica.sum_gradient(ctx.label, gradient)
         return None, None, total.narrow(*ctx.part), None, None
-
-
-class GlobalMoments(torch.autograd.Function):
-    """Computes mean and variance of each column over the rows of all replicas."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, replica: TorchCollectives, label: str, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns both, from the counts, means and variances of the replicas."""
-        replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
-        own_mean, own_variance = batch_norm.moments_of(rows)
-        own = torch.stack([torch.full_like(own_mean, len(rows)), own_mean, own_variance])
-        every, _ = replica.collect(label, own[None], 0, alike=True)
-        counts, means, variances = every.unbind(1)
-        mean, variance = combined(counts, means, counts * variances, added=0.0)
-        ctx.replica, ctx.label = replica, label
-        ctx.save_for_backward(rows, mean, counts.sum(0))
-        return mean, variance
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Returns the gradient of this replica's rows."""
-        rows, mean, count = ctx.saved_tensors
-        label = f"gradient of {ctx.label}"
-        of_mean, of_variance = (
-            gradient_of_global(ctx.replica, label, torch.stack(gradients)) / count
-        )
-        return None, None, batch_norm.gradient_of_rows(rows, mean, 2 * of_variance, of_mean)
 
 
 def check_summable(tensors: Sequence[torch.Tensor]) -> None:
