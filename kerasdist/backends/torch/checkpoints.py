@@ -119,7 +119,7 @@ class _FlatShard(torch.Tensor):
         found.shard = shard
         return found
 
-    def size(self) -> torch.Size:  # type: ignore[override]
+    def size(self) -> torch.Size:
         """Returns the variable's shape, with which the library compares that in the file."""
         return torch.Size(self.shard.shape)
 
