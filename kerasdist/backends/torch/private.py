@@ -64,6 +64,12 @@ def saved_tensors_hooks(in_traces: bool) -> Any:
     return _looked_up("saved_tensors_hooks", hooks, lambda _: None)(in_traces)
 
 
+def may_be_transformed() -> bool:
+    """Returns whether a transform of torch.func is active, or if that is unknown, True."""
+    active = internals.ARE_TRANSFORMS_ACTIVE
+    return _looked_up("may_be_transformed", active, lambda: True)()
+
+
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """Puts torch's function, or its replacement, under a name of this module."""
     found = internal.get() if internal.is_there() else otherwise
@@ -94,12 +100,6 @@ def batch_norm_classes() -> tuple[type[torch.nn.Module], ...]:
     nn = torch.nn
     lazy = nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d
     return nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *lazy
-
-
-def can_be_transformed() -> bool:
-    """Returns whether a transform of torch.func may be active, as far as that is known."""
-    active = internals.ARE_TRANSFORMS_ACTIVE
-    return not active.is_there() or active.get()()
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:

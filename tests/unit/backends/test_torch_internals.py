@@ -149,7 +149,7 @@ public = private.batch_norm_classes()
 for kind in (torch.nn.BatchNorm2d, torch.nn.LazyBatchNorm1d, torch.nn.SyncBatchNorm):
     assert issubclass(kind, public), kind
 assert not issubclass(torch.nn.GroupNorm, public)
-assert private.can_be_transformed()
+assert private.may_be_transformed()
 assert private.compiler_errors() == ()
 
 class Centred(keras.layers.Layer):

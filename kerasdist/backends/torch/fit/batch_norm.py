@@ -47,7 +47,7 @@ def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
         or [*axes] != [*range(inputs.ndim - 1)]
         or kind not in ("cpu", _DEVICE)
         or torch.compiler.is_compiling()
-        or private.can_be_transformed()
+        or private.may_be_transformed()
     ):
         return None
     return inputs.reshape(-1, inputs.shape[-1]).contiguous()
