@@ -149,7 +149,6 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.scale_losses, "CALL_AFTER_BACKWARD"),
             (uses.change_buffers, "COUNT_OF_CHANGES"),
             (uses.compare, "DISPATCH_MODE"),
-            (uses.draw_by_torch, "LIST_SIGNATURES"),
             (uses.train_by_a_map, "OPERATION_SCHEMA", _TORCH),
         ),
         *_rows(
@@ -157,7 +156,7 @@ FEATURES: Mapping[str, Use] = dict(
             False,
             (uses.train_equally, "MULTIPLY_EACH ADD_TO_EACH COPY_TO_EACH COMPILER_ERROR"),
             (uses.train_in_modes, "FUNCTION_MODES DISPATCH_MODES SAVED_TENSORS_HOOKS"),
-            (uses.normalize, "BATCH_NORM NORMALIZE_ROWS REDUCE_NORMALIZED ARE_TRANSFORMS_ACTIVE"),
+            (uses.normalize, "BATCH_NORM ARE_TRANSFORMS_ACTIVE"),
         ),
     ]
 )

@@ -478,18 +478,6 @@ def change_buffers(here: Here):
     here.fit(here.sequential(lambda layers: [Shift(), layers.Dense(2)]))
 
 
-def draw_by_torch(here: Here):
-    import torch
-
-    class Noisy(here.keras.layers.Layer):
-        def call(self, x: Any) -> Any:
-            return x + 0 * torch.rand_like(x)
-
-    here.kd.compare_with_one_device(
-        here.sequential(lambda layers: [Noisy(), layers.Dense(2)]), here.x, here.y
-    )
-
-
 def run(here: Here):
     here.run(lambda: here.keras.ops.ones((2,)))
 

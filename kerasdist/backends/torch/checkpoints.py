@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -10,19 +9,19 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import keras
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import planner
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.state import shards
 
-# A box of a variable: its offset and its size along each axis, and its begin in flattened values.
-_Box = tuple[tuple[int, ...], tuple[int, ...], int]
+# Offsets and sizes of a box along each axis of a variable.
+_Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @final
@@ -45,7 +44,7 @@ class DcpFormat(CheckpointFormat):
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
         with _at_work(path):
-            dcp.save(tensors, checkpoint_id=path, planner=_SavePlanner(), **_group_of(replicas))
+            dcp.save(tensors, checkpoint_id=path, **_group_of(replicas))
 
     def load(
         self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
@@ -59,9 +58,8 @@ class DcpFormat(CheckpointFormat):
                 shard.initializer = None  # the file has the values, so they are not drawn
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
-        plan = _LoadPlanner(targets)
         with torch.no_grad(), _at_work(path):
-            dcp.load({}, checkpoint_id=path, planner=plan, **_group_of(replicas))
+            dcp.load(targets, checkpoint_id=path, **_group_of(replicas))
         for key, variable in wanted:
             if is_on_read(variable):
                 variable.assign(targets[names[key]])
@@ -103,122 +101,70 @@ def _at_work(path: str) -> Generator[None]:
 def _tensor_of(variable: keras.Variable) -> Any:
     shard = shards.shard_of(variable)
     if shard is not None:
-        return _FlatShard(keras_compat.stored_value(variable).detach(), shard)
+        return _FlatShard.of(keras_compat.stored_value(variable).detach(), shard)
     value = variable.value if is_on_read(variable) else keras_compat.stored_value(variable)
     return value.detach()
 
 
 @final
-class _FlatShard:
-    """A range of a variable's flattened values, described by the boxes of which it consists."""
+class _FlatShard(torch.Tensor):
+    """A range of a variable's flattened values; the library asks for the boxes that it has."""
 
-    def __init__(self, own: torch.Tensor, shard: shards.Shard) -> None:
-        self._own = own
-        self.shape = torch.Size(shard.shape)
-        self.properties = TensorProperties.create_from_tensor(own)
-        self._begins: dict[torch.Size, int] = {}
-        self.chunks: list[dcp.ChunkStorageMetadata] = []
-        for offsets, sizes, begin in _boxes(shard.shape, shard.begin, shard.end):
-            chunk = dcp.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-            self._begins[chunk.offsets] = begin - shard.begin
-            self.chunks.append(chunk)
+    shard: shards.Shard
 
-    def box(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns the values of a box, in the memory of the shard."""
-        [sizes] = [chunk.sizes for chunk in self.chunks if chunk.offsets == index.offset]
-        assert index.offset is not None
-        begin = self._begins[index.offset]
-        return self._own[begin : begin + sizes.numel()].view(sizes)
+    @classmethod
+    def of(cls, own: torch.Tensor, shard: shards.Shard) -> _FlatShard:
+        """Returns a worker's shard of a variable, in the memory of `own`."""
+        found = own.as_subclass(cls)
+        found.shard = shard
+        return found
 
+    def size(self) -> torch.Size:
+        """Returns the variable's shape, with which the library compares that in the file."""
+        return torch.Size(self.shard.shape)
 
-def _apart(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _FlatShard]]:
-    """Returns the tensors of a dictionary, and its shards, in two dictionaries."""
-    flat = {name: one for name, one in tree.items() if isinstance(one, _FlatShard)}
-    return {name: one for name, one in tree.items() if name not in flat}, flat
+    def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
+        """Returns the boxes whose values this worker has."""
+        shard = self.shard
+        return [
+            dcp.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            for offsets, sizes in _boxes(shard.shape, shard.begin, shard.end)
+        ]
 
-
-@final
-class _SavePlanner(dcp.DefaultSavePlanner):
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Stores the tensors and shards that are to be written."""
-        super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        self.state_dict, self._flat = _apart(self.state_dict)
-
-    def create_local_plan(self) -> dcp.SavePlan:
-        """Returns the plan of what this worker writes."""
-        plan = super().create_local_plan()
-        items = [
+    def __create_write_items__(self, name: str, _: object) -> list[planner.WriteItem]:
+        """Returns what this worker has to write."""
+        properties = TensorProperties.create_from_tensor(self)
+        return [
             planner.WriteItem(
                 MetadataIndex(name, chunk.offsets),
                 planner.WriteItemType.SHARD,
-                tensor_data=planner.TensorWriteData(chunk, shard.properties, shard.shape),
+                tensor_data=planner.TensorWriteData(chunk, properties, self.size()),
             )
-            for name, shard in self._flat.items()
-            for chunk in shard.chunks
+            for chunk in self.__create_chunk_list__()
         ]
-        self.plan = dataclasses.replace(plan, items=[*plan.items, *items])
-        return self.plan
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        """Returns the values to write for an entry of the plan."""
-        shard = self._flat.get(index.fqn)
-        return super().lookup_object(index) if shard is None else shard.box(index)
-
-
-@final
-class _LoadPlanner(dcp.DefaultLoadPlanner):
-    """Reads into tensors and shards, by their names in the file; torch's own drops the shards."""
-
-    def __init__(self, targets: Mapping[str, Any]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._tensors, self._flat = _apart(targets)
-
-    def set_up_planner(
-        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Stores the metadata of the checkpoint."""
-        super().set_up_planner(self._tensors, metadata, is_coordinator)
-
-    def create_local_plan(self) -> dcp.LoadPlan:
-        """Returns the plan of what this worker reads."""
-        items = super().create_local_plan().items
-        for name, shard in self._flat.items():
-            there: Any = self.metadata and self.metadata.state_dict_metadata[name]
-            items += create_read_items_for_chunk_list(name, there, shard.chunks)
-        return dcp.LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns the tensor into which an entry of the plan is read."""
-        shard = self._flat.get(index.fqn)
-        return super().lookup_tensor(index) if shard is None else shard.box(index)
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        """Returns the values of a box, in the memory of the shard."""
+        chunks = self.__create_chunk_list__()
+        [sizes] = [chunk.sizes for chunk in chunks if chunk.offsets == index.offset]
+        begin = 0
+        for offset, size in zip(index.offset or (), self.shard.shape, strict=True):
+            begin = begin * size + offset
+        begin -= self.shard.begin
+        return self.as_subclass(torch.Tensor)[begin : begin + sizes.numel()].view(sizes)
 
 
-def _boxes(shape: Sequence[int], begin: int, end: int) -> list[_Box]:
-    """Returns the boxes of a shape that together are a range of its flattened values."""
-    if begin == end:
-        return []
-    if not shape:
-        return [((), (), begin)]
-    inner = math.prod(shape[1:])
-    first, last = -(-begin // inner), end // inner
-    found: list[_Box] = []
-    if first > last:  # inside of one row
-        return _in_row(shape, last, begin, end)
-    if begin < first * inner:
-        found += _in_row(shape, first - 1, begin, first * inner)
-    if first < last:
-        zeros = (0,) * (len(shape) - 1)
-        found.append(((first, *zeros), (last - first, *shape[1:]), first * inner))
-    if last * inner < end:
-        found += _in_row(shape, last, last * inner, end)
-    return found
-
-
-def _in_row(shape: Sequence[int], row: int, begin: int, end: int) -> list[_Box]:
-    start = row * math.prod(shape[1:])
-    return [
-        ((row, *offsets), (1, *sizes), start + at)
-        for offsets, sizes, at in _boxes(shape[1:], begin - start, end - start)
-    ]
+def _boxes(shape: Sequence[int], begin: int, end: int) -> Generator[_Box]:
+    """Yields the boxes that a range of flattened values of a shape consists of."""
+    if not shape and begin < end:
+        yield (), ()
+        return
+    while begin < end:
+        along, inner = 0, math.prod(shape[1:])
+        while begin % inner or begin + inner > end:  # it does not begin or end with an entry here
+            along += 1
+            inner //= shape[along]
+        offsets = tuple(map(int, np.unravel_index(begin, shape)))
+        count = min(shape[along] - offsets[along], (end - begin) // inner)
+        yield offsets, (*[1] * along, count, *shape[along + 1 :])
+        begin += count * inner

@@ -7,8 +7,6 @@ from kerasdist.core.internals import REFUSED, Internal, internal
 _COMPARING = "comparing a training step with one device's on PyTorch"
 _UNCOMPARED = "refused; `fit` goes on without comparing its first step"
 _BY_LAYOUT_MAP = "a keras.distribution.LayoutMap on PyTorch"
-_NORMALIZING = "BatchNormalization by torch's kernels on GPUs"
-_BY_KERAS = "Keras's own operations, which are slower"
 _ONE_BY_ONE = "the same numbers, by a kernel for each tensor: slower on GPUs"
 
 MULTIPLY_EACH = internal("torch:_foreach_mul", "weighting gradients by few kernels", _ONE_BY_ONE)
@@ -39,10 +37,10 @@ BATCH_NORM = internal(
     "finding batch normalizations in modules of torch",
     "those are found that derive from torch.nn's public classes",
 )
-NORMALIZE_ROWS = internal("torch:batch_norm_elemt", _NORMALIZING, _BY_KERAS)
-REDUCE_NORMALIZED = internal("torch:batch_norm_backward_reduce", _NORMALIZING, _BY_KERAS)
 ARE_TRANSFORMS_ACTIVE = internal(
-    "torch._C:_are_functorch_transforms_active", _NORMALIZING, _BY_KERAS
+    "torch._C:_are_functorch_transforms_active",
+    "BatchNormalization with gradients of its own, which transforms of torch.func cannot take",
+    "Keras's own operations, which are slower",
 )
 
 COMPILER_ERROR = internal(
@@ -57,9 +55,6 @@ DISPATCH_MODE = internal(
     f"{_UNCOMPARED}; a LayoutMap is refused",
 )
 OPERATION_SCHEMA = internal("torch._ops:OpOverload._schema", _BY_LAYOUT_MAP)
-LIST_SIGNATURES = internal(
-    "torch.fx.operator_schemas:get_signature_for_torch_op", _COMPARING, _UNCOMPARED
-)
 
 _CALLERS = "modes that the code around `fit` is in, in all replicas of a process, on PyTorch"
 _OF_FIRST = "they hold in the first replica alone"

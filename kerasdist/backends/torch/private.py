@@ -64,6 +64,12 @@ def saved_tensors_hooks(in_traces: bool) -> Any:
     return _looked_up("saved_tensors_hooks", hooks, lambda _: None)(in_traces)
 
 
+def may_be_transformed() -> bool:
+    """Returns whether a transform of torch.func is active, or if that is unknown, True."""
+    active = internals.ARE_TRANSFORMS_ACTIVE
+    return _looked_up("may_be_transformed", active, lambda: True)()
+
+
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """Binds a name of this module to torch's function, or to `otherwise`, and returns that."""
     found = internal.get() if internal.is_there() else otherwise
@@ -94,17 +100,6 @@ def batch_norm_classes() -> tuple[type[torch.nn.Module], ...]:
     nn = torch.nn
     lazy = nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d
     return nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *lazy
-
-
-@functools.cache
-def _has_batch_norm_kernels() -> bool:
-    kernels = internals.NORMALIZE_ROWS, internals.REDUCE_NORMALIZED
-    return all(one.is_there() for one in (*kernels, internals.ARE_TRANSFORMS_ACTIVE))
-
-
-def can_fuse_batch_norm() -> bool:
-    """Returns whether torch's kernels for batch normalization can run here, on a GPU."""
-    return _has_batch_norm_kernels() and not internals.ARE_TRANSFORMS_ACTIVE.get()()
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
@@ -150,9 +145,3 @@ def list_written(operation: Any) -> list[tuple[int, str]]:
         for place, one in enumerate(arguments)
         if one.alias_info is not None and one.alias_info.is_write
     ]
-
-
-def list_parameters(operation: Callable[..., object]) -> list[str]:
-    """Returns the names of the parameters of an operator of torch, in order."""
-    [signature] = internals.LIST_SIGNATURES.get()(operation)
-    return [*signature.parameters]

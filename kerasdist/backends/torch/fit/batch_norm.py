@@ -1,10 +1,9 @@
 """Batch normalization with fewer passes over memory.
 
 Keras computes batch normalization by elementary operations, and torch differentiates each of them.
-These operations need about twenty passes over the memory, while on GPUs the kernels of
-``torch.nn.SyncBatchNorm`` need four. The layers of torch compute the statistics themselves, but
-here the statistics may come from the global batch. Therefore there are two functions: `_Moments`
-computes the statistics, on CPUs too, and `_Normalized` normalizes.
+These operations need about twenty passes over the memory, while on GPUs torch's own function needs
+four. The statistics may come from the global batch. So a function with a gradient of its own
+computes them (`Moments`, on CPUs too), and torch's function gets them as if it were for inference.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
 from kerasdist.core.context import current
+from kerasdist.training.batch_norm import combined
 
 _DEVICE = "cuda"
 
@@ -29,12 +30,9 @@ def install() -> None:
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns mean and variance of each channel; None for inputs that `rows_of` does not take."""
+    """Returns mean and variance of each channel; None for inputs that `Moments` refuses."""
     rows = rows_of(inputs, axes)
-    if rows is None:
-        return None
-    mean, variance = _Moments.apply(rows)
-    return mean, variance
+    return None if rows is None else Moments.apply(rows, None, "")
 
 
 def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
@@ -47,15 +45,16 @@ def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
         inputs.dtype is not torch.float32
         or inputs.ndim == 1
         or [*axes] != [*range(inputs.ndim - 1)]
-        or not (kind == "cpu" or (kind == _DEVICE and private.can_fuse_batch_norm()))
+        or kind not in ("cpu", _DEVICE)
         or torch.compiler.is_compiling()
+        or private.may_be_transformed()
     ):
         return None
     return inputs.reshape(-1, inputs.shape[-1]).contiguous()
 
 
-def moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns mean and variance of each column; zeros if there are no rows."""
+def _moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns mean and variance of each column, zeros without rows."""
     if not len(rows):
         return rows.new_zeros(rows.shape[1]), rows.new_zeros(rows.shape[1])
     if rows.device.type == _DEVICE:
@@ -65,15 +64,48 @@ def moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, (rows - mean).square_().mean(0)
 
 
-def gradient_of_rows(
+def _gradient_of_rows(
     rows: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor
 ) -> torch.Tensor:
     """Returns ``slope * (rows - mean) + offset``, in few passes over memory."""
     if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
         return slope * (rows - mean) + offset
     if rows.device.type == _DEVICE and len(rows):
-        return torch.batch_norm_elemt(rows, slope, offset, mean, torch.ones_like(mean), 0.0)
+        ones = torch.ones_like(mean)
+        return functional.batch_norm(rows, mean, ones, slope, offset, eps=0.0)
     return (rows - mean).mul_(slope).add_(offset)
+
+
+class Moments(torch.autograd.Function):
+    """Computes the mean and the variance of each column, over the rows of one or all replicas."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, replica: Any, label: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns both; `replica` has the collectives of the replicas, or is None."""
+        mean, variance = _moments_of(rows)
+        count: Any = len(rows)
+        if replica is not None:
+            replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
+            own = torch.stack([torch.full_like(mean, count), mean, variance])
+            every, _ = replica.collect(label, own[None], 0, alike=True)
+            counts, means, variances = every.unbind(1)
+            mean, variance = combined(counts, means, counts * variances, added=0.0)
+            count = counts.sum(0)
+        ctx.replica, ctx.label, ctx.count = replica, label, count
+        ctx.save_for_backward(rows, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Returns the gradient of this replica's rows."""
+        rows, mean = ctx.saved_tensors
+        both = torch.stack(gradients)
+        if ctx.replica is not None:
+            both = ctx.replica.sum_gradient(ctx.label, both)
+        of_mean, of_variance = both / ctx.count
+        return _gradient_of_rows(rows, mean, 2 * of_variance, of_mean), None, None
 
 
 def _normalized(  # noqa: PLR0917  Keras's parameters
@@ -90,74 +122,28 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
     is_last = axis in (-1, x.ndim - 1)
     if not is_last or current.replica is None or not _serves(x, channels):
         return original(x, mean, variance, axis, offset, scale, epsilon)
-    offset = torch.zeros_like(mean) if offset is None else offset
-    scale = torch.ones_like(mean) if scale is None else scale
-    rows = x.reshape(-1, x.shape[-1])
-    return _Normalized.apply(rows, epsilon, mean, variance, scale, offset).view_as(x)
+    # torch's function has no gradients of mean and variance, so it takes these as constants, and a
+    # scale and an offset that depend on them as the result does.
+    inverse, fixed = (variance + epsilon).rsqrt(), mean.detach()
+    slope = inverse if scale is None else scale * inverse
+    begin = (fixed - mean) * slope
+    rows = functional.batch_norm(
+        x.reshape(-1, x.shape[-1]),
+        fixed,
+        variance.detach(),
+        slope / inverse.detach(),
+        begin if offset is None else begin + offset,
+        eps=epsilon,
+    )
+    return rows.view_as(x)
 
 
-def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool:
-    """Returns whether torch's kernels apply: on GPUs, to contiguous float32 rows, uncompiled."""
+def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor]) -> bool:
+    """Returns whether torch's own function applies: to float32 on GPUs, in uncompiled code."""
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False
         if one.device.type != _DEVICE:
             return False
-    return (
-        inputs.ndim > 1
-        and inputs.numel() > 0
-        and inputs.is_contiguous()
-        and private.can_fuse_batch_norm()
-        and not torch.compiler.is_compiling()  # the compiler fuses Keras's own operations
-    )
-
-
-class _Moments(torch.autograd.Function):
-    """Computes the mean and the variance of each column."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, variance = moments_of(rows)
-        ctx.save_for_backward(rows, mean)
-        return mean, variance
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        rows, mean = ctx.saved_tensors
-        of_mean, of_variance = gradients
-        count = len(rows)
-        return gradient_of_rows(rows, mean, of_variance * (2 / count), of_mean / count)
-
-
-class _Normalized(torch.autograd.Function):
-    """Normalizes rows by a given mean and a given variance of each column."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, epsilon: float, *columns: torch.Tensor
-    ) -> torch.Tensor:
-        mean, variance, scale, offset = columns
-        inverse = (variance + epsilon).rsqrt()
-        ctx.save_for_backward(rows, mean, variance, scale)
-        ctx.epsilon = epsilon
-        return torch.batch_norm_elemt(rows, scale, offset, mean, inverse, epsilon)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        [gradient] = gradients
-        rows, mean, variance, scale = ctx.saved_tensors
-        inverse = (variance + ctx.epsilon).rsqrt()
-        # with create_graph=True torch also differentiates this backward pass
-        if torch.is_grad_enabled():
-            of_rows = gradient * (scale * inverse)
-            of_offset = gradient.sum(0)
-            of_scale = (gradient * (rows - mean)).sum(0) * inverse
-        else:
-            gradient, zeros = gradient.contiguous(), torch.zeros_like(mean)
-            _, _, of_scale, of_offset = torch.batch_norm_backward_reduce(
-                gradient, rows, mean, inverse, scale, True, True, True
-            )
-            of_rows = torch.batch_norm_elemt(gradient, scale, zeros, zeros, inverse, ctx.epsilon)
-        of_mean = -scale * inverse * of_offset
-        of_variance = -0.5 * scale * inverse * inverse * of_scale
-        return of_rows, None, of_mean, of_variance, of_scale, of_offset
+    # the compiler fuses Keras's own operations
+    return inputs.ndim > 1 and inputs.numel() > 0 and not torch.compiler.is_compiling()

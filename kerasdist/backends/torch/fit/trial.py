@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import keras
@@ -15,6 +16,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
+from kerasdist.backends.torch.replica.placing import default_generators
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.host_memory import copied_to
 from kerasdist.core.structures import map_leaves
@@ -140,12 +142,12 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 class _Drawing:
     """Passes each random operator that torch runs in this thread to a trial's draws.
 
-    They draw from the trial's own generator, not from the generator that all threads share.
+    The generators that all threads share are then as if nothing had been drawn.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
         self._draws, self._seed = draws, seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._states: dict[torch.device, torch.Tensor] = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operator of torch."""
@@ -158,37 +160,24 @@ class _Drawing:
             # One device permutes more rows than a replica does, so neither changes the order.
             drawn = func(*args, **kwargs)
             return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
-        call = self._seeded(func, args, dict(kwargs))
+        call = partial(self._call, func, args, kwargs)
         if name.endswith("_"):
             drawn = self._draws.draw(name, lambda: call().clone(), None)
             return args[0].copy_(drawn)
         return self._draws.draw(name, call, None)
 
-    def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """Returns a call of a random operator, with the trial's generator if it takes one."""
-        takes = private.list_parameters(func)
-        packet, overload = func.overloadpacket, str(func).rpartition(".")[2]
-        name = _WITH_GENERATOR.get(overload)
-        if "generator" in takes:
-            if takes.index("generator") >= len(args) and kwargs.get("generator") is None:
-                kwargs["generator"] = self._generator(args, kwargs)
-        elif name is not None and name in packet.overloads():
-            func = getattr(packet, name)
-            kwargs["generator"] = self._generator(args, kwargs)
-        elif str(packet) in _LIKE:
-            like = torch.empty_like(*args, **kwargs)
-            generator = self._generator((like,), {})
-            return lambda: getattr(like, _LIKE[str(packet)])(generator=generator)
-        return lambda: func(*args, **kwargs)
-
-    def _generator(self, args: Any, kwargs: dict[str, Any]) -> torch.Generator:
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a random operation, with the trial's state of torch's own generator."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]
-
-
-# By the overload of a random operator: the overload that takes a generator too.
-_WITH_GENERATOR = {"default": "generator", "low": "low_generator"}
-_LIKE = {"aten.rand_like": "uniform_", "aten.randn_like": "normal_"}
+        generator = default_generators(device)[-1]
+        before = generator.get_state()
+        if device in self._states:
+            generator.set_state(self._states[device])
+        else:
+            generator.manual_seed(self._seed)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._states[device] = generator.get_state()
+            generator.set_state(before)

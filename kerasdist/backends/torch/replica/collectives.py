@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
@@ -30,7 +31,6 @@ from kerasdist.backends.torch.replica.placing import add_up, computing_on, torch
 from kerasdist.backends.torch.replica.threads import ReplicaThreads
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.components import Components
-from kerasdist.backends.torch.state.shards import NONE_SHARDED
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.process_group import Group
@@ -38,7 +38,6 @@ from kerasdist.core.context import current, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.training import numerics
-from kerasdist.training.batch_norm import combined
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -54,6 +53,30 @@ class Draws(Protocol):
     def generator(self, rank: int) -> torch.Generator:
         """Returns the generator of one replica."""
         ...
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What the replicas of a process share.
+
+    Attributes:
+        scopes: The scopes through which they read and write variables.
+        threads: The threads in which they run; None for a single replica.
+        group: The collectives between the processes.
+        gradient_sum: Sums the workers' gradients; None if there is one worker.
+        components: The components of variables in custom loops.
+        device: The device that holds the variables.
+        draws: The random generators of the replicas.
+    """
+
+    scopes: Sequence[ReplicaScope]
+    threads: ReplicaThreads | None
+    group: Group
+    gradient_sum: GradientSum | None
+    components: Components
+    device: Device
+    draws: Draws
 
 
 @final
@@ -73,33 +96,17 @@ class TorchCollectives(Collectives):
 
     own_moments = staticmethod(batch_norm.moments)
 
-    def __init__(
-        self,
-        index: int,
-        *,
-        scopes: Sequence[ReplicaScope],
-        threads: ReplicaThreads | None,
-        group: Group,
-        gradient_sum: GradientSum | None,
-        components: Components,
-        device: Device,
-        draws: Draws,
-    ) -> None:
-        """Stores the scopes of this process's replicas, and this replica's index among them."""
-        self.scope = scopes[index]
+    def __init__(self, index: int, shared: Shared) -> None:
+        """Makes the collectives of a process's replica with this index."""
+        self.scope = shared.scopes[index]
         self.rank = self.scope.rank
         self.number = graph_ops.numbered(self)
-        self.draws = draws
+        self.draws = shared.draws
         self.weight = self.gradient_weight = 1.0
         self.context: ReplicaContext
-        self._index = index
-        self._scopes = scopes
-        self._is_only = threads is None
+        threads = shared.threads
+        self._index, self._shared = index, shared
         self._meet = _keep_own if threads is None else partial(threads.meet, index)
-        self._group = group
-        self._gradient_sum = gradient_sum
-        self._components = components
-        self._device, self._home = device, torch_device(device)
         self._calls = 0
         self._count = 0
 
@@ -141,7 +148,7 @@ class TorchCollectives(Collectives):
 
         def merged(brought: Sequence[Arguments]) -> tuple[Any, list[int]]:
             with self.no_replica():
-                committed = self.scope.rules.pause(self._scopes[: self._count])
+                committed = self.scope.rules.pause(self._shared.scopes[: self._count])
                 return per_replica(brought).call(function, strategy), committed
 
         label = self.label(f"merge_call of {getattr(function, '__qualname__', function)}")
@@ -156,7 +163,7 @@ class TorchCollectives(Collectives):
         def assign(brought: Sequence[torch.Tensor]) -> None:
             total = brought[0]
             if not is_equal:
-                [total] = self._components.aggregates([variable], [brought])
+                [total] = self._shared.components.aggregates([variable], [brought])
             with torch.no_grad():
                 keras_compat.stored_value(variable).copy_(total)
 
@@ -199,18 +206,17 @@ class TorchCollectives(Collectives):
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):
                     optimizer.build(variables)
+            reduced = None
             # Only a job has a reducer, and in a job this replica is the only one of its process.
             if isinstance(rules, FitRules) and rules.reducer is not None:
-                reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
-            else:
-                reduced = weighted_sum(all_gradients, weights, known, self._home)
-                if self._gradient_sum is not None:
-                    shards = NONE_SHARDED
-                    if self.scope.weights is not None:
-                        shards = sharded_optimizers.of_gradients(optimizer, known)
-                    reduced = self._gradient_sum(reduced, known, shards)
+                reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known)
+            if reduced is None:
+                home = torch_device(self._shared.device)
+                reduced = weighted_sum(all_gradients, weights, known, home)
+                if self._shared.gradient_sum is not None:
+                    reduced = self._shared.gradient_sum(optimizer, reduced, known)
             with self.no_replica():
-                committed = rules.commit(self._scopes[: self._count], sums=False)
+                committed = rules.commit(self._shared.scopes[: self._count], sums=False)
                 if self.scope.weights is not None:
                     reduced = sharded_optimizers.spread_infinite(optimizer, reduced)
                 keras_compat.apply_combined_gradients(optimizer, reduced, variables)
@@ -249,7 +255,7 @@ class TorchCollectives(Collectives):
     def all_stack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the replicas' tensors stacked along a new first axis, differentiable."""
         if torch.compiler.is_compiling():
-            replicas = self._count * self._group.size
+            replicas = self._count * self._shared.group.size
             return graph_ops.all_stack(tensor, self.number, replicas)
         own = self._plain(tensor)[None]
         return self._joint(GlobalGather.apply(self, self.label("all_stack"), own, 0, True))
@@ -257,13 +263,13 @@ class TorchCollectives(Collectives):
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns mean and variance over all replicas; None if `GlobalMoments` does not apply."""
+        """Returns mean and variance over all replicas; None for what `Moments` leaves."""
         weights = self.scope.weights
         rows = batch_norm.rows_of(inputs if weights is None else weights.plain(inputs), axes)
         if rows is None:
             return None
-        mean, variance = GlobalMoments.apply(self, self.label("all_moments"), rows)
-        return (mean, variance) if weights is None else weights.joint((mean, variance))
+        found = batch_norm.Moments.apply(rows, self, self.label("all_moments"))
+        return found if weights is None else weights.joint(found)
 
     def _plain(self, structure: Any) -> Any:
         weights = self.scope.weights
@@ -273,16 +279,25 @@ class TorchCollectives(Collectives):
         weights = self.scope.weights
         return structure if weights is None else weights.joint(structure)
 
+    def sum_gradient(self, label: str, gradient: torch.Tensor) -> torch.Tensor:
+        """Sums the replicas' gradients of a value that they share, weighted as in `GlobalSum`."""
+        weight = self.gradient_weight
+        label = f"gradient of {label}"
+        [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
+        return total
+
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sums the replicas' tensors; returns the sums, which this replica may change."""
 
         def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-            return self._group.sums([add_up(column) for column in zip(*brought, strict=True)])
+            return self._shared.group.sums(
+                [add_up(column) for column in zip(*brought, strict=True)]
+            )
 
         shapes = [*map(tuple, map(torch.Tensor.size, tensors))]
         totals = self._meet(f"{label} of shapes {shapes}", tensors, sums)
         return [
-            total.to(own.device, copy=not self._is_only)
+            total.to(own.device, copy=self._shared.threads is not None)
             for total, own in zip(totals, tensors, strict=True)
         ]
 
@@ -302,10 +317,13 @@ class TorchCollectives(Collectives):
         def concatenated(brought: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
             here = torch.cat([part.to(brought[0].device) for part in brought], axis)
             if alike:
-                every = self._group.gather_alike(here).movedim(0, axis)
-                whole, begin = every.flatten(axis, axis + 1), self._group.rank * here.shape[axis]
+                every = self._shared.group.gather_alike(here).movedim(0, axis)
+                whole, begin = (
+                    every.flatten(axis, axis + 1),
+                    self._shared.group.rank * here.shape[axis],
+                )
             else:
-                [(whole, begin)] = self._group.gather(label, [here], axis)
+                [(whole, begin)] = self._shared.group.gather(label, [here], axis)
             begins = [begin]
             for part in brought:
                 begins.append(begins[-1] + part.shape[axis])
@@ -314,7 +332,7 @@ class TorchCollectives(Collectives):
         shape: list[object] = [*tensor.shape]
         shape[axis] = "any"
         whole, begins = self._meet(f"{label} of shape {tuple(shape)}", tensor, concatenated)
-        return whole.to(tensor.device, copy=not self._is_only), begins[self._index]
+        return whole.to(tensor.device, copy=self._shared.threads is not None), begins[self._index]
 
     @contextlib.contextmanager
     def no_replica(self) -> Iterator[None]:
@@ -322,7 +340,7 @@ class TorchCollectives(Collectives):
         with (
             keras_compat.outside_stateless_scopes(),
             replica_scope(None),
-            computing_on(self._device),
+            computing_on(self._shared.device),
         ):
             yield
 
@@ -348,15 +366,6 @@ def collectives_here() -> TorchCollectives | None:
     replica = current.replica
     collectives = None if replica is None else replica.collectives
     return collectives if isinstance(collectives, TorchCollectives) else None
-
-
-def gradient_of_global(
-    replica: TorchCollectives, label: str, gradient: torch.Tensor
-) -> torch.Tensor:
-    """Sums the replicas' gradients of a shared value, with the same weights as `GlobalSum`."""
-    weight = replica.gradient_weight
-    [total] = GlobalSum.apply(replica, label, 1.0 / weight, weight, gradient)
-    return total
 
 
 class WeightedLoss(torch.autograd.Function):
@@ -439,38 +448,8 @@ class GlobalGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Returns this replica's part of the summed gradients."""
-        label = f"gradient of {ctx.label}"
-        total = gradient_of_global(ctx.replica, label, gradient)
+        total = ctx.replica.sum_gradient(ctx.label, gradient)
         return None, None, total.narrow(*ctx.part), None, None
-
-
-class GlobalMoments(torch.autograd.Function):
-    """Computes mean and variance of each column over the rows of all replicas."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, replica: TorchCollectives, label: str, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns mean and variance, from the counts, means and variances of the replicas."""
-        replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
-        own_mean, own_variance = batch_norm.moments_of(rows)
-        own = torch.stack([torch.full_like(own_mean, len(rows)), own_mean, own_variance])
-        every, _ = replica.collect(label, own[None], 0, alike=True)
-        counts, means, variances = every.unbind(1)
-        mean, variance = combined(counts, means, counts * variances, added=0.0)
-        ctx.replica, ctx.label = replica, label
-        ctx.save_for_backward(rows, mean, counts.sum(0))
-        return mean, variance
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Returns the gradient of this replica's rows."""
-        rows, mean, count = ctx.saved_tensors
-        label = f"gradient of {ctx.label}"
-        of_mean, of_variance = (
-            gradient_of_global(ctx.replica, label, torch.stack(gradients)) / count
-        )
-        return None, None, batch_norm.gradient_of_rows(rows, mean, 2 * of_variance, of_mean)
 
 
 def check_summable(tensors: Sequence[torch.Tensor]) -> None:

@@ -29,6 +29,14 @@ def computing_on(device: Device) -> AbstractContextManager[object]:
     return keras.device(device.kind if device.kind in ("cpu", "mps") else str(device))
 
 
+def default_generators(device: torch.device) -> list[torch.Generator]:
+    """Returns torch's own generators from which code on a device draws: the host's, and a GPU's."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
 @contextmanager
 def _computing_on_gpu(device: Device) -> Iterator[None]:
     # Keras replaces operations that CUDA lacks for the device "cuda", but not for "cuda:0".

@@ -20,6 +20,7 @@ import torch
 from kerasdist import config, keras_compat
 from kerasdist.backends.torch.fit import graph_ops
 from kerasdist.backends.torch.replica.collectives import collectives_here
+from kerasdist.backends.torch.replica.placing import default_generators
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core.context import current, replica_scope
 
@@ -183,9 +184,7 @@ def chiefs_draws(group: Group, device: torch.device) -> Iterator[None]:
     All workers must enter the context. Afterwards a generator whose state had differed from the
     chief's gets its own state back.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
+    generators = default_generators(device)
     own = [generator.get_state() for generator in generators]
     chiefs = group.from_chief(own)
     differ = [not torch.equal(*states) for states in zip(own, chiefs, strict=True)]

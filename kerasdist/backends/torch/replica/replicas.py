@@ -30,7 +30,7 @@ from kerasdist.backends.base.variable_rules import require_aggregate
 from kerasdist.backends.torch.fit import backward, batch_norm, batches, updates
 from kerasdist.backends.torch.fit.batches import Part
 from kerasdist.backends.torch.replica import modules, random
-from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
+from kerasdist.backends.torch.replica.collectives import Shared, TorchCollectives, check_summable
 from kerasdist.backends.torch.replica.functions import running_step
 from kerasdist.backends.torch.replica.placing import (
     add_up,
@@ -119,7 +119,7 @@ class TorchReplicaSet(ReplicaSet):
             if self.divides_state:
                 self._divide_state(self.workers, job)
                 self.reads_need_all_workers = True
-            self.gradient_sum = GradientSum(self.group, job)
+            self.gradient_sum = GradientSum(self.group, job, self.divides_state)
         self.gradients_travel_as = self.group.gradients_travel_as
         # NCCL's collectives return at once, so the host does not wait inside of them.
         self.measures_collectives = job is not None and self.on_cpu
@@ -322,19 +322,16 @@ class LocalReplicas:
                 replica_set.local_replicas, replica_set.torch_devices, strict=True
             )
         ]
-        self._collectives = [
-            TorchCollectives(
-                index,
-                scopes=self._scopes,
-                threads=self._threads,
-                group=replica_set.group,
-                gradient_sum=replica_set.gradient_sum,
-                components=replica_set.components,
-                device=home,
-                draws=self._draws,
-            )
-            for index in range(len(devices))
-        ]
+        shared = Shared(
+            self._scopes,
+            self._threads,
+            replica_set.group,
+            replica_set.gradient_sum,
+            replica_set.components,
+            home,
+            self._draws,
+        )
+        self._collectives = [TorchCollectives(index, shared) for index in range(len(devices))]
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
@@ -354,7 +351,7 @@ class LocalReplicas:
             if self._threads is None:
                 results = [self._step(0, strategy, step, parts, rules)]
             else:
-                settings = ThreadSettings.of_this_thread()
+                settings = ThreadSettings()
 
                 def work(index: int) -> Any:
                     if not index:

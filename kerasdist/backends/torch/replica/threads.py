@@ -21,9 +21,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import Context, copy_context
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar, final
 
 import torch
@@ -231,67 +231,47 @@ class ReplicaThreads:
 
 
 @final
-@dataclass(frozen=True)
 class ThreadSettings:
-    """The thread-local settings of torch and Keras in the thread that runs a step.
+    """The thread-local settings of torch and Keras in the thread that makes this object.
 
     Attributes:
-        keras_state: Keras's scopes and policies.
-        trial: The trial that the thread takes part in.
-        gradients: Whether torch records operations for the backward pass.
-        inference: Whether torch is in inference mode.
-        autocast: The kinds of device for which autocast is on, each with the type of the casts.
-        modes: The modes that intercept functions or operators of torch, the innermost last.
-        hooks: The functions that pack and unpack tensors saved for the backward pass, or None.
         context: The values of context variables, of which each replica gets a copy.
     """
 
-    keras_state: dict[str, Any]
-    trial: Any
-    gradients: bool
-    inference: bool
-    autocast: dict[str, torch.dtype]
-    modes: list[Any]
-    hooks: tuple[Callable[..., Any], Callable[..., Any]] | None
-    context: Context
-
-    @classmethod
-    def of_this_thread(cls) -> ThreadSettings:
-        """Returns the settings of the calling thread."""
-        return cls(
-            keras_state=keras_compat.copy_thread_state(),
-            trial=current.trial,
-            gradients=torch.is_grad_enabled(),
-            inference=torch.is_inference_mode_enabled(),
-            autocast={
-                kind: torch.get_autocast_dtype(kind)
-                for kind in ("cpu", "cuda")
-                if torch.is_autocast_enabled(kind)
-            },
-            modes=[*private.function_modes(), *private.dispatch_modes()],
-            hooks=private.saved_tensors_hooks(True),
-            context=copy_context(),
-        )
+    def __init__(self) -> None:
+        """Stores the settings."""
+        self.context = copy_context()
+        self._keras_state = keras_compat.copy_thread_state()
+        # Each makes a context for the thread that calls it.
+        self._makers: list[Callable[[], AbstractContextManager[Any]]] = [
+            partial(torch.inference_mode, torch.is_inference_mode_enabled()),
+            partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+        ]
+        if current.trial is not None:
+            self._makers.append(partial(keras_compat.in_trial, current.trial))
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                dtype = torch.get_autocast_dtype(kind)
+                self._makers.append(partial(torch.autocast, kind, dtype))
+        for mode in (*private.function_modes(), *private.dispatch_modes()):
+            self._makers.append(partial(_mode_of_thread, mode))
+        hooks = private.saved_tensors_hooks(True)
+        if hooks:
+            self._makers.append(partial(torch.autograd.graph.saved_tensors_hooks, *hooks))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Applies the settings to the current thread, which runs a replica."""
-        keras_compat.paste_thread_state(self.keras_state)
+        keras_compat.paste_thread_state(self._keras_state)
         with ExitStack() as stack:
-            if self.trial is not None:
-                stack.enter_context(keras_compat.in_trial(self.trial))
-            stack.enter_context(torch.set_grad_enabled(self.gradients))
-            if self.inference:
-                stack.enter_context(torch.inference_mode())
-            for kind, dtype in self.autocast.items():
-                stack.enter_context(torch.autocast(kind, dtype))
-            for mode in self.modes:
-                device = getattr(mode, "device", None)
-                if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
-                    # Each thread has its own default device; "cuda" means the replica's own GPU.
-                    stack.enter_context(torch.device(device.type))
-                else:
-                    stack.enter_context(mode)
-            if self.hooks:
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.hooks))
+            for make in self._makers:
+                stack.enter_context(make())
             yield
+
+
+def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
+    """Returns a mode of the caller's for a replica's thread, which has its own default device."""
+    device = getattr(mode, "device", None)
+    if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
+        return torch.device(device.type)  # "cuda" means the replica's own GPU
+    return mode

@@ -36,6 +36,9 @@ from kerasdist.core.ownership import VariableTable
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import Waitable
 
+# How many groups a step has used, the last of them, and whether that was in its forward pass.
+_Place = tuple[int, WeightGroup | None, bool]
+
 
 @final
 class Leaf:
@@ -152,11 +155,10 @@ class GatheredWeights(ShardedWeights):
         # The gathers that were started before their group is used; at most one.
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
-        # The group in use, the groups in the order of use in this step, and the expected order.
         self._used: WeightGroup | None = None
-        self._trace: list[WeightGroup | None] = []
-        self._expected: Sequence[WeightGroup | None] = ()
-        self._has_gradients = True
+        # The place of the step's last use, and the group that was used after each place.
+        self._place: _Place = (0, None, False)
+        self._following: dict[_Place, WeightGroup | None] = {}
 
     def add(self, variable: keras.Variable, shard: Shard) -> None:
         """Adds a new weight to the newest group, or to a new group."""
@@ -203,15 +205,13 @@ class GatheredWeights(ShardedWeights):
     @contextmanager
     def in_step(self) -> Generator[None]:
         """Lets autograd save references in place of weights; releases the weights at the end."""
-        self._trace, self._used = [], None
+        self._place, self._used = (0, None, False), None
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with hooks if self._in_layers else nullcontext():
             try:
                 yield
             finally:
                 self.release()
-                if self._trace[0] is not None:
-                    self._trace[0].traces[self._has_gradients] = self._trace
 
     def release(self) -> None:
         """Drops the gathered values of all weights, for example after an update."""
@@ -238,15 +238,10 @@ class GatheredWeights(ShardedWeights):
             self._ahead[following] = following.start_gather()
 
     def _note(self, group: WeightGroup | None) -> WeightGroup | None:
-        """Records the use of a group, or an update (None); returns the group expected next."""
-        place = len(self._trace)
-        self._trace.append(group)
-        if place == 0:
-            self._has_gradients = torch.is_grad_enabled()
-            self._expected = () if group is None else group.traces.get(self._has_gradients, ())
-        elif place >= len(self._expected) or self._expected[place] is not group:
-            self._expected = ()
-        following = self._expected[place + 1] if place + 1 < len(self._expected) else None
+        """Records the use of a group, or an update; returns the group that is expected next."""
+        self._following[self._place] = group
+        self._place = self._place[0] + 1, group, torch.is_grad_enabled()
+        following = self._following.get(self._place)
         return None if following is None or following.is_empty else following
 
     def _gather(self, group: WeightGroup) -> None:

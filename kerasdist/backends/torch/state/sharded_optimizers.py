@@ -23,7 +23,7 @@ from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.state import host_memory, shards
 from kerasdist.backends.torch.state.gathered import GatheredWeights, ShardedWeights
-from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, padded
+from kerasdist.backends.torch.state.shards import Shard, padded
 from kerasdist.core import ownership
 from kerasdist.core.context import current, scoped_strategy
 from kerasdist.core.ownership import VariableTable
@@ -154,7 +154,7 @@ def of_gradients(
 ) -> Mapping[int, Shard]:
     """Returns the shards of the gradients that an optimizer applies, by index."""
     state = _state_of(optimizer, variables)
-    return NONE_SHARDED if state is None else state.of_gradients(variables)
+    return {} if state is None else state.of_gradients(variables)
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
@@ -40,9 +40,6 @@ _numbers = itertools.count()  # the numbers of groups
 
 # The number of elements of a NumPy array that torch copies at a time.
 _BLOCK = 1 << 20
-
-NONE_SHARDED: Mapping[int, Shard] = {}
-"""The shards by index where no variable is sharded."""
 
 
 class Shard:
@@ -134,8 +131,6 @@ class WeightGroup:
     Attributes:
         is_open: Whether further weights may join the group, as they may until it is first gathered.
         is_used_itself: Whether code outside of layers has read a weight of the group in this step.
-        traces: The order in which groups were used in the last step that began with this group, for
-            steps with gradients (True) and without (False); None stands for an update of weights.
     """
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
@@ -143,7 +138,6 @@ class WeightGroup:
         self._members: list[tuple[weakref.ref[keras.Variable], Shard, torch.dtype]] = []
         self.is_open = True
         self.is_used_itself = False
-        self.traces: dict[bool, list[WeightGroup | None]] = {}
         self._number = next(_numbers)
         self._group = shard.group
         self._empty: torch.Tensor = _bytes_of(keras_compat.stored_value(variable))[:0]

@@ -25,6 +25,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
+from kerasdist.backends.torch.replica.placing import default_generators
 from kerasdist.backends.torch.state.gathered import ShardedWeights
 from kerasdist.backends.torch.state.shards import Shard, draw_all, shard_of
 from kerasdist.core.ownership import VariableTable
@@ -140,9 +141,7 @@ class LayoutWeights(ShardedWeights):
                 self.release()
 
     def _draw_alike(self) -> None:
-        generators = [torch.default_generator]
-        if self._row.device.type == "cuda":
-            generators.append(torch.cuda.default_generators[self._row.device.index or 0])
+        generators = default_generators(self._row.device)
         own = [one.get_state() for one in generators]
         for generator, state in zip(generators, self._row.from_chief(own), strict=True):
             generator.set_state(state)

@@ -14,6 +14,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit.gradients import Gradients
+from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.shards import Shard, shard_of
 
 if TYPE_CHECKING:
@@ -273,20 +274,25 @@ class GradientSum:
     Keras's own `train_step` and `optimizer.apply`.
     """
 
-    def __init__(self, group: ProcessGroup, job: Job) -> None:
+    def __init__(self, group: ProcessGroup, job: Job, divides_state: bool = False) -> None:
         self.group = group
         self._job = job
+        self._divides_state = divides_state
         # by the variables' ids
         self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}
 
     @torch.no_grad()
     def __call__(
-        self, gradients: Gradients, variables: Sequence[keras.Variable], shards: Mapping[int, Shard]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Gradients,
+        variables: Sequence[keras.Variable],
     ) -> list[torch.Tensor | None]:
         """Returns the sums of the workers' gradients; None for a gradient that no worker has.
 
-        For a gradient whose index is in `shards`, it returns this worker's shard of the sum.
+        For a sharded gradient it returns this worker's shard of the sum.
         """
+        shards = self.shards_of(optimizer, variables)
         self.agree(variables, len(gradients))
         like = [
             shape_of(variable) if gradient is None else gradient
@@ -302,6 +308,12 @@ class GradientSum:
             if somewhere[index]:
                 totals[index] = self.group.gather_alike(own).amax(0)
         return totals
+
+    def shards_of(
+        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+    ) -> Mapping[int, Shard]:
+        """Returns the shards of the gradients that an optimizer applies, by index."""
+        return sharded_optimizers.of_gradients(optimizer, variables) if self._divides_state else {}
 
     def agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
         """Compares variables and the number of gradients with those of the other workers, once."""

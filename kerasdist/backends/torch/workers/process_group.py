@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -200,30 +201,18 @@ class Waitable(Protocol):
         """Waits until the collective is done."""
 
 
-class _WaitingThread(threading.Thread):
-    """Waits for a collective of Gloo, then drops its work object, which holds a copy of data."""
+def _wait_in_thread(work: Waitable) -> Future[object]:
+    """Waits for a work of Gloo, then drops it, because it holds a copy of what it sends."""
+    done: Future[object] = Future()
 
-    def __init__(self, work: Waitable) -> None:
-        super().__init__(daemon=True)
-        self._work: Waitable | None = work
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Waits in the thread."""
-        work, self._work = self._work, None
-        assert work is not None
+    def wait() -> None:
         try:
-            work.wait()
+            done.set_result(work.wait())
         except BaseException as error:  # noqa: BLE001  the waiting step raises it again
-            self._error = error
+            done.set_exception(error)
 
-    def is_done(self, seconds: float | None) -> bool:
-        """Waits `seconds` at most; returns whether the work is done, or raises the work's error."""
-        self.join(seconds)
-        if self._error is not None:
-            raise self._error
-        return not self.is_alive()
+    threading.Thread(target=wait, daemon=True).start()
+    return done
 
 
 @final
@@ -236,14 +225,11 @@ class ReduceScatter:
     """
 
     def __init__(
-        self,
-        work: Waitable,
-        own: torch.Tensor,
-        dtype: torch.dtype,
-        between: Callable[[torch.Tensor], Waitable] | None,
+        self, work: Waitable, own: torch.Tensor, dtype: torch.dtype, between: ProcessGroup | None
     ) -> None:
-        """Stores this worker's part; `between` sums it over the machines that hold equal shards."""
-        self._first = work if own.is_cuda else _WaitingThread(work)  # None after the work is done
+        """Stores this worker's part; `between` has the holders of the same shard."""
+        # None after the work is done
+        self._first = work if own.is_cuda else _wait_in_thread(work)
         self._between = between
         self._last: Waitable | None = None
         self._own = own
@@ -256,12 +242,15 @@ class ReduceScatter:
         because the order in which reduce-scatters are done may differ between workers.
         """
         if self._first is not None:
-            if not isinstance(self._first, _WaitingThread):
+            if isinstance(self._first, Future):
+                try:
+                    self._first.result(seconds)
+                except TimeoutError:
+                    return False
+            else:
                 self._first.wait()
-            elif not self._first.is_done(seconds):
-                return False
             self._first = None
-            self._last = None if self._between is None else self._between(self._own)
+            self._last = None if self._between is None else self._between.start_sum(self._own)
         return True
 
     def part(self) -> torch.Tensor:
@@ -290,10 +279,9 @@ class ProcessGroup(Group):
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
         self._group = _beside_default.get(job)  # None stands for torch's default group
-        # For a group of one machine: its ranks, and the ranks that hold the same shards elsewhere.
-        self._ranks: tuple[range, ...] = ()
-        self._first = 0  # the rank in the job of this group's first worker
-        self._between: dist.ProcessGroup | None = None
+        self._ranks: range | None = None  # the ranks in the job of these workers; None: all ranks
+        # For a group of one machine: the workers that hold the same shards elsewhere.
+        self._between: ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
         self._name, self._collectives = "all workers", job.collectives
         if self._compressed is not None:
@@ -318,13 +306,7 @@ class ProcessGroup(Group):
                 f"Received: within='host', with {self.size} workers, each on a machine of its own. "
                 "Leave out `within` of kerasdist.Sharding."
             )
-        inside = copy.copy(self)
-        inside.rank, inside.size = self.rank % workers, workers
-        begin = self.rank - inside.rank
-        here, alike = range(begin, begin + workers), range(inside.rank, self.size, workers)
-        inside._ranks, inside.is_first = (here, alike), begin == 0
-        inside._name = "the workers of a machine"
-        inside._connect()
+        inside, inside._between = self.in_grid(workers)
         return inside
 
     def in_grid(self, columns: int) -> tuple[ProcessGroup, ProcessGroup]:
@@ -333,16 +315,16 @@ class ProcessGroup(Group):
         All workers of the job must call it.
         """
         first, place = self.rank - self.rank % columns, self.rank % columns
-        row = self._of_ranks(range(first, first + columns), "a replica's workers")
+        row = self._of_ranks(range(first, first + columns), "the workers of a row")
         column = self._of_ranks(range(place, self.size, columns), "the workers of equal shards")
         row.is_first = first == 0
         return row, column
 
     def _of_ranks(self, ranks: range, name: str) -> ProcessGroup:
         group = copy.copy(self)
-        group._ranks, group._name, group._first = (ranks,), name, ranks.start
+        group._ranks, group._name = ranks, name
         group.rank, group.size = ranks.index(self.rank), len(ranks)
-        group._connect()
+        group._group = _new_group(self._timeout, ranks)
         return group
 
     def mesh(self) -> Any:
@@ -353,24 +335,12 @@ class ProcessGroup(Group):
         assert self._group is not None  # `in_grid` has connected it
         return DeviceMesh.from_group(self._group, self.device.type, mesh_dim_names=("model",))
 
-    def _connect(self) -> None:
-        """Makes new groups of torch, whose collectives run beside those of other groups."""
-        if not self._ranks:
-            self._group = _new_group(self._timeout)
-        else:
-            self._group, *others = (_new_group(self._timeout, one) for one in self._ranks)
-            self._between = others[0] if others else None
-
-    def _record(self, kind: str, sent: torch.Tensor, name: str = "") -> None:
+    def _record(self, kind: str, sent: torch.Tensor) -> None:
         """Records a collective that starts, if the user has asked for that."""
         if self._collectives is not None:
             dtype = str(sent.dtype).removeprefix("torch.")
-            of = name or self._name
-            self._collectives.record(kind, f"{dtype}{list(sent.shape)} in the group of {of}")
-
-    def _sum_between_machines(self, own: torch.Tensor) -> Waitable:
-        self._record("all_reduce", own, "the holders of equal shards")
-        return _all_reduce(own, self._between)
+            of = f"in the group of {self._name}"
+            self._collectives.record(kind, f"{dtype}{list(sent.shape)} {of}")
 
     def start_sum(self, flat: torch.Tensor) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
@@ -390,8 +360,7 @@ class ProcessGroup(Group):
         own = sent.new_empty(len(flat) // self.size)
         self._record("reduce_scatter", sent)
         work = _scatter_sum(own, sent, group=self._group, async_op=True)
-        between = None if self._between is None else self._sum_between_machines
-        return ReduceScatter(work, own, flat.dtype, between)
+        return ReduceScatter(work, own, flat.dtype, self._between)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it and the tensor that will hold all."""
@@ -407,7 +376,9 @@ class ProcessGroup(Group):
         """
         beside = copy.copy(self)
         beside._name += ", for buckets"
-        beside._connect()
+        beside._group = _new_group(self._timeout, self._ranks)
+        if self._between is not None:
+            beside._between = self._between.of_buckets
         return beside
 
     @torch.no_grad()
@@ -436,10 +407,7 @@ class ProcessGroup(Group):
         if not tensors:
             return []
         parts = [bytes_of(tensor, self.device) for tensor in tensors]
-        flat = torch.cat(parts)
-        self._record("broadcast", flat)
-        with metering.waiting_for_workers():
-            dist.broadcast(flat, src=self._first, group=self._group)
+        flat = self.broadcast(torch.cat(parts))
         return [
             _of_bytes(chunk, like.dtype, like.shape).to(like.device)
             for chunk, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
@@ -451,7 +419,7 @@ class ProcessGroup(Group):
         flat = bytes_of(tensor, self.device)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
-            dist.broadcast(flat, src=self._first, group=self._group)
+            dist.broadcast(flat, group=self._group, group_src=0)
         return flat.view(tensor.dtype).view(tensor.shape).to(tensor.device)
 
     @torch.no_grad()
@@ -461,12 +429,16 @@ class ProcessGroup(Group):
 
     def _gathered(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Returns the workers' tensors, stacked along a new axis 0 and sent from a device."""
-        own = bytes_of(tensor, device)
-        every = own.new_empty(self.size * len(own))
-        self._record("all_gather", own)
-        with metering.waiting_for_workers():
-            _gather_into(every, own, group=self._group)
+        every = self._gathered_bytes(bytes_of(tensor, device))
         return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
+
+    def _gathered_bytes(self, own: torch.Tensor) -> torch.Tensor:
+        every = own.new_empty(self.size * len(own))
+        if len(own):
+            self._record("all_gather", own)
+            with metering.waiting_for_workers():
+                _gather_into(every, own, group=self._group)
+        return every
 
     @torch.no_grad()
     def gather(
@@ -484,12 +456,7 @@ class ProcessGroup(Group):
             bytes_of(_pad(one, size) if like.ndim else one, self.device)
             for one, size, like in zip(rows, longest, tensors, strict=True)
         ]
-        own = torch.cat(parts)
-        every = own.new_empty(self.size * len(own))
-        if len(own):
-            self._record("all_gather", own)
-            with metering.waiting_for_workers():
-                _gather_into(every, own, group=self._group)
+        every = self._gathered_bytes(torch.cat(parts))
         columns = every.view(self.size, -1).split([len(part) for part in parts], 1)
         found: list[tuple[torch.Tensor, int]] = []
         for number, (like, one, column) in enumerate(zip(tensors, rows, columns, strict=True)):

@@ -28,7 +28,6 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
-from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.shards import Shard, shard_of
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.buckets import Buckets, GradientSum, shape_of
@@ -76,17 +75,15 @@ class GradientReducer:
         gradients: Gradients,
         weight: float,
         variables: Sequence[keras.Variable],
-        scope: ReplicaScope,
-    ) -> list[torch.Tensor | None]:
+    ) -> list[torch.Tensor | None] | None:
         """Returns the weighted sums of the workers' gradients; None for one that no worker has.
 
-        For a sharded gradient the method returns this worker's shard of the sum.
+        For a sharded gradient the method returns this worker's shard of the sum. Returns None if
+        there are no buckets for this optimizer's gradients.
         """
         buckets = self._buckets if optimizer is self._optimizer else None
         if buckets is None:
-            shards = sharded_optimizers.of_gradients(optimizer, variables)
-            own_sum = weighted_sum([gradients], [weight], variables, scope.device)
-            return self._sum(own_sum, variables, shards)
+            return None
         totals, unserved = buckets.sums(gradients)
         if self._unreached is None:
             pairs = zip(variables, totals, strict=True)
@@ -94,10 +91,10 @@ class GradientReducer:
             if self._unreached:
                 self._drop()
         if unserved:
-            shards = sharded_optimizers.of_gradients(optimizer, variables)
-            own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
-            held = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
-            rest = self._sum(weighted_sum([own], [weight], theirs, scope.device), theirs, held)
+            theirs = [variables[i] for i in unserved]
+            own = [gradients[i] for i in unserved]
+            home = keras_compat.stored_value(theirs[0]).device
+            rest = self._sum(optimizer, weighted_sum([own], [weight], theirs, home), theirs)
             for index, total in zip(unserved, rest, strict=True):
                 totals[index] = total
             missed = {id(one) for one in theirs if not one.overwrite_with_gradient}
@@ -119,7 +116,8 @@ class GradientReducer:
         if not any(served):
             return None
         self._sum.agree(variables, len(variables))
-        shards = sharded_optimizers.of_gradients(self._optimizer, variables)
+        assert self._optimizer is not None  # `begin` has set it
+        shards = self._sum.shards_of(self._optimizer, variables)
         return HookedBuckets(variables, served, self._sum.group, scope, shards)
 
     def _drop(self) -> None:
