@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar, final
@@ -308,6 +309,7 @@ def _constant(leaf: object) -> Hashable:
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
+@dataclass(eq=False)
 class Incomplete(Exception):  # noqa: N818  not an error, because a new executable follows
     """A traced program needs variables, or a mesh, that it was not given.
 
@@ -315,9 +317,7 @@ class Incomplete(Exception):  # noqa: N818  not an error, because a new executab
         scope: The scope of the trace.
     """
 
-    def __init__(self, scope: scopes.ProgramScope) -> None:
-        super().__init__()
-        self.scope = scope
+    scope: scopes.ProgramScope
 
 
 @final

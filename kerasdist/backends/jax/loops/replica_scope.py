@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -54,42 +53,16 @@ class Differentiated:
     notes: Any
 
 
-class Exchange(abc.ABC):
+class Exchange:
     """Exchanges values between the replicas, which must all make the same calls.
+
+    This class uses JAX's collectives over the mesh axis; the gradient of `psum` is `psum`.
 
     Attributes:
         base: The scope of the code that makes the exchanges.
     """
 
     base: Any = None
-
-    @abc.abstractmethod
-    def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns each tensor summed over the replicas."""
-
-    @abc.abstractmethod
-    def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
-        """Returns the replicas' tensors concatenated along an axis."""
-
-    @abc.abstractmethod
-    def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Calls a function once for all replicas."""
-
-    def differentiated(
-        self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
-    ) -> Differentiated:
-        """Differentiates a function that may exchange values; this default just calls `alone`."""
-        return alone()
-
-    def first(self, tensor: jax.Array) -> jax.Array:
-        """Returns replica 0's tensor."""
-        [chosen] = self.total([only_first(tensor)])
-        return chosen.astype(tensor.dtype)
-
-
-@final
-class ByName(Exchange):
-    """Exchanges by JAX's collectives over the mesh axis; the gradient of `psum` is `psum`."""
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
         """Sums each tensor over the replicas, all of them in one `psum`."""
@@ -104,6 +77,17 @@ class ByName(Exchange):
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
         """Just calls the function, because JAX traces the code once for all replicas anyway."""
         return call(list(leaves))
+
+    def differentiated(
+        self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
+    ) -> Differentiated:
+        """Differentiates a function that may exchange values, by calling `alone`."""
+        return alone()
+
+    def first(self, tensor: jax.Array) -> jax.Array:
+        """Returns replica 0's tensor."""
+        [chosen] = self.total([only_first(tensor)])
+        return chosen.astype(tensor.dtype)
 
 
 @final

@@ -7,9 +7,8 @@ all components.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -28,12 +27,7 @@ from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.functions import Programs
 from kerasdist.backends.jax.loops.ragged import Groups, Traced
-from kerasdist.backends.jax.loops.replica_scope import (
-    ByName,
-    Exchange,
-    JaxCollectives,
-    ReplicaScope,
-)
+from kerasdist.backends.jax.loops.replica_scope import Exchange, JaxCollectives, ReplicaScope
 from kerasdist.backends.jax.loops.values import (
     Equal,
     Own,
@@ -71,8 +65,8 @@ if TYPE_CHECKING:
 
 _SHARED, _SHARDED = PartitionSpec(), PartitionSpec(AXIS)
 
-# The code of a replica, called with the replica's scope, its arguments and keyword arguments.
-_Body = Callable[[ReplicaScope, Any, Any], Any]
+# The code of a replica, called with the replica's scope and its arguments.
+_Body = Callable[[ReplicaScope, Arguments], Any]
 
 
 @final
@@ -89,42 +83,41 @@ class JaxRunner(Runner):
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Runs the function once per replica, in the program being traced or a new program."""
-        if scopes.program() is None:
-            whole = partial(self._run_in_program, weakref.ref(strategy), function)
-            return self._runs.of(function)(whole, *self._entering(given))
-        return given.call(self._run_in_program, weakref.ref(strategy), function)
 
-    def _run_in_program(
-        self,
-        strategy: weakref.ref[Strategy],
-        function: Callable[..., Any],
-        *args: object,
-        **kwargs: object,
-    ) -> Any:
-        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
-            owner = strategy()
-            assert owner is not None
+        def body(scope: ReplicaScope, given: Arguments) -> Any:
             replica = ReplicaContext(
-                strategy=owner,
+                strategy=strategy,
                 replica_id_in_sync_group=jax.lax.axis_index(AXIS),
                 num_replicas_in_sync=self._replicas,
                 collectives=JaxCollectives(scope, self._replicas),
             )
             with context.replica_scope(replica):
-                return function(*args, **kwargs)
+                return given.call(function)
 
-        return self._on_each(body, args, kwargs)
+        return self._started(self._runs, function, body, given)
 
-    def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
+    def _started(
+        self, programs: Programs, function: Callable[..., Any], body: _Body, given: Arguments
+    ) -> Any:
+        """Runs code on each device, in the program being traced or the function's own program."""
+        if scopes.program() is not None:
+            return self._on_each(body, given)
+
+        def whole(*args: object, **kwargs: object) -> Any:
+            return self._on_each(body, Arguments(args, kwargs))
+
+        return programs.of(function)(whole, *self._entering(given))
+
+    def _on_each(self, body: _Body, given: Arguments) -> Any:
         """Runs code on each device, as a part of the program that is being traced."""
         merging = replica_scope.current()
         if merging is not None:  # the code of a merge_call already runs on each device
-            return self._own_values(body(merging, own(args), own(kwargs)))
+            return self._own_values(body(merging, own(given)))
         program, outer = scopes.program(), scopes.current()
         assert program is not None
         assert outer is not None
         program.add_placement(self._place)
-        leaves, structure = flatten((args, kwargs))
+        leaves, structure = flatten(given)
         sources = [
             source_of(leaf, self._replicas) if is_distributed(leaf) else leaf for leaf in leaves
         ]
@@ -150,9 +143,9 @@ class JaxRunner(Runner):
                     cut(arrays[i], next(sizes)) if i in padded else arrays.get(i, x)
                     for i, x in enumerate(sources)
                 ]
-                own_args, own_kwargs = jax.tree.unflatten(structure, own_leaves)
                 with scope:
-                    results, form = flatten(own(body(scope, own_args, own_kwargs)))
+                    result = body(scope, jax.tree.unflatten(structure, own_leaves))
+                    results, form = flatten(own(result))
                 return Traced(scope, results, form)
 
             shapes: dict[int, Any] = {}
@@ -160,9 +153,9 @@ class JaxRunner(Runner):
                 groups = Groups(list(zip(*padded.values(), strict=True)))
                 end, apart, shapes = groups.run(lambda group, how: traced(groups.kinds[group], how))
             else:
-                end = traced((), ByName())
+                end = traced((), Exchange())
                 apart = {key: end.scope.peek(v) for key, v in end.scope.written_apart().items()}
-            scope = end.scope.beside({}, ByName(), ())
+            scope = end.scope.beside({}, Exchange(), ())
             written = end.scope.variables
             aggregates = scope.aggregates([written[key] for key in apart], list(apart.values()))
             new = {key: end.scope.peek(one) for key, one in written.items() if key not in apart}
@@ -215,19 +208,19 @@ class JaxRunner(Runner):
         scope = replica_scope.current()
         apart = self._has_components(variable)
         differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
+        given = Arguments((variable, *given.args), given.kwargs)
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
-                result = own(given).call(function, variable)
+                result = own(given).call(function)
             return self.local_results(self._own_values(result))
         if not differ:
-            return [self._whole(given).call(function, variable)] * self._copies
-        if scopes.program() is None:
-            program = self._updates.of(function)
-            args, kwargs = self._entering(given)
-            whole = partial(self._update_in_program, function)
-            result = program(whole, (variable, *args), kwargs)
-        else:
-            result = given.call(self._update_in_program, function, variable)
+            return [self._whole(given).call(function)] * self._copies
+
+        def body(scope: ReplicaScope, given: Arguments) -> Any:
+            with context.replica_scope(None), scope.writing("copy"):
+                return given.call(function)
+
+        result = self._started(self._updates, function, body, given)
         leaves, form = flatten(result)
         columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
@@ -245,19 +238,6 @@ class JaxRunner(Runner):
             lambda leaf: PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf,
             structure,
         )
-
-    def _update_in_program(
-        self,
-        function: Callable[..., Any],
-        variable: keras.Variable,
-        *args: object,
-        **kwargs: object,
-    ) -> Any:
-        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
-            with context.replica_scope(None), scope.writing("copy"):
-                return function(variable, *args, **kwargs)
-
-        return self._on_each(body, args, kwargs)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Returns a structure of values with the given components."""

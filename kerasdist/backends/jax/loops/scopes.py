@@ -47,9 +47,9 @@ class Scope(keras.StatelessScope, abc.ABC):
     def peek(self, variable: keras.Variable) -> jax.Array:
         """Returns a variable's value without recording that user code has read it."""
 
-    @abc.abstractmethod
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store when user code assigns a value to a variable."""
+        return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
         """Sets the value of a variable."""
@@ -91,10 +91,6 @@ class ProgramScope(Scope):
         if value is None:
             self.variables[id(variable)] = variable
             value = jnp.zeros(variable.shape, keras_compat.stored_dtype(variable))
-        return value
-
-    def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Returns the assigned value unchanged."""
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:

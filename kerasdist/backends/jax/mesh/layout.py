@@ -293,7 +293,6 @@ class Layout:
         outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
-        stacked_rows: The sharding of several such arrays that are stacked along a new first axis.
     """
 
     def __init__(
@@ -339,17 +338,12 @@ class Layout:
             self.outputs = _OfOutputs(self.rule, self.mesh)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
-        self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
 
-    def entry(self, leaves: Sequence[Any], *, stacked: bool = False) -> NamedSharding:
-        """Returns a batch's sharding as an input: divided if evenly possible, else whole.
-
-        With `stacked` the sharding is for a stack of such batches.
-        """
+    def entry(self, leaves: Sequence[Any]) -> NamedSharding:
+        """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
         shapes = map(np.shape, leaves)
-        if not all(shape and shape[0] % self.replicas == 0 for shape in shapes):
-            return self.whole
-        return self.stacked_rows if stacked else self.rows
+        is_even = all(shape and shape[0] % self.replicas == 0 for shape in shapes)
+        return self.rows if is_even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
         """Returns the shardings of variables' values; None means that each device has all."""

@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -246,16 +246,12 @@ class Placement:
         seen: dict[Hashable, str] = {}
 
         def run(state: object, batch: Any, launch: Any = self._launch) -> tuple[Any, Any]:
-            steps = len(batch) if in_loop else 1
-            leaves = jax.tree.leaves(batch[0] if in_loop else batch)
-            entry = self.layout.entry(leaves, stacked=in_loop)
-            if in_loop:
-                batch = _stack(batch, entry)
+            entry = self.layout.entry(jax.tree.leaves(batch))
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
                 programs[key] = self._jitted(step, held, entry, keeps_rows, in_loop)
-            return launch(programs[key], state, batch, seen, steps)
+            return launch(programs[key], state, batch, seen, len(batch) if in_loop else 1)
 
         return run
 
@@ -288,7 +284,7 @@ class Placement:
         if in_loop:
             step = partial(_take_steps, step, held, keeps_rows)
 
-        def program(state: object, batch: object) -> tuple[Any, Any]:
+        def program(state: object, batch: Any) -> tuple[Any, Any]:
             with in_step(self.layout), self.layout.outputs:
                 outputs, state = step(state, batch)
             return jax.tree.map(returned, outputs), state
@@ -368,9 +364,9 @@ class CentralPlacement(Placement):
 
 
 def _take_steps(
-    step: Step, held: object, keeps_rows: bool, state: object, batches: object
+    step: Step, held: object, keeps_rows: bool, state: object, batches: Sequence[object]
 ) -> tuple[Any, Any]:
-    """Runs a step with each batch of a stack in one XLA loop; `held` is the state's sharding."""
+    """Runs a step with each batch in one XLA loop; `held` is the state's sharding."""
     structure = jax.tree.structure(state)
 
     def take_one(state: object, batch: object) -> tuple[object, object]:
@@ -381,11 +377,11 @@ def _take_steps(
         new = jax.tree.unflatten(structure, jax.tree.leaves(new))
         return jax.lax.with_sharding_constraint(new, held), outputs
 
-    state, outputs = jax.lax.scan(take_one, state, batches)
+    stack = jax.tree.map(lambda *parts: jnp.stack(parts), *batches)
+    state, outputs = jax.lax.scan(take_one, state, stack)
     if not keeps_rows:
         return jax.tree.map(lambda leaf: leaf[-1], outputs), state
-    count = len(jax.tree.leaves(batches)[0])
-    return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(count)], state
+    return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(len(batches))], state
 
 
 def _constrained(array: jax.Array, sharding: Sharding) -> jax.Array:
@@ -395,23 +391,6 @@ def _constrained(array: jax.Array, sharding: Sharding) -> jax.Array:
 
 def _types(state: object) -> list[object]:
     return [(np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(state)]
-
-
-def _stack(batches: Sequence[object], sharding: Sharding) -> object:
-    """Stacks batches, on the host or on the devices that hold them."""
-    leaves = jax.tree.leaves(batches[0])
-    if any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves):
-        return _stacked_as(sharding)(batches)
-    return jax.tree.map(lambda *parts: np.stack(parts), *batches)
-
-
-@cache
-def _stacked_as(sharding: Sharding) -> Callable[..., object]:
-    """Returns a program that stacks batches which are sharded along their first axis."""
-    return jax.jit(
-        lambda batches: jax.tree.map(lambda *parts: jnp.stack(parts), *batches),
-        out_shardings=sharding,
-    )
 
 
 def _host_or(accelerator: object) -> Any:

@@ -196,7 +196,7 @@ class WorkerPlacement(Placement):
         form: Hashable = _shapes(batch)
         if steps > 1:
             # All are recorded first, since a worker with different batches runs single steps.
-            form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
+            form = f"{_shapes(batch[0])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
