@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -51,8 +52,9 @@ class JaxReplicaSet(ReplicaSet):
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
         self.logical_devices = self.arrays.layout
-        if self.arrays.layout.rule is not None or self.arrays.layout.offload:
-            sharded_state.add(self)
+        if self.arrays.layout.shards_between_steps:
+            keras_compat.internals.INITIALIZE.require()
+            sharded_state.install()
         if self.arrays.layout.rule is not None:
             self.reads_need_all_workers = job is not None
         self._kind = jax_devices[0].device_kind
@@ -62,15 +64,11 @@ class JaxReplicaSet(ReplicaSet):
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
         if len(devices) == 1:  # in a plan, one device stands for all devices
-            layout = Layout(devices, offload=options.offload is not None)
-        else:
-            layout = Layout(
-                devices,
-                options.devices_per_replica,
-                options.sharding,
-                hosts,
-                offload=options.offload is not None,
-            )
+            options = replace(options, devices_per_replica=1, sharding=None)
+        offload = options.offload is not None
+        layout = Layout(
+            devices, options.devices_per_replica, options.sharding, hosts, offload=offload
+        )
         if layout.spans_workers:
             assert job is not None
             return WorkerPlacement(layout, job, self.begin_step, self._note_batch)

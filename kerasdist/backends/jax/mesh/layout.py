@@ -326,7 +326,7 @@ class Layout:
         self.splits = Splits(logical_devices)
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
-        if self.rule is not None or offload or logical_devices > 1:
+        if self.shards_between_steps or logical_devices > 1:
             _note_slots()
         self.shard_mesh = self.mesh
         self.by_replica: str | tuple[str, ...] = AXIS
@@ -379,9 +379,14 @@ class Layout:
         return NamedSharding(self.shard_mesh, spec)
 
     @property
+    def shards_between_steps(self) -> bool:
+        """Whether variables are sharded, or on the host, as soon as they are made."""
+        return self.rule is not None or self.offload
+
+    @property
     def shards_state(self) -> bool:
         """Whether there may be a variable that a device does not hold, or only a shard of it."""
-        return self.rule is not None or self.offload or bool(self.splits.rules)
+        return self.shards_between_steps or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
         """Adds rules for variables that are cut over the logical devices (see `Splits.add`)."""
