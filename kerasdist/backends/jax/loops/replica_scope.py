@@ -198,17 +198,15 @@ class ReplicaScope(Scope):
         self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
     ) -> list[jax.Array]:
         """Returns the aggregates of several variables' components, by one sum for all of them."""
-        parts = []
-        for variable, value in zip(variables, values, strict=True):
-            parts.append(value if counts_all_replicas(variable) else only_first(value))
-        results = []
-        for variable, value, total in zip(
-            variables, values, self.exchange.total(parts), strict=True
-        ):
-            mean = variable.aggregation == "mean"
-            result = divide(total, self._replicas) if mean else total
-            results.append(result.astype(value.dtype))
-        return results
+        parts = [
+            value if counts_all_replicas(variable) else only_first(value)
+            for variable, value in zip(variables, values, strict=True)
+        ]
+        totals = self.exchange.total(parts)
+        for index, variable in enumerate(variables):
+            if variable.aggregation == "mean":
+                totals[index] = divide(totals[index], self._replicas)
+        return [total.astype(value.dtype) for total, value in zip(totals, values, strict=True)]
 
 
 def current() -> ReplicaScope | None:
@@ -261,25 +259,13 @@ class JaxCollectives(Collectives):
         if self._applies:  # an outer optimizer has already summed the gradients
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+        given = {index: one for index, one in enumerate(gradients) if one is not None}
         # The gradient of a float8 scale, for example, is its next value, so the maximum is taken.
-        replaced = {
-            index for index, variable in enumerate(known) if variable.overwrite_with_gradient
-        }
-        added = [
-            gradient
-            for index, gradient in enumerate(gradients)
-            if gradient is not None and index not in replaced
-        ]
-        sums = iter(self.all_sum(added))
-
-        def combined(index: int, gradient: object) -> Any:
-            if gradient is None:
-                return None
-            if index in replaced:
-                return keras_compat.ops.max(self.all_stack(gradient), axis=0)
-            return next(sums)
-
-        gradients = [combined(*numbered) for numbered in enumerate(gradients)]
+        replaced = [index for index in given if known[index].overwrite_with_gradient]
+        added = [index for index in given if index not in replaced]
+        sums = dict(zip(added, self.all_sum([given[index] for index in added]), strict=True))
+        largest = {i: keras_compat.ops.max(self.all_stack(given[i]), axis=0) for i in replaced}
+        gradients = [(sums | largest).get(index) for index in range(len(gradients))]
         self._applies = True
         try:
             with self._scope.writing("equal"):
