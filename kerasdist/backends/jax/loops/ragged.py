@@ -26,7 +26,7 @@ from jax import numpy as jnp
 from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated, Exchange, ReplicaScope
-from kerasdist.backends.jax.mesh.arrays import cut, is_array, padded
+from kerasdist.backends.jax.mesh.arrays import cut, is_array, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.core.context import current, replica_scope
 from kerasdist.errors import ReplicaError, UnsupportedError
@@ -275,5 +275,5 @@ def _alike(arrays: Sequence[Any]) -> list[Any]:
     """Pads arrays to one common shape."""
     if len({one.ndim for one in arrays}) > 1:
         return list(arrays)  # another check reports arrays of different ranks
-    shape = tuple(map(max, zip(*(one.shape for one in arrays), strict=True)))
+    shape = largest_of([one.shape for one in arrays])
     return [padded(one, shape) for one in arrays]

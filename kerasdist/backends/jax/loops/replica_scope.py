@@ -13,7 +13,6 @@ from jax import numpy as jnp
 
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.api.values import PerReplica
 from kerasdist.backends.base.checks import check_communication, check_summable
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.variable_rules import (
@@ -26,8 +25,7 @@ from kerasdist.backends.base.variable_rules import (
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.loops.components import divide, split_sum
 from kerasdist.backends.jax.loops.scopes import Scope
-from kerasdist.backends.jax.loops.values import Own, flatten, own
-from kerasdist.backends.jax.mesh.arrays import is_array
+from kerasdist.backends.jax.loops.values import flatten, of_own, own
 from kerasdist.backends.jax.mesh.layout import AXIS, is_first, only_first
 from kerasdist.core import context
 from kerasdist.core.structures import Arguments
@@ -228,11 +226,9 @@ class JaxCollectives(Collectives):
         leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:
-            values = [
-                PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf for leaf in leaves
-            ]
+            values = of_own(jax.tree.unflatten(structure, leaves), self._replicas)
             with context.replica_scope(None):
-                return own(jax.tree.unflatten(structure, values).call(function, strategy))
+                return own(values.call(function, strategy))
 
         return self._scope.exchange.merge(self._scope, leaves, merged)
 

@@ -131,26 +131,21 @@ class JaxReplicaSet(ReplicaSet):
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
-        layout = self.logical_devices  # the layout of a plan has devices of other machines
-        how, why, shape = self._divided(layout, variable)
+        layout: Layout = self.logical_devices  # that of a plan has devices of other machines
+        [sharding], (how, why, shape) = layout.of_variables([variable]), super().held(variable)
+        if layout.rule is not None:
+            why = layout.rule.why(variable)
+        elif not sharding.is_fully_replicated:
+            why = "the script divides it"
+        if not sharding.is_fully_replicated:
+            axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+            names = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in axes]
+            if isinstance(layout.rule, ByLayoutMap):
+                names = [one.removeprefix("logical_") for one in names]
+            how, shape = f"({', '.join(names)})", tuple(sharding.shard_shape(shape))
         return (
             (f"{how}, on the host", why, (0,)) if layout.offloads(variable) else (how, why, shape)
         )
-
-    def _divided(
-        self, layout: Layout, variable: keras.Variable
-    ) -> tuple[str, str, tuple[int, ...]]:
-        [sharding], shape = layout.of_variables([variable]), tuple(variable.shape)
-        if layout.rule is None and sharding.is_fully_replicated:
-            return super().held(variable)
-        why = "the script divides it" if layout.rule is None else layout.rule.why(variable)
-        if sharding.is_fully_replicated:
-            return "whole", why, shape
-        axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
-        names = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in axes]
-        if isinstance(layout.rule, ByLayoutMap):
-            names = [one.removeprefix("logical_") for one in names]
-        return f"({', '.join(names)})", why, tuple(sharding.shard_shape(shape))
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker; 0 for a sharded variable."""
@@ -169,7 +164,7 @@ class JaxReplicaSet(ReplicaSet):
         """
         program = scopes.program()
         if program is not None:
-            program.add_placement(self.arrays)
+            program.compute_on(self.arrays)
         return self.arrays.variables()
 
 

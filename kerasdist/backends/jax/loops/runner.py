@@ -39,6 +39,7 @@ from kerasdist.backends.jax.loops.values import (
     is_number,
     joined,
     map_values,
+    of_own,
     own,
     reduced,
     source_of,
@@ -112,11 +113,11 @@ class JaxRunner(Runner):
         """Runs code on each device, as a part of the program that is being traced."""
         merging = replica_scope.current()
         if merging is not None:  # the code of a merge_call already runs on each device
-            return self._own_values(body(merging, own(given)))
+            return of_own(body(merging, own(given)), self._replicas)
         program, outer = scopes.program(), scopes.current()
         assert program is not None
         assert outer is not None
-        program.add_placement(self._place)
+        program.compute_on(self._place)
         leaves, structure = flatten(given)
         sources = [
             source_of(leaf, self._replicas) if is_distributed(leaf) else leaf for leaf in leaves
@@ -212,9 +213,10 @@ class JaxRunner(Runner):
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
                 result = own(given).call(function)
-            return self.local_results(self._own_values(result))
+            return self.local_results(of_own(result, self._replicas))
         if not differ:
-            return [self._whole(given).call(function)] * self._copies
+            whole = map_values(_array_of, given)
+            return [whole.call(function)] * self._copies
 
         def body(scope: ReplicaScope, given: Arguments) -> Any:
             with context.replica_scope(None), scope.writing("copy"):
@@ -232,12 +234,6 @@ class JaxRunner(Runner):
         if program is not None:
             return is_on_read(variable) or program.has_components(variable)
         return is_on_read(variable) or components.recall(variable) is not None
-
-    def _own_values(self, structure: Any) -> Any:
-        return map_values(
-            lambda leaf: PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf,
-            structure,
-        )
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Returns a structure of values with the given components."""
@@ -290,11 +286,8 @@ class JaxRunner(Runner):
             for index, leaf in enumerate(leaves)
             if is_distributed(leaf) and not isinstance(leaf.source, Source)
         ]
-        if not by_hand:
-            return structure
-        for index, value in zip(
-            by_hand, self._made([leaves[i].values for i in by_hand], is_number), strict=True
-        ):
+        made = self._made([leaves[i].values for i in by_hand], is_number) if by_hand else []
+        for index, value in zip(by_hand, made, strict=True):
             leaves[index] = value
         return jax.tree.unflatten(form, leaves)
 
@@ -302,15 +295,24 @@ class JaxRunner(Runner):
         self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
     ) -> list[Any]:
         """Makes one value per column of this worker's components; workers exchange the shapes."""
-        self._check_outside()
+        if scopes.program() is not None:
+            raise UnsupportedError(
+                "Expected distributed values to be made outside of strategy.run and of a "
+                "kerasdist.function, where they have several workers: these run one program, and "
+                "the values differ by worker. Received: a call in such a function. Make the value "
+                "before, and give it as an argument."
+            )
         job, here = self._replica_set.job, len(self._place.layout.local_replicas)
-        for column in columns:
+        values: list[Any] = []
+        arrays: dict[int, Sequence[Any]] = {}  # columns by their index
+        for index, column in enumerate(columns):
             require_one_each(column, len(column), here)
-        shaped = [all(map(has_shape, column)) for column in columns]
+            values.append(_of_objects(column))
+            if all(map(has_shape, column)):
+                arrays[index] = column
         own = [
             [[list(np.shape(part)), str(jnp.result_type(part))] for part in column]
-            for column, known in zip(columns, shaped, strict=True)
-            if known
+            for column in arrays.values()
         ]
         everyone = [own]
         if job is not None:
@@ -321,27 +323,12 @@ class JaxRunner(Runner):
                     f"{job.who} Expected as many arrays from all workers. Received: numbers of "
                     f"arrays={counts}, by worker. Make the same structure on every worker."
                 )
-        kinds = iter(zip(*everyone, strict=True))
-        values: list[Any] = []
-        for column, known in zip(columns, shaped, strict=True):
-            if not known:
-                values.append(_of_objects(column))
-                continue
-            parts = [part for theirs in next(kinds) for part in theirs]
-            is_one_array = len({(len(shape), dtype) for shape, dtype in parts}) == 1
-            shapes = [tuple(shape) for shape, _ in parts]
-            joint = self._assembled(column, shapes) if is_one_array else tuple(column)
-            values.append(PerReplica(joint))
+        for index, *forms in zip(arrays, *everyone, strict=True):
+            parts = [part for theirs in forms for part in theirs]
+            if len({(len(shape), dtype) for shape, dtype in parts}) == 1:
+                shapes = [tuple(shape) for shape, _ in parts]
+                values[index] = PerReplica(self._assembled(arrays[index], shapes))
         return values
-
-    def _check_outside(self) -> None:
-        if scopes.program() is not None:
-            raise UnsupportedError(
-                "Expected distributed values to be made outside of strategy.run and of a "
-                "kerasdist.function, where they have several workers: these run one program, and "
-                "the values differ by worker. Received: a call in such a function. Make the value "
-                "before, and give it as an argument."
-            )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value or a variable; anything else as a tuple of one."""
@@ -411,13 +398,9 @@ class JaxRunner(Runner):
         tensor = keras_compat.ops.convert_to_tensor(tensor)
         return tensor if is_traced(tensor) else self._place.put(tensor, self._place.whole)
 
-    def _whole(self, structure: Any) -> Any:
-        """Replaces each distributed value in a structure by the array of its components."""
 
-        def array(leaf: Any) -> Any:
-            return local_copy(leaf.source.array) if is_distributed(leaf) else leaf
-
-        return map_values(array, structure)
+def _array_of(leaf: Any) -> Any:
+    return local_copy(leaf.source.array) if is_distributed(leaf) else leaf
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:

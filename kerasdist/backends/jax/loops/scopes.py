@@ -67,7 +67,7 @@ class ProgramScope(Scope):
         variables: Other variables that the program reads or writes.
         written: Variables that the program writes.
         apart: Variables of which the program uses or makes components.
-        placements: The placements on which the program computes.
+        place: The placement on which the program computes; None if it runs where its arguments are.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ProgramScope(Scope):
         self.held = {key: known[key] for key in stacks}
         self.written: dict[int, keras.Variable] = {}
         self.apart: dict[int, keras.Variable] = {}
-        self.placements: dict[int, Placement] = {}
+        self.place: Placement | None = None
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
     def peek(self, variable: keras.Variable) -> jax.Array:
@@ -123,9 +123,16 @@ class ProgramScope(Scope):
         known = self._stacks.get(id(variable))
         return known is not None and known[1] is value
 
-    def add_placement(self, placement: Placement) -> None:
-        """Records a placement on which the program computes."""
-        self.placements[id(placement)] = placement
+    def compute_on(self, place: Placement) -> None:
+        """Records the placement on which the program computes; refuses another one's devices."""
+        places = [one.devices for one in (self.place or place, place)]
+        if places[0] != places[1]:
+            raise ScopeError(
+                "Expected the strategies that a kerasdist.function uses to have the same devices. "
+                f"Received: devices={[list(map(str, devices)) for devices in places]}. Write a "
+                "function for each."
+            )
+        self.place = self.place or place
 
 
 @final
@@ -185,18 +192,6 @@ def current() -> Scope | None:
 def program() -> ProgramScope | None:
     """Returns the scope of the program that this thread is tracing, None if there is none."""
     return innermost(ProgramScope)
-
-
-def place_of(scope: ProgramScope) -> Placement | None:
-    """Returns the placement on which a program computes, None if no placement is recorded."""
-    places = list(scope.placements.values())
-    if len({tuple(map(str, place.devices)) for place in places}) > 1:
-        raise ScopeError(
-            "Expected the strategies that a kerasdist.function uses to have the same devices. "
-            f"Received: devices={[list(map(str, place.devices)) for place in places]}. Write a "
-            "function for each."
-        )
-    return places[0] if places else None
 
 
 def read_through(variable: keras.Variable) -> Any:

@@ -290,6 +290,7 @@ class Layout:
         sharding: The strategy's argument `sharding`.
         offload: Whether the host holds the optimizer's variables.
         rule: Decides which variables `sharding` divides; None if the argument was not given.
+        shards_between_steps: Whether variables are sharded, or on the host, once they are made.
         outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array that the replicas divide along its first axis.
@@ -326,6 +327,7 @@ class Layout:
         self.splits = Splits(logical_devices)
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
+        self.shards_between_steps = self.rule is not None or offload
         if self.shards_between_steps or logical_devices > 1:
             _note_slots()
         self.shard_mesh = self.mesh
@@ -377,11 +379,6 @@ class Layout:
         """Returns the sharding in which devices divide the update of a weight."""
         spec = WHOLE if self.rule is None else self.rule.update_spec(weight)
         return NamedSharding(self.shard_mesh, spec)
-
-    @property
-    def shards_between_steps(self) -> bool:
-        """Whether variables are sharded, or on the host, as soon as they are made."""
-        return self.rule is not None or self.offload
 
     @property
     def shards_state(self) -> bool:

@@ -330,25 +330,24 @@ class CompiledStep:
 
     def bytes_needed(self, state: Any, batch: Any) -> int:
         """Compiles a program; returns how much memory of a device it takes beside its arguments."""
+        if not self._place.keeps_state:
+            state = jax.device_put(state, self._place.whole)
         # JAX keeps what is compiled, so a call does not compile it again.
-        state = jax.device_put(state, self._held(state))
         memory = self.program(state, batch).lower(state, batch).compile().memory_analysis()
         outputs = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
         return memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + outputs
 
     def program(self, state: Any, batch: Any) -> Any:
         """Returns the jitted program for arrays of these shapes and shardings."""
-        held, entry = self._held(state), self._place.layout.entry(jax.tree.leaves(batch))
-        key = entry, held if held is self._place.whole else tuple(jax.tree.leaves(held))
+        layout = self._place.layout
+        held: Any = layout.whole
+        entry = layout.entry(jax.tree.leaves(batch))
+        if layout.shards_state:
+            held = jax.tree.map(lambda leaf: leaf.sharding, state)
+        key = entry, *jax.tree.leaves(held)
         if key not in self._programs:
             self._programs[key] = self._jitted(held, entry)
         return self._programs[key]
-
-    def _held(self, state: Any) -> Any:
-        """Returns the sharding of the state: one for all arrays, or one for each array."""
-        if not self._place.layout.shards_state:
-            return self._place.whole
-        return jax.tree.map(lambda leaf: leaf.sharding, state)
 
     def _jitted(self, held: Any, entry: Any) -> Any:
         place, layout, step = self._place, self._place.layout, self._step
